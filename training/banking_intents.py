@@ -1,6 +1,7 @@
 """Trains the head `banking-intents` on Banking77: `python -m training.banking_intents --help`.
 
-Training texts that are also in the test file (6, case and outer blanks ignored) are left out.
+Six training texts that are also in the test file are left out. Texts are compared without case and
+without leading and trailing blanks.
 """
 
 import argparse
@@ -18,7 +19,7 @@ INVERSE_REGULARISATION = 30
 
 
 def main() -> None:
-    """Train, save and report accuracy of what was saved."""
+    """Train and save the head, and print the accuracy of the saved head."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", type=Path, required=True, help="banking77_train.csv")
     parser.add_argument("--test", type=Path, required=True, help="banking77_test.csv")
@@ -42,7 +43,6 @@ def main() -> None:
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
-    """Return the texts of a file, each with its intent."""
     with path.open(encoding="utf-8", newline="") as file:
         return [(row["text"], row["category"]) for row in csv.DictReader(file)]
 

@@ -1,11 +1,11 @@
-"""Reads sentences with entities from CoNLL files: a word and its tag per line."""
+"""Reads sentences with entities from CoNLL files, which have a word and its tag on each line."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 Sentence = list[tuple[str, str]]
 
-# The types of WNUT 2017 and of Wikigold, as the four the head knows.
+# The entity types of WNUT 2017 and Wikigold, mapped to the four types of the head.
 TYPES = {
     "person": "PER",
     "location": "LOC",
@@ -21,21 +21,24 @@ TYPES = {
 
 
 def read_conll(path: Path) -> Iterator[Sentence]:
-    """Yield the sentences of a file, their tags as BIO over the four types."""
+    """Yield the sentences of a file, with BIO tags of the four types."""
     words: Sentence = []
     for line in [*path.read_text(encoding="utf-8").splitlines(), ""]:
         if line.strip():
             word, tag = line.split()
             words.append((word, tag))
         elif words:
-            # Wikigold marks the documents' ends.
+            # Wikigold ends each document with this mark.
             if words[0][0] != "-DOCSTART-":
                 yield as_bio(words)
             words = []
 
 
 def as_bio(words: Sentence) -> Sentence:
-    """Return `words` with mapped types and a `B-` at every beginning (Wikigold has only `I-`)."""
+    """Return `words` with mapped types, and with `B-` at the first word of every entity.
+
+    Wikigold has only `I-` tags.
+    """
     result: Sentence = []
     previous = "O"
     for word, tag in words:

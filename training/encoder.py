@@ -1,4 +1,4 @@
-"""Runs the demo encoder over training texts, as a backend would: same tokens, same graph."""
+"""Runs a demo encoder over training texts with the tokens and the graph that a backend uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ Matrix = NDArray[np.float32]
 
 
 class Encoder:
-    """An encoder of a repository of demo models, `minilm` unless another is named."""
+    """An encoder of the demo models' repository."""
 
     def __init__(self, models: Path, name: str = "minilm") -> None:
         folder = models / name / "1"
@@ -36,7 +36,7 @@ class Encoder:
         self._tokenizer.enable_truncation(MAX_TOKENS)
 
     def embed(self, texts: Sequence[str]) -> Matrix:
-        """Return the pooled vector of each text, of length 1."""
+        """Return the pooled vector of each text, scaled to length 1."""
         pooled: Matrix = np.stack(
             self._run(self._tokenizer.encode_batch(list(texts)), OutputKind.POOLED)
         )
@@ -44,7 +44,7 @@ class Encoder:
         return pooled / lengths
 
     def states(self, texts: Sequence[str]) -> list[tuple[Encoding, Matrix]]:
-        """Return the tokens of each text, each with its last hidden state."""
+        """Return the tokens of each text, and one hidden state for each token."""
         encodings = self._tokenizer.encode_batch(list(texts))
         states = self._run(encodings, OutputKind.TOKENS)
         return [

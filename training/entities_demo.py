@@ -1,8 +1,9 @@
-"""Trains the head `entities-demo`, a label per token: `python -m training.entities_demo --help`.
+"""Trains the head `entities-demo`, which labels tokens: `python -m training.entities_demo --help`.
 
-A word's first token learns the word's tag, the others of an entity `I-`, as its decoder expects.
-Of WNUT 2017, sentences without an entity are left out: two thirds, so that they would teach to find
-nothing. Every fifth sentence of Wikigold is kept for testing, beside the test file of WNUT 2017.
+The first token of a word gets the word's tag. The other tokens of an entity get `I-`, as the
+algorithm for entities expects. Two thirds of the sentences of WNUT 2017 have no entity. They are
+left out, because the head would learn to find nothing. Every fifth sentence of Wikigold and the
+test file of WNUT 2017 are kept for testing.
 """
 
 import argparse
@@ -24,20 +25,20 @@ from training.heads import apply_head, save_head
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-MISC", "I-MISC"]
 SEED = 0
 HIDDEN = 128
-# Chosen on another fifth of Wikigold and WNUT's development file.
+# Chosen on another fifth of Wikigold and on the development file of WNUT 2017.
 PENALTY, EPOCHS = 0.03, 10
 TEST_EVERY = 5
 
 
 def first_tokens(encoding: Encoding, sentence: Sentence) -> list[int | None]:
-    """Return the index of the first token of each word; `None` for one that was cut off."""
+    """Return the index of the first token of each word; `None` for a truncated word."""
     starts = [0]
     for word, _ in sentence:
         starts.append(starts[-1] + len(word) + 1)
     index_of: dict[int, int] = {}
     number = 0
     for index, (begin, end) in enumerate(encoding.offsets):
-        if begin == end:  # [CLS] and [SEP] stand for no text
+        if begin == end:  # [CLS] and [SEP] have no text
             continue
         while begin >= starts[number + 1]:
             number += 1
@@ -63,14 +64,14 @@ def token_labels(encoding: Encoding, sentence: Sentence) -> list[int]:
 def encode(
     encoder: Encoder, sentences: list[Sentence]
 ) -> Iterator[tuple[Sentence, Encoding, NDArray[np.float32]]]:
-    """Yield every sentence with its tokens and their states."""
+    """Yield every sentence with its tokens and their hidden states."""
     texts = [" ".join(word for word, _ in sentence) for sentence in sentences]
     for sentence, (encoding, states) in zip(sentences, encoder.states(texts), strict=True):
         yield sentence, encoding, states
 
 
 def entity_f1(encoder: Encoder, head: Path, sentences: list[Sentence]) -> float:
-    """Return F1 over whole entities, exact in words and type."""
+    """Return the F1 score of entities; an entity counts if its words and its type are right."""
     right = found = wanted = 0
     for sentence, encoding, states in encode(encoder, sentences):
         best = apply_head(head, states).argmax(axis=1)
@@ -86,7 +87,7 @@ def entity_f1(encoder: Encoder, head: Path, sentences: list[Sentence]) -> float:
 
 
 def main() -> None:
-    """Train, save and report F1 of what was saved."""
+    """Train and save the head, and print the F1 score of the saved head."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wikigold", type=Path, required=True, help="wikigold.conll")
     parser.add_argument("--wnut-train", type=Path, required=True, help="wnut17_train.conll")
@@ -107,7 +108,7 @@ def main() -> None:
     encoder = Encoder(arguments.models)
     encoded = list(encode(encoder, train))
     model = MLPClassifier((HIDDEN,), alpha=PENALTY, batch_size=256, random_state=SEED)
-    # A fixed number of passes: the loss on the training texts says nothing about when to stop.
+    # The number of epochs is fixed, because the training loss does not show when to stop.
     model.set_params(max_iter=EPOCHS, n_iter_no_change=EPOCHS)
     labels = [token_labels(encoding, sentence) for sentence, encoding, _ in encoded]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Measures the demo models through the API of a running system, on data given by the caller.
+"""Measures the accuracy of the demo models through the API of a running system.
 
 python -m training.evaluate --url http://127.0.0.1:8080 --key KEY \
     --banking banking77_test.csv --sst2 sst2_train.parquet --ag-news ag_news_test.csv
@@ -22,21 +22,21 @@ _TOPICS = ("world politics", "sports", "business", "science and technology")
 
 
 class Api:
-    """A running system; answers the best label of each text."""
+    """A client of a running system."""
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}", "x-request-timeout": "60"}
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=90)
 
     async def rows(self, body: dict[str, Any]) -> int:
-        """Return how many rows of models, computed or known, answered a new request."""
+        """Return how many rows a request used, in all its models."""
         headers = {"cache-control": "no-cache"}
         response = await self._client.post("/v1/classify", json=body, headers=headers)
         response.raise_for_status()
         return sum(map(int, re.findall(r"=(\d+)", response.headers["sluicegate-rows"])))
 
     async def best(self, path: str, body: dict[str, Any], texts: Sequence[str]) -> list[str]:
-        """Ask in chunks, a few at a time."""
+        """Return the best label of each text; sends a few requests at a time."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(chunk: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes and applies heads as files: the layers `w0`, `b0`, `w1`, ... in float32."""
+"""Writes and applies head files, which hold the layers `w0`, `b0`, `w1`, ... in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ Layer = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 def save_head(path: Path, layers: Sequence[Layer]) -> None:
-    """Write `layers`, first to last, to `path`."""
+    """Write `layers` to `path`, first layer first."""
     arrays: dict[str, NDArray[np.float32]] = {}
     for index, (weight, bias) in enumerate(layers):
         arrays[f"w{index}"] = np.ascontiguousarray(weight, dtype=np.float32)
@@ -32,9 +32,9 @@ def apply_head(path: Path, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def layer_of(model: LogisticRegression) -> Layer:
-    """Return the one layer of a logistic regression, a column per class in `model.classes_`."""
+    """Return a logistic regression as a layer with one column for each class."""
     weight, bias = model.coef_.T, model.intercept_
-    if weight.shape[1] == 1:  # two classes share one column, the second's
+    if weight.shape[1] == 1:  # with two classes, the model has only the second class's column
         weight = np.concatenate([-weight, weight], axis=1) / 2
         bias = np.concatenate([-bias, bias]) / 2
     return weight, bias

@@ -1,8 +1,8 @@
 """Trains the head `sentiment` on SST-2: `python -m training.sentiment --help`.
 
-The test set is the rows of SST-2's training file with `idx % 32 == 7`. SST-2 is full of phrases of
-its own sentences, so a text is trained on only if it neither equals, nor contains, nor is contained
-in any test text, letter by letter, with case and outer blanks ignored.
+The test set is the rows of SST-2's training file with `idx % 32 == 7`. SST-2 has many phrases of
+its own sentences. So a text is used for training only if it does not equal, contain or occur in a
+test text. Texts are compared without case and without leading and trailing blanks.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from training.encoder import Encoder
 from training.heads import apply_head, layer_of, save_head
 
 TEST_MODULUS, TEST_REMAINDER = 32, 7
-# Chosen from 0.3, 1 and 3 on two other remainders, each filtered as the test set is.
+# Chosen from 0.3, 1 and 3 on two other remainders, which were filtered like the test set.
 INVERSE_REGULARISATION = 0.3
 
 
 class Sentences(NamedTuple):
-    """Holds texts, and the label of each: 1 is positive."""
+    """Holds texts and their labels: 1 is positive, 0 negative."""
 
     texts: list[str]
     labels: NDArray[np.int64]
 
 
 def read_sst2(path: Path) -> tuple[Sentences, Sentences]:
-    """Return the texts to train on, and those to test by."""
+    """Return the training texts and the test texts."""
     rows = pq.read_table(path, columns=["idx", "sentence", "label"]).to_pylist()
     test = [row for row in rows if row["idx"] % TEST_MODULUS == TEST_REMAINDER]
     rest = [row for row in rows if row["idx"] % TEST_MODULUS != TEST_REMAINDER]
@@ -47,7 +47,7 @@ def _sentences(rows: Iterable[dict[str, Any]]) -> Sentences:
 
 
 def untouched(texts: Sequence[str], test_texts: Sequence[str]) -> list[bool]:
-    """Tell for each text whether it contains no test text and no test text contains it."""
+    """Return for each text whether it neither contains a test text nor occurs in one."""
     tests = sorted({text.strip().lower() for text in test_texts}, key=len)
     joined = "\n".join(tests)
     return [
@@ -57,7 +57,7 @@ def untouched(texts: Sequence[str], test_texts: Sequence[str]) -> list[bool]:
 
 
 def main() -> None:
-    """Train, save and report accuracy of what was saved."""
+    """Train and save the head, and print the accuracy of the saved head."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", type=Path, required=True, help="sst2_train.parquet")
     parser.add_argument("--models", type=Path, required=True, help="repository with `minilm`")

@@ -1,8 +1,9 @@
-"""Trains the head `sentiment-small`, and the cascade's threshold, on SST-2.
+"""Trains the head `sentiment-small` on SST-2, and chooses the threshold of the cascade.
 
-`python -m training.sentiment_small --help`. Training and test texts are those of `sentiment.py`.
-The threshold is chosen on every fifth training text, by a head that was trained on the others: two
-fifths of them, the least sure, go on to the large model. The head that is saved has seen all.
+Run `python -m training.sentiment_small --help`. The training and test texts are those of
+`sentiment.py`. A head trained on four fifths of the training texts chooses the threshold on the
+other fifth, so that the large model gets the 40 % with the lowest probabilities. The saved head is
+trained on all training texts.
 """
 
 import argparse
@@ -16,14 +17,14 @@ from training.encoder import Encoder, Matrix
 from training.heads import apply_head, layer_of, save_head
 from training.sentiment import read_sst2
 
-# Chosen from 1, 3 and 10 on the fifth of the training texts that is kept apart.
+# Chosen from 1, 3 and 10 on the held-out fifth of the training texts.
 INVERSE_REGULARISATION = 3.0
 ESCALATED = 0.4
 _KEPT_APART = 5
 
 
 def main() -> None:
-    """Train, save, choose the threshold and report what the cascade reaches."""
+    """Train and save the head, choose the threshold, and print the accuracy of the cascade."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", type=Path, required=True, help="sst2_train.parquet")
     parser.add_argument("--models", type=Path, required=True, help="repository with the encoders")
@@ -46,15 +47,15 @@ def main() -> None:
     for name, scores in (("small", small), ("large", large), ("cascade", cascade)):
         accuracy = (scores.argmax(axis=1) == test.labels).mean()
         print(f"{name}: accuracy {accuracy:.4f} on {len(test.texts)}")  # noqa: T201
-    print(f"threshold {threshold:.3f}, {goes_on.mean():.3f} go on")  # noqa: T201
+    print(f"threshold {threshold:.3f}, {goes_on.mean():.1%} go to the large model")  # noqa: T201
 
 
 def _choose_threshold(vectors: Matrix, labels: NDArray[np.int64]) -> float:
-    """Return below what sureness two fifths of unseen training texts lie."""
+    """Return the probability below which two fifths of the held-out texts lie."""
     apart = np.arange(len(labels)) % _KEPT_APART == 0
     scores = _fit(vectors[~apart], labels[~apart]).predict_proba(vectors[apart])
     accuracy = (scores.argmax(axis=1) == labels[apart]).mean()
-    print(f"kept apart: accuracy {accuracy:.4f} on {apart.sum()}")  # noqa: T201
+    print(f"held out: accuracy {accuracy:.4f} on {apart.sum()}")  # noqa: T201
     return round(float(np.quantile(scores.max(axis=1), ESCALATED)), 3)
 
 

@@ -1,4 +1,4 @@
-"""Asks models on behalf of an item that an algorithm answers."""
+"""Runs models on behalf of an item's algorithm."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +23,14 @@ class Pipeline(Protocol):
     ) -> FloatArray:
         """Return one vector per text, or raise `BackendError`.
 
-        One of `prompts` goes before each text, in place of the model's own.
+        `prompts` has one prompt for each text, which replaces the model's own prompt.
         """
         ...
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
-        """Return one vector per pair of `first` with one of `seconds`, or raise `BackendError`."""
+        """Return one vector per pair (`first` with each of `seconds`), or raise `BackendError`."""
         ...
 
     async def windows(
@@ -44,7 +44,7 @@ class Pipeline(Protocol):
     ) -> FloatArray:
         """Return one vector per window of a text, or raise `BackendError`.
 
-        `prompt` goes before each, in place of the model's own.
+        `prompt` is put before each window, and replaces the model's own prompt.
         """
         ...
 
@@ -58,21 +58,21 @@ class Pipeline(Protocol):
         most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        """Return one vector per window of a text and each of `others`, or raise `BackendError`.
+        """Return one vector per pair of a window and one of `others`, or raise `BackendError`.
 
-        Those of a window are together, in the order of `others`.
+        All pairs of a window come together, in the order of `others`.
         """
         ...
 
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
-        """Return the place of every token and one vector each, or raise `BackendError`."""
+        """Return the offsets and one vector of every token, or raise `BackendError`."""
         ...
 
 
 class AlgorithmContext:
-    """Asks models on behalf of one item; rows join the batches of all callers."""
+    """Runs models for one item; its rows are batched with the rows of other callers."""
 
     def __init__(self, pipelines: Mapping[str, Pipeline], caller: RowCaller) -> None:
         self._pipelines = pipelines
@@ -80,7 +80,7 @@ class AlgorithmContext:
 
     @property
     def rows_left(self) -> float:
-        """How many rows the item may still use."""
+        """The number of rows that the item may still use."""
         return self._caller.rows_left
 
     @rows_left.setter
@@ -89,7 +89,7 @@ class AlgorithmContext:
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
-        """Count the item as one that the process of an algorithm answers, within its budget."""
+        """Mark the item as running in an algorithm host while the context is open."""
         self._caller.hosted.count += 1
         try:
             yield
@@ -97,47 +97,47 @@ class AlgorithmContext:
             self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context of the same scope in the bulk lane; it charges nothing to the item."""
+        """Return a context for bulk traffic with the same scope; it charges the item nothing."""
         caller = RowCaller(
             scope=self._caller.scope, deadline=deadline, lane=BULK, arm=self._caller.arm
         )
         return AlgorithmContext(self._pipelines, caller)
 
     def note_arm(self, model: str, arm: str) -> None:
-        """Note the revision of `model` that answers the item; that of the outermost model stays."""
+        """Note the revision of `model` that answers the item; the first call for an item wins."""
         if self._caller.arm is None:
             self._caller.arm = (model, arm)
 
     def note_shadow(self, number: str) -> None:
-        """Note the revision that the item is mirrored to."""
+        """Note the shadow revision that the item is also sent to."""
         self._caller.shadow = number
 
     @property
     def arm(self) -> str:
-        """The revision that answers the item, where that was noted."""
+        """The revision that answers the item; empty if none was noted."""
         return self._caller.arm[1] if self._caller.arm is not None else ""
 
     @property
     def scope(self) -> str:
-        """Who may share the item's rows."""
+        """The scope in which the item's rows may be shared."""
         return self._caller.scope
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a text of the item was cut."""
+        """Whether a text of the item was truncated."""
         return self._caller.truncated_from > 0
 
     def count_cached(self, rows: int) -> None:
-        """Count rows that an algorithm cached itself, as if it had asked for them."""
+        """Count rows that an algorithm took from its own cache; they are charged like others."""
         self.spend(rows)
         self._caller.cached += rows
 
     def spend(self, rows: int) -> None:
-        """Deduct rows from the item's budget, or raise `ItemRefused`."""
+        """Charge rows to the item's budget; raises `ItemRefused` if it is used up."""
         self._caller.spend(rows)
 
     def has_rows(self, model: str) -> bool:
-        """Whether `model` has rows of its own, or is an algorithm over those of others."""
+        """Whether `model` is an encoder, a classifier or a head, not an algorithm."""
         return model in self._pipelines
 
     async def __call__(
@@ -145,7 +145,7 @@ class AlgorithmContext:
     ) -> FloatArray:
         """Return `model`'s raw outputs, one line per text.
 
-        One of `prompts` goes before each text, in place of the model's own.
+        `prompts` has one prompt for each text, which replaces the model's own prompt.
 
         Raises:
             BackendError: a text is refused or a row failed.
@@ -155,7 +155,7 @@ class AlgorithmContext:
     async def pairs(
         self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False
     ) -> FloatArray:
-        """Return `model`'s raw outputs for each pair of `first`, tokenized once, and a second.
+        """Return `model`'s raw outputs for each pair; `first` is tokenized once.
 
         Raises:
             BackendError: a text is refused or a row failed.
@@ -172,10 +172,10 @@ class AlgorithmContext:
         most: int = MAX_WINDOWS,
         prompt: str | None = None,
     ) -> FloatArray:
-        """Return `model`'s raw outputs for each window of `text`, sharing `overlap` tokens.
+        """Return `model`'s raw outputs for each window of `text`; windows share `overlap` tokens.
 
-        With fewer than `MAX_WINDOWS` the text after the first `most` windows is left out. `prompt`
-        goes before each window, in place of the model's own.
+        If `most` is less than `MAX_WINDOWS`, the text after `most` windows is left out. `prompt` is
+        put before each window, and replaces the model's own prompt.
         """
         pipeline, caller = self._pipelines[model], self._caller
         return await pipeline.windows(text, caller, overlap=overlap, most=most, prompt=prompt)
@@ -190,10 +190,10 @@ class AlgorithmContext:
         most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        """Return `model`'s raw outputs for pairs of each window of `text` with each of `others`.
+        """Return `model`'s raw outputs for each window of `text` paired with each of `others`.
 
-        The shape is windows, others, values. `others` stay whole, and all of them see the same
-        windows; with `text_first` the window is the first text of a pair, else the second.
+        The shape is `[windows, others, values]`. `others` are never truncated, and all are paired
+        with the same windows. With `text_first`, the window is the first text of a pair.
 
         Raises:
             BackendError: a text is refused or a row failed.
@@ -204,19 +204,19 @@ class AlgorithmContext:
         return rows.reshape(-1, len(others), rows.shape[-1])
 
     def token_reader(self, encoder: str) -> TokenReader:
-        """Return what shows the tokens that an encoder reads."""
+        """Return the token reader of an encoder."""
         pipeline = self._pipelines[encoder]
         if not isinstance(pipeline, Encoder):
             raise TypeError(f"`{encoder}` has no tokenizer of its own")
         return pipeline.token_reader
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
-        """Return the place of every token of `text` and the raw outputs of `model` for it."""
+        """Return the offsets of every token of `text`, and `model`'s raw outputs for it."""
         return await self._pipelines[model].token_vectors(text, self._caller)
 
 
 def encode_result(result: Any) -> bytes:
-    """Return a result as JSON; arrays of floats are written in their shortest form."""
+    """Return a result as JSON; floats are written with the fewest digits that identify them."""
     if isinstance(result, msgspec.Raw):
         return bytes(result)
     return orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,4 +1,4 @@
-"""Encodes texts: into tokens, then rows, then vectors."""
+"""Turns texts into tokens, rows and vectors."""
 
 import operator
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, OutputKind, RowInput, Text, TokenIds, TokenOffsets
 
-# No token of a word piece model stands for more text than this: a longer word is one unknown.
+# A WordPiece token covers at most this many characters: a longer word is one unknown token.
 _CHARACTERS_PER_TOKEN = 100
-_EMPTY = "the text is empty; send some"
+_EMPTY = "the text is empty; send text"
 
 
 class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts to be tokenized, and which of them were cut before."""
+    """Holds texts that are ready to be tokenized, and whether each was truncated already."""
 
     texts: list[RowInput]
     are_cut: list[bool]
 
 
 class Encoder:
-    """Runs one encoder with its tokenizer; all heads over it share its rows.
+    """Runs one encoder and its tokenizer; all heads over the encoder share its rows.
 
-    `vectors` is what a coroutine awaits; who answers many items without one takes its steps:
-    `prepare`, `tokenizer`, `check`, `rows`, `finish`.
+    A coroutine awaits `vectors`. Code that answers many items in one loop calls its steps instead:
+    `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Encoder:
     ) -> None:
         self._name = name
         self._prompt = prompt
-        # What goes before the tokens of a text, which have not been joined to the prompt.
+        # Token ids of the prompt, for inputs that come as token ids.
         self._prompt_ids = tokenizer.prompt_ids(prompt) if prompt else ()
         self.tokenizer = tokenizer
         self.rows = rows
         self._max_tokens = max_tokens
-        # A row of so many is empty in no case.
+        # A row with at least this many tokens is never empty.
         self._fewest_tokens = tokenizer.layout.added_to_pair + 1
         self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
         self._truncate = truncate
@@ -67,12 +67,12 @@ class Encoder:
 
     @property
     def encoder(self) -> "Encoder":
-        """Itself: a head names the encoder below it."""
+        """The encoder itself; `Head` has the same property."""
         return self
 
     @property
     def failure(self) -> str | None:
-        """What ended its tokenizer, if anything has."""
+        """Why the tokenizer died; `None` while it is alive."""
         return self.tokenizer.failure
 
     async def vectors(
@@ -80,7 +80,7 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per text.
 
-        The model's prompt goes before each of them, or the one of `prompts` that is for it.
+        The model's prompt, or the text's entry in `prompts`, is put before each text.
 
         Raises:
             ItemRefused: a text is empty or too long.
@@ -93,8 +93,8 @@ class Encoder:
 
     def prepare(
         self, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
-    ) -> "PreparedQuery":
-        """Return `texts` with their prompts, cut to what the tokenizer reads; see `vectors`.
+    ) -> PreparedQuery:
+        """Return `texts` with their prompts; texts with far too many characters are truncated.
 
         Raises:
             ItemRefused: a text is empty or too long.
@@ -106,9 +106,9 @@ class Encoder:
         return PreparedQuery(texts=parts, are_cut=are_cut)
 
     def check(
-        self, prepared: "PreparedQuery", encodings: Sequence[Encoding], caller: RowCaller
+        self, prepared: PreparedQuery, encodings: Sequence[Encoding], caller: RowCaller
     ) -> None:
-        """Check the tokens of prepared texts, and note to `caller` where they were cut.
+        """Check the encodings of prepared texts, and note truncations in `caller`.
 
         Raises:
             ItemRefused: a text is empty or too long.
@@ -122,28 +122,27 @@ class Encoder:
                 self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
-        """Return the vectors that are made of pooled rows: they themselves, one line each."""
+        """Return the vectors of pooled rows, one line each; a head computes logits instead."""
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
-        """Return one pooled vector per pair of `first` with one of `seconds`.
+        """Return one pooled vector per pair: `first` with each of `seconds`.
 
-        `first` is tokenized once. Where the model cuts what is too long, it cuts the first text
-        or, without `cut_first_only`, the longer one.
+        `first` is tokenized once. A model that truncates shortens the first text of a pair or,
+        without `cut_first_only`, the longer one.
 
         Raises:
             ItemRefused: a pair is empty or too long.
         """
-        # Tokens that were cut are let go before the rows are waited for.
+        # A separate call, so that its token ids are freed before the rows are awaited.
         encodings = await self._pair_rows(first, seconds, caller, cut_first_only=cut_first_only)
         return await self._pooled(encodings, caller)
 
     async def _pair_rows(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> list[Encoding]:
-        """Return the row of each pair; see `pairs`."""
         texts = [(first, second) for second in seconds]
         parts = [self._read_text(text) for text in texts]
         begin = self._prompt + parts[0][0]
@@ -172,13 +171,13 @@ class Encoder:
         most: int = MAX_WINDOWS,
         prompt: str | None = None,
     ) -> FloatArray:
-        """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
+        """Return one pooled vector per window of a text; windows share `overlap` tokens.
 
-        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them. A prompt,
-        which is the model's unless it is given, is in every window.
+        If `most` is less than `MAX_WINDOWS`, the text is truncated after `most` windows. `prompt`,
+        by default the model's own, is put before every window.
 
         Raises:
-            ItemRefused: the text is empty, has more windows than are read, or must not be cut.
+            ItemRefused: the text is empty, has too many windows, or must not be truncated.
         """
         self._check_whole(text)
         begin = self._prompt if prompt is None else prompt
@@ -207,15 +206,16 @@ class Encoder:
         most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        """Return one pooled vector per window of a text and each of `others`, which stay whole.
+        """Return one pooled vector per pair of a window of the text and one of `others`.
 
-        Those of a window are together. All of `others` see the same windows, which fit the model
-        beside the longest of them; `most` is as for `windows`. With `text_first` a window is the
-        first text of a pair. The model's prompt goes before the first.
+        All pairs of a window come together. `others` are never truncated, and all are paired with
+        the same windows, which fit beside the longest of them. `most` works as in `windows`. With
+        `text_first`, the window is the first text of a pair. The model's prompt is put before the
+        first text of a pair.
 
         Raises:
-            ItemRefused: both texts of a pair are empty, one of `others` leaves no room for
-                windows, or the text has more of them than are read, or must not be cut.
+            ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
+                window, or the text has too many windows or must not be truncated.
         """
         self._check_lengths(text, others)
         before = [self._prompt] if text_first and self._prompt else []
@@ -231,8 +231,9 @@ class Encoder:
         if len(ids) > room - longest <= overlap:
             raise ItemRefused(
                 "input_too_long",
-                f"the query, label or choice has {longest} tokens; `{self._name}` reads it whole "
-                f"beside windows of more than {overlap}, in at most {self._max_tokens}; shorten it",
+                f"the query, label or choice has {longest} tokens; with a window of more than "
+                f"{overlap} tokens of the text it must fit into the {self._max_tokens} tokens "
+                f"that `{self._name}` reads; shorten it",
             )
         spans = self._spans(len(ids), room - longest, overlap, most, rows=len(others))
         windows = [np.concatenate([*found[len(wholes) :], ids[start:end]]) for start, end in spans]
@@ -249,13 +250,13 @@ class Encoder:
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
-        """Return the place of every token of a text, and its vector.
+        """Return the offsets and the vector of every token of a text.
 
-        A text longer than the model is read in windows that overlap by a quarter; each token has
-        the vector of the window that shows most of what is around it.
+        A text that is too long for the model is read in windows that overlap by a quarter. A token
+        in two windows gets the vector of the window whose edges are farther from it.
 
         Raises:
-            ItemRefused: the text is empty, or has more windows than are read.
+            ItemRefused: the text is empty, or has too many windows.
         """
         self._check_whole(text)
         with caller.span.child("tokenization", {"texts": 1}):
@@ -267,7 +268,7 @@ class Encoder:
         spans = self._spans(len(segment.ids), size, size // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
         rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
-        # The special tokens before a text are no part of it, nor are those after.
+        # Drop the special tokens before the text here, and those after it below.
         texts = [row[layout.before :] for row in rows]
         return segment.pieces, join_windows(spans, texts)[: len(segment.ids)]
 
@@ -275,36 +276,39 @@ class Encoder:
         return self.finish(await self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
     def _check_whole(self, text: str) -> None:
-        """Refuse a text that is empty, or whose characters exceed what windows can read."""
+        """Refuse a text that is empty, or that has too many characters for windows."""
         if not text or text.isspace():
             raise ItemRefused("empty_input", _EMPTY)
         self._check_lengths(text)
 
     def _check_lengths(self, text: str, others: Sequence[str] = ()) -> None:
-        """Refuse a text, or others beside its windows, of more characters than can be read."""
+        """Refuse a text, or one of `others`, that has too many characters."""
         longest = max(map(len, others), default=0)
         if longest > self._max_characters:
             raise ItemRefused(
                 "input_too_long",
-                f"the query, label or choice has {longest} characters; `{self._name}` reads at "
-                f"most {self._max_tokens} tokens with a window of the other text; shorten it",
+                f"the query, label or choice has {longest} characters; with a window of the text "
+                f"it must fit into the {self._max_tokens} tokens that `{self._name}` reads; "
+                "shorten it",
             )
         most = MAX_WINDOWS * self._max_tokens * CHARACTERS_PER_WINDOWED_TOKEN
         if len(text) > most:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(text)} characters; at most {most} are read; send it in parts",
+                f"the text has {len(text)} characters; at most {most} are accepted; send it in "
+                "parts",
             )
 
     def _spans(
         self, tokens: int, size: int, overlap: int, most: int = MAX_WINDOWS, *, rows: int = 1
     ) -> list[Span]:
-        """Return where windows of `size` lie; with fewer than `MAX_WINDOWS` others are left out.
+        """Return the windows of `size` tokens over a text.
 
-        Each window has so many `rows`.
+        If `most` is below `MAX_WINDOWS`, later windows are left out. `rows` is the number of rows
+        for each window.
 
         Raises:
-            ItemRefused: there are too many windows, or rows of them.
+            ItemRefused: there are too many windows, or too many rows.
         """
         spans = window_spans(tokens, size, overlap)
         if most < MAX_WINDOWS:
@@ -312,20 +316,20 @@ class Encoder:
         if len(spans) > MAX_WINDOWS:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {tokens} tokens, {len(spans)} windows of `{self._name}`; at most "
-                f"{MAX_WINDOWS} are read; send it in parts",
+                f"the text has {tokens} tokens, which are {len(spans)} windows of `{self._name}`; "
+                f"at most {MAX_WINDOWS} windows are accepted; send it in parts",
             )
         if rows > 1 and len(spans) * rows > MAX_PAIRS:
             raise ItemRefused(
                 "input_too_long",
                 f"the text has {len(spans)} windows of `{self._name}` for each of {rows} labels "
-                f"or choices; at most {MAX_PAIRS} pairs are read; send it in parts, or fewer of "
-                "these",
+                f"or choices; at most {MAX_PAIRS} pairs are accepted; send it in parts, or send "
+                "fewer labels or choices",
             )
         return spans
 
     def _read(self, text: RowInput) -> RowInput:
-        """Return the text, cut to the characters that fill the model whatever its tokens are."""
+        """Truncate a text with more characters than all tokens of the model can cover."""
         if isinstance(text, str) and 0 < len(text) <= self._max_characters and not text.isspace():
             return text
         if isinstance(text, TokenIds):
@@ -333,14 +337,14 @@ class Encoder:
             if self._prompt_ids is None:
                 raise ItemRefused(
                     "bad_token",
-                    f"`{self._name}` has a prompt that changes the tokens of texts after it; send "
-                    "the text",
+                    f"`{self._name}` has a prompt that changes the tokens of the text after it; "
+                    "send the text instead of tokens",
                 )
             return text
         return self._read_text(text)
 
     def _prompted(self, prompt: str, text: RowInput) -> RowInput:
-        """Return a text, its tokens (by the model's own), or a pair, with a prompt before it."""
+        """Return the input with `prompt` before it; token ids get the model's own prompt."""
         if isinstance(text, TokenIds):
             return TokenIds(text.ids, self._prompt_ids or ())
         return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
@@ -366,9 +370,9 @@ class Encoder:
     def _note_cut(
         self, encoding: Encoding, truncated_from: int, caller: RowCaller, *, is_cut: bool
     ) -> None:
-        """Mark an item whose text was cut; refuse it where the caller does not want that.
+        """Note the token count of a truncated text; refuse it if the caller forbids truncation.
 
-        With `is_cut` the text was cut before it was tokenized, and has yet more tokens.
+        With `is_cut`, the text was truncated before it was tokenized, so it had more tokens.
         """
         if is_cut:
             truncated_from = max(truncated_from, len(encoding.ids) + 1)
@@ -391,11 +395,11 @@ class Encoder:
                 f"{self._max_tokens}; shorten it",
             )
         if is_cut and len(encoding.ids) < self._max_tokens:
-            # What was left out belongs to the answer, and is too much to look through for it.
+            # The text after the cut may matter, but is too long to tokenize.
             raise ItemRefused(
                 "input_too_long",
                 f"the text has few words in more than {self._max_characters} characters; "
-                "leave out what is no word",
+                "remove characters that are not words",
             )
         if self.tokenizer.is_empty(encoding):
             raise ItemRefused("empty_input", _EMPTY)

@@ -1,4 +1,4 @@
-"""Applies a small trained head to an encoder's vectors."""
+"""Applies a trained head to an encoder's vectors."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {"relu": re
 
 
 class HeadWeights:
-    """Holds layers `w0, b0, w1, b1, ...` of an `.npz`: `x @ w + b`, activated in between."""
+    """Holds linear layers `x @ w + b`, with the activation between two layers."""
 
     def __init__(
         self, layers: Sequence[Layer], *, activation: Activation, normalize_input: bool
@@ -31,7 +31,7 @@ class HeadWeights:
         self._normalize_input = normalize_input
 
     def apply(self, vectors: FloatArray) -> FloatArray:
-        """Return the logits of vectors, one line each."""
+        """Return one line of logits for each vector."""
         values = normalize(vectors) if self._normalize_input else vectors
         for weights, bias in self._layers[:-1]:
             values = self._activate(values @ weights + bias)
@@ -40,7 +40,7 @@ class HeadWeights:
 
 
 class Head:
-    """Applies a head to the encoder below it, whose steps it shares."""
+    """Runs an encoder, and applies a head to its vectors."""
 
     def __init__(self, *, encoder: Encoder, weights: HeadWeights) -> None:
         self.encoder = encoder
@@ -53,13 +53,13 @@ class Head:
         return self._weights.apply(await self.encoder.vectors(texts, caller, prompts))
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
-        """Return the logits that are made of the encoder's pooled rows, one line each."""
+        """Return one line of logits for each pooled row of the encoder."""
         return self._weights.apply(self.encoder.finish(rows))
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
-        """Return the logits of each pair of `first` with one of `seconds`."""
+        """Return the logits of each pair: `first` with each of `seconds`."""
         pairs = self.encoder.pairs
         return self._weights.apply(
             await pairs(first, seconds, caller, cut_first_only=cut_first_only)
@@ -90,7 +90,7 @@ class Head:
         most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        """Return the logits of each window of a text with each of `others`."""
+        """Return the logits of each pair: a window of the text with one of `others`."""
         windows = self.encoder.pair_windows
         return self._weights.apply(
             await windows(text, others, caller, overlap=overlap, most=most, text_first=text_first)
@@ -99,16 +99,16 @@ class Head:
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
-        """Return the place of every token of a text, and its logits."""
+        """Return the offsets and the logits of every token of a text."""
         pieces, vectors = await self.encoder.token_vectors(text, caller)
         return pieces, self._weights.apply(vectors)
 
 
 def read_head_weights(model: Model, manifest: HeadManifest, *, inputs: int) -> HeadWeights:
-    """Read the weights that a head's manifest names, for an encoder of `inputs` values.
+    """Read the weights of a head over an encoder whose vectors have `inputs` values.
 
     Raises:
-        ModelProblem: the file is missing, is no head, or is one of another shape.
+        ModelProblem: the file is missing, cannot be read, or its shapes do not fit.
     """
     layers = read_head(model.file(manifest.weights), inputs=inputs, outputs=len(manifest.labels))
     return HeadWeights(
@@ -117,16 +117,18 @@ def read_head_weights(model: Model, manifest: HeadManifest, *, inputs: int) -> H
 
 
 def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
-    """Read the layers of a head that makes `outputs` logits of `inputs` values.
+    """Read the layers `w0, b0, w1, b1, ...` of an `.npz` file.
+
+    `inputs` is the size of the encoder's vectors, `outputs` the number of labels.
 
     Raises:
-        ModelProblem: the file is missing, is no head, or is one of another shape.
+        ModelProblem: the file is missing, cannot be read, or its shapes do not fit.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
-    except Exception as error:  # an archive that is cut or damaged raises half a dozen kinds
-        raise ModelProblem(f"{path}: it is no file of head weights: {error}") from error
+    except Exception as error:  # a damaged archive raises many types of errors
+        raise ModelProblem(f"{path}: cannot be read as head weights: {error}") from error
     layers: list[Layer] = []
     width = inputs
     for number in range(len(found) // 2):
@@ -136,9 +138,9 @@ def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
         if weights.ndim != 2 or weights.shape[0] != width or bias.shape != weights.shape[1:]:  # noqa: PLR2004
             raise ModelProblem(f"{path}: `w{number}` or `b{number}` does not fit {width} inputs")
         if not (np.isfinite(weights).all() and np.isfinite(bias).all()):
-            raise ModelProblem(f"{path}: `w{number}` or `b{number}` holds what is not finite")
+            raise ModelProblem(f"{path}: `w{number}` or `b{number}` has a NaN or an infinity")
         layers.append((weights, bias))
         width = weights.shape[1]
     if not layers or len(found) % 2 or width != outputs:
-        raise ModelProblem(f"{path}: it makes {width} logits, but there are {outputs} labels")
+        raise ModelProblem(f"{path}: the head has {width} outputs, but there are {outputs} labels")
     return layers

@@ -1,4 +1,4 @@
-"""Computes answers from logits, vectorised."""
+"""Computes scores, labels and normalized vectors from a model's outputs."""
 
 import math
 from array import array
@@ -10,19 +10,19 @@ from backends.protocol import Function
 from backends.types import FloatArray
 
 _DECIMALS = 6
-# With more, numpy is quicker.
+# Up to this many labels, plain Python is faster than numpy.
 _FEW_LABELS = 32
 
 
 def softmax(logits: FloatArray) -> FloatArray:
-    """Return probabilities along the last axis."""
+    """Return the softmax along the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities: FloatArray = shifted / shifted.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def label_scores(logits: FloatArray, function: Function) -> FloatArray:
-    """Make the scores of one text's labels, without many calls into numpy where they are few."""
+    """Return the scores of one text's labels as float32."""
     if function == "none" or len(logits) > _FEW_LABELS:
         return apply_function(logits, function)
     return np.array(_few_scores(logits.tolist(), function), dtype=np.float32)
@@ -31,10 +31,10 @@ def label_scores(logits: FloatArray, function: Function) -> FloatArray:
 def best_labels(
     logits: FloatArray, function: Function, top: int | None = None
 ) -> list[tuple[int, float]]:
-    """Return what `best_first` makes of the scores of one text's labels."""
+    """Return one text's labels by index, highest score first; equal scores keep their order."""
     if function == "none" or len(logits) > _FEW_LABELS:
         return best_first(apply_function(logits, function), top)
-    # Rounded as `label_scores` does, in a third of the time.
+    # `array("f")` rounds to float32 like `label_scores`, in a third of the time.
     return _best_first(array("f", _few_scores(logits.tolist(), function)).tolist(), top)
 
 
@@ -48,7 +48,7 @@ def _few_scores(values: list[float], function: Literal["softmax", "sigmoid"]) ->
 
 
 def _logistic(value: float) -> float:
-    # Neither form overflows, and a small probability keeps its digits.
+    # Neither formula overflows, and a small probability keeps its digits.
     if value >= 0.0:
         return 1.0 / (1.0 + math.exp(-value))
     power = math.exp(value)
@@ -56,33 +56,33 @@ def _logistic(value: float) -> float:
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    """Return each logit's own probability, for logits of any size; small ones stay apart."""
+    """Return the logistic function of each logit, without overflow and exact for small results."""
     power = np.exp(-np.abs(logits))
     return np.asarray(np.where(logits >= 0, 1.0, power) / (1.0 + power), dtype=np.float32)
 
 
 def apply_function(logits: FloatArray, function: Function) -> FloatArray:
-    """Make scores of logits."""
+    """Return the scores of logits."""
     if function == "softmax":
         return softmax(logits)
     return sigmoid(logits) if function == "sigmoid" else logits
 
 
 def relu(values: FloatArray) -> FloatArray:
-    """Return what is above zero."""
+    """Return the values with negative ones set to zero."""
     return np.maximum(values, np.float32(0.0))
 
 
 def gelu(values: FloatArray) -> FloatArray:
-    """Return the tanh form of GELU."""
+    """Return the tanh approximation of GELU."""
     inner = 0.7978845608 * (values + 0.044715 * values**3)
     return np.asarray(0.5 * values * (1.0 + np.tanh(inner)), dtype=np.float32)
 
 
 def normalize(vectors: FloatArray) -> FloatArray:
-    """Return the vectors at length one; a zero vector stays zero."""
+    """Return the vectors scaled to length one; a zero vector stays zero."""
     if len(vectors) == 1:
-        # A seventh of the calls into numpy; most items ask one row.
+        # One row is the most common case, and needs fewer calls into numpy.
         row = vectors[0]
         return vectors * np.float32(1.0 / max(math.sqrt(row.dot(row)), 1e-12))
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
@@ -90,22 +90,22 @@ def normalize(vectors: FloatArray) -> FloatArray:
 
 
 def written(score: float) -> float:
-    """Return a score as it is written: six decimals."""
+    """Return a score rounded to six decimals, as in responses."""
     return round(score, _DECIMALS)
 
 
 def rounded(scores: FloatArray) -> list[float]:
-    """Return scores as they are written: six decimals."""
+    """Return scores rounded to six decimals, as in responses."""
     return [round(score, _DECIMALS) for score in scores.tolist()]
 
 
 def exact(score: float | np.floating[Any]) -> float:
-    """Return a float32 with as few digits as tell it from all others, for what is sorted later."""
+    """Return a float32 as the float with nine digits, which keeps the order of scores."""
     return float(f"{score:.9g}")
 
 
 def best_first(scores: FloatArray, top: int | None = None) -> list[tuple[int, float]]:
-    """Return the places of the highest scores, equal ones in their order, and these scores."""
+    """Return indices and scores, highest score first; equal scores keep their order."""
     return _best_first(scores.tolist(), top)
 
 

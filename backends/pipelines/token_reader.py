@@ -1,4 +1,4 @@
-"""Shows the tokens that a model reads of texts, and checks tokens that come in place of texts."""
+"""Counts, shows and decodes tokens, and checks token ids that a caller sent instead of text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,14 @@ from backends.errors import ItemRefused
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.tokenization.tokenizer import Tokenizer
 
-# A text is read in windows if it has no more than this for each of their tokens.
+# A text is read in windows if it has at most this many characters for each token of the windows.
 CHARACTERS_PER_WINDOWED_TOKEN = 16
-# Each character may be a token, which takes half a kilobyte while it is read.
+# Each character may be a token, and a token takes half a kilobyte.
 _MOST = 1024 * 1024
 
 
 class TokenReader:
-    """Counts and shows the tokens of one encoder's texts. It runs no model."""
+    """Counts, shows and decodes the tokens of one encoder. It runs no model."""
 
     def __init__(self, *, name: str, tokenizer: Tokenizer, max_tokens: int, prompt: str) -> None:
         self._name = name
@@ -25,31 +25,32 @@ class TokenReader:
 
     @property
     def special_tokens(self) -> int:
-        """How many tokens every row of one text has beside those of the text."""
+        """The number of special tokens in a row of one text."""
         return self._tokenizer.layout.added
 
     async def count(self, text: str) -> int:
-        """Return how many tokens a text has, without special ones.
+        """Return the number of tokens of a text, without special tokens.
 
         Raises:
-            ItemRefused: it is longer than what is read in windows.
+            ItemRefused: the text is too long.
         """
         self._check_length(text, "characters")
         return await self._tokenizer.count(text)
 
     async def show(self, text: str, *, add_special_tokens: bool) -> tuple[int, bytes]:
-        """Return how many tokens a text has, and a JSON object with ids, tokens and offsets.
+        """Return the number of tokens of a text, and a JSON object with ids, tokens and offsets.
 
         Raises:
-            ItemRefused: it is longer than what is read in windows.
+            ItemRefused: the text is too long.
         """
         self._check_length(text, "characters")
         return await self._tokenizer.show(text, add_special_tokens=add_special_tokens)
 
     async def windows(self, tokens: int, overlap: int) -> int:
-        """Return how many windows a text is of so many tokens: 1 if the model reads it at once.
+        """Return the number of windows of a text with `tokens` tokens; 1 if it fits the model.
 
-        Each has the special tokens and the model's prompt, and `overlap` tokens of the one before.
+        Each window has the special tokens and the model's prompt, and repeats `overlap` tokens of
+        the window before it.
         """
         of_prompt = await self.count(self._prompt) if self._prompt else 0
         size = max(1, self._max_tokens - self.special_tokens - of_prompt)
@@ -62,32 +63,32 @@ class TokenReader:
         """Return the text of tokens.
 
         Raises:
-            ItemRefused: one is not of the vocabulary, or there are none or too many.
+            ItemRefused: an id is not in the vocabulary, or there are no ids, or too many.
         """
         self.check(ids)
         return await self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def check(self, ids: Sequence[int]) -> None:
-        """Check tokens that came in place of a text.
+        """Check token ids that a caller sent instead of text.
 
         Raises:
-            ItemRefused: one is not of the vocabulary, or there are none or too many.
+            ItemRefused: an id is not in the vocabulary, or there are no ids, or too many.
         """
         if not ids:
-            raise ItemRefused("empty_input", "there are no tokens; send some")
+            raise ItemRefused("empty_input", "there are no tokens; send at least one")
         self._check_length(ids, "tokens")
         strange = self._tokenizer.unknown_id(ids)
         if strange is not None:
             raise ItemRefused(
                 "bad_token",
-                f"`{strange}` is no token of `{self._name}`; send ids of its own vocabulary, which "
-                "`tokenize` answers, or the text",
+                f"`{strange}` is not a token id of `{self._name}`; send ids that `tokenize` "
+                "returned for this model, or send the text",
             )
 
     def _check_length(self, text: Sequence[Any], unit: str) -> None:
         if len(text) > self._most:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(text)} {unit}; `{self._name}` shows, counts or takes at most "
-                f"{self._most}; send it in parts",
+                f"the text has {len(text)} {unit}; `{self._name}` accepts at most {self._most}; "
+                "send it in parts",
             )

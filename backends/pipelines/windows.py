@@ -1,4 +1,4 @@
-"""Places windows over a long text, merges their answers for its tokens, and cuts texts. Pure."""
+"""Splits a long text into windows, merges the windows' outputs, and truncates texts. Pure."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,18 @@ import numpy as np
 from backends.types import FloatArray
 
 Span = tuple[int, int]
-# So many of one text are read.
+# The most windows of one text.
 MAX_WINDOWS = 64
-# So many rows are made of the windows of a text and what each is paired with.
+# The most rows of one item: windows of a text, times the texts that each window is paired with.
 MAX_PAIRS = 1024
-# A cut is moved back to a space no further than this; where there is none, any place is as good.
+# A truncated text ends at a space, unless its last word is longer than this.
 _LONGEST_WORD = 1000
 
 
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
-    """Return the windows of `size` tokens over `tokens`, each with `overlap` of the one before.
+    """Return windows of `size` tokens; each repeats the last `overlap` tokens of the one before.
 
-    As `stride` of Hugging Face's tokenizers: the last window is as short as what is left.
+    Like `stride` of Hugging Face's tokenizers. The last window may be shorter.
     """
     step = max(1, size - overlap)
     spans = [(0, min(size, tokens))]
@@ -29,10 +29,9 @@ def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
 
 
 def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArray:
-    """Return one line per token of the text, of the window whose edges are farthest from it.
+    """Return one line per token; it comes from the window whose edges are farthest from the token.
 
-    Two windows meet in the middle of what they share, so a word that one of them cuts is whole in
-    the other.
+    Two windows meet in the middle of their overlap.
     """
     if len(spans) == 1:
         return rows[0]
@@ -46,7 +45,7 @@ def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArra
 
 
 def cut_text(text: str, characters: int) -> str:
-    """Return the beginning of a text, without the word that the cut goes through."""
+    """Return the beginning of a text; it ends before a word that would be split."""
     if len(text) <= characters:
         return text
     head = text[:characters]

@@ -1,4 +1,4 @@
-"""Compares a server that runs one of our graphs with the graph run here."""
+"""Checks that an upstream server runs the same graph as this backend has."""
 
 import numpy as np
 
@@ -12,11 +12,11 @@ _MOST_TOKENS = 48
 
 
 def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecutor) -> None:
-    """Compare the outputs for a few rows, each alone.
+    """Compare the server's outputs with local ones for a few rows, each run alone.
 
     Raises:
-        ModelProblem: they differ by more than the precision explains, so that the server runs
-            another graph, or it does not run them all.
+        ModelProblem: the outputs differ by more than the precision allows, or the server fails on
+            a row.
     """
     tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
     for row in candidate.encode(ORDINARY + OUTLIERS):
@@ -30,7 +30,8 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
             apart = float(np.abs(found - expected).max()) / (float(np.abs(expected).max()) or 1.0)
             if not apart <= tolerance:
                 raise ModelProblem(
-                    f"{candidate.folder}: the server runs another graph: its answers are "
-                    f"{apart:.2g} of the largest value apart, and `{candidate.profile}` explains "
-                    f"{tolerance:g}; give it this one, or describe its own with an `upstream`"
+                    f"{candidate.folder}: the server seems to run another graph: its outputs "
+                    f"differ by {apart:.2g} of the largest value, but `{candidate.profile}` "
+                    f"allows {tolerance:g}; give the server this graph, or describe the "
+                    "server's own graph with an `upstream`"
                 )

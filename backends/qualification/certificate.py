@@ -1,7 +1,7 @@
-"""Verifies that an accepted variant still gives the answers that it was accepted with.
+"""Checks on this machine that a variant has the outputs with which it was accepted elsewhere.
 
-An int8 graph may silently overflow on a CPU without the instructions of the one that accepted it.
-Its certificate holds its answers there, which are compared with those of this machine.
+An int8 graph may silently overflow on a CPU that lacks instructions of the CPU that accepted it.
+The certificate of a variant holds the outputs of the accepting machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,51 +18,51 @@ from backends.types import FloatArray, IntArray, OutputKind
 
 FILE = "precision.json"
 _DECIMALS = 4
-# Short of what any model reads, so that nothing depends on how longer texts are cut.
+# Few enough tokens that no model truncates the texts.
 _TOKENS = 12
-# Rounding of other kernels moves a cosine in the fifth decimal, an overflow in the first.
+# Rounding in other kernels changes the fifth decimal of a cosine, an overflow the first.
 _LEAST_COSINE = 0.99
 
 Encode = Callable[[Sequence[str]], list[IntArray]]
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds expected answers, of one `output`: a model is checked against them when loaded."""
+    """Holds the outputs that a variant must have when it is loaded."""
 
     expected: list[list[float]]
     output: OutputKind = OutputKind.POOLED
 
 
-def answer(
+def certified_outputs(
     executor: ModelExecutor, encode: Encode, output: OutputKind = OutputKind.POOLED
 ) -> list[list[float]]:
-    """Return a variant's output for a few texts, each run alone; outputs of tokens are joined."""
+    """Return a variant's output for a few texts, each run alone; token vectors are concatenated."""
     return [_run(executor, row, output).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
 
 
 def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> None:
-    """Compare a variant's answers with those of its certificate; other models have none.
+    """Compare a variant's outputs with its certificate; do nothing if it has none.
 
     Raises:
-        ModelProblem: it answers otherwise here, or its certificate cannot be read.
+        ModelProblem: the outputs differ, or the certificate cannot be read.
     """
     try:
         certificate = msgspec.json.decode((folder / FILE).read_bytes(), type=Certificate)
     except FileNotFoundError:
         return
     except (OSError, msgspec.DecodeError) as error:
-        raise ModelProblem(f"{folder / FILE}: it is no certificate: {error}") from None
+        raise ModelProblem(f"{folder / FILE}: cannot be read as a certificate: {error}") from None
     found = [_run(executor, row, certificate.output) for row in encode(ORDINARY)]
     expected = [np.array(numbers, dtype=np.float32) for numbers in certificate.expected]
     if all(len(numbers) == 1 for numbers in expected):
-        # A single number has no direction: those of all texts together have one.
+        # A single number has no direction, so the numbers of all texts make one vector.
         found, expected = [np.concatenate(found)], [np.concatenate(expected)]
     for here, there in zip(found, expected, strict=False):
         cosine = _cosine(here, there)
         if not cosine >= _LEAST_COSINE:
             raise ModelProblem(
-                f"{folder}: it answers otherwise than where it was judged (cosine {cosine:.3f}); "
-                "this CPU may lack 8-bit dot products: tune on this kind of machine"
+                f"{folder}: the outputs differ from the accepted ones (cosine {cosine:.3f}); "
+                "this CPU may lack 8-bit dot products; run `models tune` on this kind of machine"
             )
 
 

@@ -1,77 +1,61 @@
-"""Checks that a GPU can run a graph that has no form for GPUs beside it.
+"""Checks that a GPU can run the graph for CPUs, for models that have no form for GPUs.
 
-The graph that serves CPUs lays rows out by classes of lengths. A batch may leave a class empty, and
-attention of zero rows then fails on some devices. So the graph serves a GPU only after trial
-batches of every kind answered there as on a CPU.
+The graph for CPUs groups rows by classes of lengths. A batch may leave a class empty, and some
+devices fail on attention over zero rows. So the graph is used on a GPU only after trial batches
+with every combination of classes had the same outputs there as on a CPU.
 """
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from backends.errors import BackendError, ModelProblem, StartProblem
-from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
+from backends.gpus import GPU_PROVIDERS
+from backends.qualification.form_trials import TryForm, largest_difference, run_on_cpu
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
-from backends.types import FloatArray
 
 _log = logging.getLogger(__name__)
 RECORD = ".fallback.json"
-# Part of the record's key: other trials ask for new ones.
+# Part of the record's key. Raise it when the trials change.
 _METHOD = "1"
-_PROVIDERS = ("cuda", "tensorrt")
-# One length of each class that graphs for CPUs have; a batch of two leaves the third one empty.
+# One length of each class. A batch of two rows leaves the third class empty.
 LENGTHS = (3, 15, 40)
 _BATCHES = ((0, 1, 2), (1, 2), (0, 2), (0, 1), (0,), (1,), (2,))
 
 
-RunBatches = Callable[[GraphSource, list[PaddedBatch]], list[FloatArray]]
-
-
 class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how far a device's answers are from a CPU's, as a share of the largest value."""
+    """Holds how much a GPU's outputs differ from a CPU's, relative to the largest value."""
 
     moved: float
 
 
-def check_fallback(source: GraphSource, *, provider: str, run: RunBatches) -> None:
-    """Log that a GPU runs a graph without a form, and try it once per digest and kind of machine.
+def check_fallback(source: GraphSource, *, provider: str, try_form: TryForm) -> None:
+    """Warn that a GPU runs a graph for CPUs, and try it once per digest and kind of machine.
 
-    `run` answers batches on the device. A graph that no CPU runs has only to answer numbers.
+    If no CPU can run the graph, its outputs must only be finite.
 
     Raises:
-        ModelProblem: a trial batch fails on the device, or its answers are not those of a CPU.
+        ModelProblem: a trial batch fails on the GPU, or its outputs differ from a CPU's.
     """
-    if provider not in _PROVIDERS:
+    if provider not in GPU_PROVIDERS:
         return
     _log.warning(
-        "a graph has no form for this device and runs as it is, which may be slow; `sluicegate "
-        "models import` writes forms",
+        "a model has no graph for this device and may be slow; `sluicegate models import` writes "
+        "graphs for GPUs",
         extra={"graph": str(source.path), "provider": provider},
     )
     path = source.path.with_name(RECORD)
     key = machine_key(_METHOD, source.digest, provider, source.profile)
     if read_record(path, key, FallbackTrial) is not None:
         return
-    moved = _try(source, provider, run)
+    moved = _try(source, provider, try_form)
     if not moved <= TOLERANCES.get(source.profile, TOLERANCES["fp32"]):
-        raise _problem(source, provider, f"its answers differ from a CPU's by {moved:.2g}")
+        raise _problem(source, provider, f"its outputs differ from a CPU's by {moved:.2g}")
     write_record(path, key, FallbackTrial(moved=moved))
-
-
-def running(open_executor: Callable[[GraphSource], ModelExecutor]) -> RunBatches:
-    """Return a function that runs batches by an executor, in this process."""
-
-    def run(source: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray]:
-        executor = open_executor(source)
-        return [executor.run(batch) for batch in batches]
-
-    return run
 
 
 def trial_batches(source: GraphSource) -> list[PaddedBatch]:
@@ -86,33 +70,19 @@ def trial_batches(source: GraphSource) -> list[PaddedBatch]:
     ]
 
 
-def _try(source: GraphSource, provider: str, run: RunBatches) -> float:
-    """Return how far the device's answers are from a CPU's, as a share of the largest value."""
+def _try(source: GraphSource, provider: str, try_form: TryForm) -> float:
+    """Return how much the GPU's outputs differ from a CPU's, relative to the largest value."""
     batches = trial_batches(source)
     try:
-        found = run(source, batches)
+        found = try_form(source, batches).outputs
     except (BackendError, StartProblem) as error:
         raise _problem(source, provider, str(error)) from error
-    alone = msgspec.structs.replace(source, digest="", profile="fp32")
-    on_cpu = running(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
-    try:
-        expected = on_cpu(alone, batches)
-    except (BackendError, StartProblem):
-        expected = found
-    return max(map(_moved, expected, found, batches))
-
-
-def _moved(expected: FloatArray, found: FloatArray, batch: PaddedBatch) -> float:
-    if expected.shape != found.shape:
-        return np.inf
-    real = batch.mask > 0 if expected.ndim > batch.mask.ndim else ...
-    largest = float(np.abs(expected[real]).max()) or 1.0
-    moved = float(np.abs(expected[real] - found[real]).max()) / largest
-    return moved if np.isfinite(moved) else np.inf
+    return largest_difference(run_on_cpu(source, batches) or found, found, batches)
 
 
 def _problem(source: GraphSource, provider: str, reason: str) -> ModelProblem:
     return ModelProblem(
-        f"{source.path}: it has no form for `{provider}` and cannot run there as it is: {reason}; "
-        "import the model again with `sluicegate models import`, which writes forms for GPUs"
+        f"{source.path}: the model has no graph for `{provider}`, and its graph for CPUs cannot "
+        f"run there: {reason}; import the model again with `sluicegate models import`, which "
+        "writes graphs for GPUs"
     )

@@ -1,7 +1,7 @@
-"""Tries forms of a graph, in this process or in a child that a broken form may end.
+"""Tries forms of a graph, in this process or in a child process.
 
-A kernel that reads an illegal address breaks the device for its whole process: no later run of any
-form succeeds there.
+A form is a copy of the graph that is optimized for one kind of device. A kernel that reads an
+illegal address makes the device unusable for its process, so GPUs are tried in a child process.
 """
 
 import gc
@@ -16,40 +16,42 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, OutOfMemory, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.padded_batch import PaddedBatch
 from backends.gpus import GPU_PROVIDERS
 from backends.settings import BackendSettings, Provider
-from backends.types import FloatArray
+from backends.types import FloatArray, IntArray
 
-# Seconds for one form. TensorRT builds engines in minutes; CUDA may compile its kernels for a card
-# that is newer than they are.
+# Seconds for one form. TensorRT takes minutes to build an engine, and CUDA may have to compile its
+# kernels for a newer GPU.
 _PATIENCE: Mapping[Provider, float] = MappingProxyType({"cuda": 300.0, "tensorrt": 1800.0})
-# Seconds in which a process ends whose pipe is closed.
+# Seconds within which a child process ends after its pipe was closed.
 _ENDING = 10.0
-# Who ends a process in this way, as the kernel does for want of memory, says nothing of its form.
+# These signals come from the kernel if memory is short, or from an operator: the form may be good.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class FormTrial(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds what a form answered to each batch, and its cost."""
+    """Holds a form's output for each batch, and its cost model."""
 
     outputs: list[FloatArray]
     cost: CostModel
 
 
 TryForm = Callable[[GraphSource, Sequence[PaddedBatch]], FormTrial]
-"""Runs batches through a form; raises `BackendError` or `StartProblem` where it cannot run."""
+"""Runs batches through a form; raises `BackendError` or `StartProblem` if the form cannot run."""
 
 
-def trying(open_executor: OpenExecutor) -> TryForm:
-    """Return what tries forms in this process."""
+def local_trials(open_executor: OpenExecutor) -> TryForm:
+    """Return a function that tries forms in this process."""
 
     def try_form(source: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
         executor = open_executor(source)
@@ -59,11 +61,44 @@ def trying(open_executor: OpenExecutor) -> TryForm:
     return try_form
 
 
-class ChildTrials:
-    """Tries forms in a child process, which starts with the first and is replaced when it ends.
+def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[FloatArray] | None:
+    """Return the correct outputs of a graph; `None` if the CPU lacks kernels for it.
 
-    `make_opener` is called in the child, so it must be one that can be pickled. A form that takes
-    more than `patience` seconds hangs.
+    The CPU is the reference, because another device may run a graph for CPUs incorrectly.
+    """
+    reference = msgspec.structs.replace(source, digest="", profile="fp32")
+    on_cpu = local_trials(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
+    try:
+        return on_cpu(reference, batches).outputs
+    except (BackendError, StartProblem):
+        return None
+
+
+def largest_difference(
+    expected: Sequence[FloatArray], found: Sequence[FloatArray], batches: Sequence[PaddedBatch]
+) -> float:
+    """Return how much outputs differ, relative to the largest value; infinite for NaN."""
+    return max(
+        _difference(right, other, batch.mask)
+        for right, other, batch in zip(expected, found, batches, strict=True)
+    )
+
+
+def _difference(expected: FloatArray, found: FloatArray, mask: IntArray) -> float:
+    if expected.shape != found.shape:
+        return np.inf
+    if expected.ndim > mask.ndim:
+        expected, found = expected[mask > 0], found[mask > 0]
+    largest = float(np.abs(expected).max()) or 1.0
+    moved = float(np.abs(expected - found).max()) / largest
+    return moved if np.isfinite(moved) else np.inf
+
+
+class ChildTrials:
+    """Tries forms in a child process, which starts with the first trial.
+
+    A child process that ends is replaced at the next trial. `make_opener` runs in the child, so it
+    must be picklable. A form that takes more than `patience` seconds fails.
     """
 
     def __init__(self, make_opener: Callable[[], OpenExecutor], *, patience: float) -> None:
@@ -83,7 +118,7 @@ class ChildTrials:
         self._end()
 
     def __call__(self, source: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
-        """Try a form as `TryForm` does; it is `OutOfMemory` too where the child was killed."""
+        """Try a form as `TryForm` does; also raises `OutOfMemory` if the child was killed."""
         process, connection = self._start()
         try:
             connection.send((source, batches))
@@ -93,12 +128,12 @@ class ChildTrials:
             self._end()
             if process.exitcode in _KILLED:
                 raise OutOfMemory(
-                    "the process that tried the form was killed, perhaps for want of memory"
+                    "the process that tried the form was killed; memory may be short"
                 ) from None
             raise ModelFailed("the process that tried the form ended") from None
         if answer is None:
             self._end()
-            raise ModelFailed(f"the form has not answered for {self.patience:g} s")
+            raise ModelFailed(f"the form did not answer within {self.patience:g} s")
         if isinstance(answer, FormTrial):
             return answer
         if isinstance(answer, ExecutorDied):
@@ -107,7 +142,7 @@ class ChildTrials:
 
     def _start(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
         if self._child is None:
-            # A fork would share what CUDA has in this process, which it forbids.
+            # CUDA does not work in a forked process.
             context = multiprocessing.get_context("spawn")
             connection, other = context.Pipe()
             process = context.Process(target=_serve, args=(other, self._make_opener), daemon=True)
@@ -128,7 +163,7 @@ class ChildTrials:
 def form_trials(
     settings: BackendSettings,
 ) -> Callable[[], AbstractContextManager[TryForm | None]]:
-    """Return what makes trials of forms: of those for GPUs in a child process."""
+    """Return a function that opens form trials; trials for GPUs run in a child process."""
     if settings.provider not in GPU_PROVIDERS:
         return nullcontext
     opener = partial(executor_opener, settings)
@@ -136,11 +171,11 @@ def form_trials(
 
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
-    """Try what arrives until the parent ends."""
-    # The parent logs what came of it, and ends this process.
+    """Try the forms that the parent sends, until it closes the pipe."""
+    # Nothing is logged here, because the parent logs the results.
     logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try_form = trying(make_opener())
+    try_form = local_trials(make_opener())
     while True:
         try:
             source, batches = connection.recv()
@@ -150,9 +185,9 @@ def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> N
         try:
             answer = try_form(source, batches)
         except (BackendError, StartProblem) as error:
-            # Its cause may be an error of a library that cannot be pickled.
+            # The cause may be a library's error that cannot be pickled.
             answer = error.with_traceback(None)
             answer.__cause__ = answer.__context__ = None
-            # Errors hold the sessions that were opened, and they hold the device's memory.
+            # Errors keep sessions alive, and sessions keep memory of the device.
             gc.collect()
         connection.send(answer)

@@ -1,4 +1,4 @@
-"""Accepts or refuses a variant by comparing its answers with those of fp32 on a golden set."""
+"""Accepts or refuses a variant by comparing its outputs with fp32 on a golden set."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from backends.types import FloatArray, IntArray
 
-# What a model's answers are judged by: the label of a text, the label of every token, the order of
-# the documents of a query, or the direction of a text's vector and which other is nearest.
+# What is compared: the label of a text, the label of each token, the order of a query's documents,
+# or a text's vector (its direction, and which other text is nearest).
 Measure = Literal["labels", "tokens", "order", "vectors"]
 CHANGES: dict[Measure, str] = {
     "labels": "of labels flip",
@@ -22,17 +22,18 @@ CHANGES: dict[Measure, str] = {
 }
 _SURE = 0.95
 _Z = NormalDist().inv_cdf(_SURE)
-# Scores that are nearer to each other are a tie, which rounding may decide either way.
+# Scores that are closer than this are a tie, which rounding may decide either way.
 _TIE = 1e-6
 _COSINE_SHARE = 0.01
-# Similarities are computed for so many texts at a time: all of them would fill the memory.
+# Similarities are computed for this many texts at a time, to bound memory.
 _BLOCK = 1024
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds a candidate's loss: shares of the golden set, logits in their own unit.
+    """Bounds the loss of a candidate.
 
-    `flips` bounds each share of answers that change, `cosine` the vectors of 99 % of the texts.
+    `flips` bounds the share of outputs that change. `accuracy_loss` is a difference of shares.
+    `cosine` must be exceeded by 99 % of the texts. `logit` bounds the change of any logit.
     """
 
     flips: float = 0.01
@@ -42,13 +43,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the numbers of a comparison; `reasons` is empty when it is accepted.
+    """Holds the result of a comparison; the candidate is accepted if `reasons` is empty.
 
-    `rows` counts the texts, of an order the queries. `flips` is the share that changed and
-    `flips_at_most` what it is at most in all texts like these, with a certainty of 95 %; `swaps`
-    the share of a query's pairs of documents whose order changed. `logit_mean`, `logit_p99` and
-    `logit_worst` are distances of single numbers. The accuracies are there when the golden set has
-    labels; of `cosine` 99 % of the texts have more.
+    `rows` counts texts, or queries if documents are ranked. `flips` is the share that changed, and
+    `flips_at_most` its upper bound with a certainty of 95 %. `swaps` is the share of document pairs
+    whose order changed. `logit_mean`, `logit_p99` and `logit_worst` are absolute changes. 99 % of
+    the texts have a larger cosine than `cosine`. The accuracies are set if the golden set has
+    labels.
     """
 
     measure: Measure = "labels"
@@ -72,14 +73,15 @@ def judge(
     *,
     expected: Sequence[int] | None = None,
     bounds: Bounds,
-    several: bool = False,
+    multi_label: bool = False,
     measure: Measure = "labels",
     owners: IntArray | None = None,
 ) -> Verdict:
     """Compare outputs line by line; `expected` holds the right column of each line.
 
-    `owners` numbers the text of each token's line, and of an order the query of each document's.
-    With `several` labels at once each logit's sign is a decision, and a line flips with any.
+    `owners` holds, for each line, the index of a token's text or of a document's query. With
+    `multi_label`, a text may have several labels: the sign of each logit is one decision, and a
+    line flips if any decision changes.
     """
     moved = np.abs(candidate - reference)
     owned: IntArray = np.arange(len(reference), dtype=np.int32) if owners is None else owners
@@ -90,7 +92,7 @@ def judge(
     elif measure == "vectors":
         shares = _other_neighbours(_directions(reference), _directions(candidate))
     else:
-        shares = _by_owner(_flipped(reference, candidate, several=several), owned)
+        shares = _by_owner(_flipped(reference, candidate, multi_label=multi_label), owned)
     flips = float(shares.mean())
     verdict = Verdict(
         measure=measure,
@@ -115,22 +117,24 @@ def judge(
 
 
 def at_most(share: float, units: int) -> float:
-    """Return the upper end of the one-sided 95 % interval of a share (Wilson 1927)."""
+    """Return the upper end of the one-sided 95 % Wilson interval of a share (Wilson 1927)."""
     centre = share + _Z**2 / (2 * units)
     spread = _Z * math.sqrt(max(share * (1 - share), 0.0) / units + (_Z / (2 * units)) ** 2)
     return min((centre + spread) / (1 + _Z**2 / units), 1.0)
 
 
 def units_needed(share: float, bound: float) -> int:
-    """Return how many texts with this `share` of changes show that it is within a larger `bound`.
+    """Return how many texts are needed to show that a `share` of changes is within `bound`.
 
-    Where none changes, 268 texts show that 1 % at most do; where half a per cent does, 1,072.
+    For a bound of 1 %, no change in 268 texts is enough, or half a per cent in 1,072 texts.
     """
     return math.ceil(_Z**2 * bound * (1 - bound) / (bound - share) ** 2)
 
 
-def _flipped(reference: FloatArray, candidate: FloatArray, *, several: bool) -> NDArray[np.bool_]:
-    if several:
+def _flipped(
+    reference: FloatArray, candidate: FloatArray, *, multi_label: bool
+) -> NDArray[np.bool_]:
+    if multi_label:
         signs: NDArray[np.bool_] = ((reference > 0) != (candidate > 0)).any(axis=1)
         return signs
     labels: NDArray[np.bool_] = reference.argmax(axis=1) != candidate.argmax(axis=1)
@@ -138,7 +142,7 @@ def _flipped(reference: FloatArray, candidate: FloatArray, *, several: bool) -> 
 
 
 def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float64]:
-    """Return the share that changed of each text: its tokens are not independent of each other."""
+    """Return the share of each text's lines that changed; tokens of a text are not independent."""
     counts = np.bincount(owners)
     found = counts > 0
     shares: NDArray[np.float64] = np.bincount(owners, changed)[found] / counts[found]
@@ -148,7 +152,7 @@ def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float6
 def _reordered(
     reference: FloatArray, candidate: FloatArray, owners: IntArray
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return of each query whether another document is first, and the share of swapped pairs."""
+    """Return for each query whether its first document changed, and the share of swapped pairs."""
     first, swapped = [], []
     for owner in np.unique(owners):
         before, after = reference[owners == owner], candidate[owners == owner]
@@ -166,7 +170,7 @@ def _directions(vectors: FloatArray) -> FloatArray:
 
 
 def _other_neighbours(reference: FloatArray, candidate: FloatArray) -> NDArray[np.float64]:
-    """Return of each text whether another one is nearest to it; ties in fp32 are no change."""
+    """Return for each text whether its nearest neighbour changed; a tie in fp32 is no change."""
     changed = []
     for start in range(0, len(reference), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(reference)))
@@ -184,37 +188,40 @@ def _accuracy(logits: FloatArray, expected: Sequence[int] | None) -> float | Non
 
 
 def _reasons(verdict: Verdict, bounds: Bounds) -> list[str]:
-    # Written so that a NaN, which compares with nothing, is a reason and not a pass.
+    # The conditions are negated, so that a NaN gives a reason.
     reasons = _share_reasons(verdict.flips, verdict, bounds.flips, CHANGES[verdict.measure])
     if verdict.swaps is not None and not verdict.swaps <= bounds.flips:
-        reasons.append(f"{verdict.swaps:.2%} of pairs are swapped, {bounds.flips:.2%} may be")
+        reasons.append(f"{verdict.swaps:.2%} of pairs are swapped, but only {bounds.flips:.2%} may")
     if verdict.cosine is not None and not verdict.cosine >= bounds.cosine:
         reasons.append(
-            f"of 1% of the texts the cosine to fp32 is {verdict.cosine:.4f} or less, "
-            f"{bounds.cosine:g} is the least"
+            f"1% of the texts have a cosine to fp32 of {verdict.cosine:.4f} or less, but at least "
+            f"{bounds.cosine:g} is required"
         )
     if bounds.logit is not None and not verdict.logit_worst <= bounds.logit:
-        reasons.append(f"a logit moves by {verdict.logit_worst:.3g}, {bounds.logit:g} is allowed")
+        reasons.append(
+            f"a logit changes by {verdict.logit_worst:.3g}, but at most {bounds.logit:g} is allowed"
+        )
     if not np.isfinite(verdict.logit_worst):
-        reasons.append("a logit is no number")
+        reasons.append("a logit is NaN or infinite")
     if verdict.accuracy_before is not None and verdict.accuracy_after is not None:
         loss = verdict.accuracy_before - verdict.accuracy_after
         if not loss <= bounds.accuracy_loss:
             reasons.append(
-                f"accuracy falls by {100 * loss:.2f} points, {100 * bounds.accuracy_loss:.2f} may"
+                f"accuracy falls by {100 * loss:.2f} points, but at most "
+                f"{100 * bounds.accuracy_loss:.2f} are allowed"
             )
     return reasons
 
 
 def _share_reasons(share: float, verdict: Verdict, bound: float, change: str) -> list[str]:
-    """Refuse a share over its bound, and one that so few texts do not show to be within it."""
+    """Return a reason if the share exceeds its bound, or if there are too few texts to know."""
     if not share <= bound:
-        return [f"{share:.2%} {change}, {bound:.2%} may"]
-    # A bound of zero says that none of these texts may change: no number of them shows more.
+        return [f"{share:.2%} {change}, but only {bound:.2%} may"]
+    # More texts cannot show that a bound of zero is kept.
     if bound == 0 or verdict.flips_at_most <= bound:
         return []
     unit = "queries" if verdict.measure == "order" else "texts"
     needed = f"{units_needed(share, bound):,} or more" if share < bound else "more"
-    seen = f"{share:.2%} {change} and {bound:.2%} may"
-    few = f"{verdict.rows} {unit} are too few to know: it may be {verdict.flips_at_most:.2%}"
-    return [f"{seen}, but {few}; judge by {needed}"]
+    seen = f"{share:.2%} {change}, and {bound:.2%} may"
+    few = f"with {verdict.rows} {unit} the share may be {verdict.flips_at_most:.2%}"
+    return [f"{seen}, but {few}; use {needed} {unit}"]

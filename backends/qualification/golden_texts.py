@@ -1,4 +1,4 @@
-"""Makes and reads the texts that calibrate and evaluate: lines, or a CSV with pairs and labels."""
+"""Reads or generates the texts that calibrate and evaluate variants."""
 
 import csv
 from collections import Counter
@@ -17,15 +17,15 @@ from backends.types import Text
 _TEXT = ("text", "sentence", "query", "prompt", "premise")
 _PAIR = ("text_pair", "pair", "document", "choice", "hypothesis")
 _LABEL = ("label", "category", "intent")
-# Documents of a query made of plain texts, and the most queries.
+# Pairs made of plain texts: documents for each query, and the most queries.
 _DOCUMENTS, _QUERIES = 4, 1000
 _TEXTS = 512
 
 
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts or pairs of them, and their labels where they are known.
+    """Holds texts or pairs of texts, and their labels if they are known.
 
-    `groups` numbers the query of each pair, in their order, where documents are ranked.
+    `groups` numbers the query of each pair; it is set only if documents are ranked.
     """
 
     texts: list[Text]
@@ -33,10 +33,10 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[int] | None = None
 
     def suited_to(self, measure: Measure, *, reads_pairs: bool) -> Self:
-        """Return it as a model of this kind reads it.
+        """Return the texts in the form that a model reads.
 
-        Of plain texts pairs are made for a model that reads pairs: each with the next ones.
-        Of pairs a model that reads single texts gets both.
+        For a model of pairs, each plain text is paired with the texts after it. For a model of
+        single texts, each pair becomes two texts.
         """
         if measure in ("tokens", "vectors"):
             parts = [[text] if isinstance(text, str) else text for text in self.texts]
@@ -58,7 +58,7 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, texts=kept, groups=groups, labels=None)
 
     def split(self) -> tuple[Self, Self]:
-        """Return a third of the texts to calibrate on, and the others to judge by."""
+        """Return a third of the texts for calibration, and the others for evaluation."""
         places = range(len(self.texts))
         first, second = (
             [place for place in places if (place % 3 == 0) is third] for third in (True, False)
@@ -66,7 +66,7 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
         return self.take(first), self.take(second)
 
     def take(self, places: Sequence[int]) -> Self:
-        """Return the texts of these places."""
+        """Return the texts at the given indices."""
         return msgspec.structs.replace(
             self,
             texts=[self.texts[place] for place in places],
@@ -76,7 +76,7 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_texts(count: int = _TEXTS) -> list[str]:
-    """Return texts of as many words as sentences have: half of them under ten, few over thirty."""
+    """Return generated texts as long as usual sentences: half have under ten words, few over 30."""
     random = np.random.default_rng(0)
     words = np.array(" ".join(ORDINARY).split())
     lengths = np.clip(random.lognormal(2.2, 0.6, count), 1, 60).astype(int)
@@ -84,10 +84,12 @@ def default_texts(count: int = _TEXTS) -> list[str]:
 
 
 def read_golden(path: Path) -> GoldenSet:
-    """Read a `.csv` with a header that names a text and maybe a pair or label, or lines.
+    """Read a text file with one text per line, or a `.csv` with texts, pairs and labels.
+
+    The header of a `.csv` names the columns.
 
     Raises:
-        StartProblem: the file cannot be read, or holds no text.
+        StartProblem: the file cannot be read, or has no text.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -99,7 +101,7 @@ def read_golden(path: Path) -> GoldenSet:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StartProblem(f"cannot read `{path}`: {error}") from None
     if not golden.texts:
-        raise StartProblem(f"`{path}` holds no texts")
+        raise StartProblem(f"`{path}` has no texts")
     return golden
 
 
@@ -110,7 +112,7 @@ def _csv(lines: list[str], path: Path) -> GoldenSet:
         next((name for name in names if name in columns), None) for names in (_TEXT, _PAIR, _LABEL)
     )
     if text is None:
-        raise StartProblem(f"`{path}` needs a column `text`; it has {', '.join(columns)}")
+        raise StartProblem(f"`{path}` needs a column `text`; it has only {', '.join(columns)}")
     found = [row for row in rows if (row[text] or "").strip()]
     labels = [row[label] or "" for row in found] if label is not None else None
     texts: list[Text] = [
@@ -120,7 +122,7 @@ def _csv(lines: list[str], path: Path) -> GoldenSet:
 
 
 def _searches(texts: list[str], *, documents: int) -> list[Text]:
-    """Return queries with documents: each text, up to a thousand, with the ones after it."""
+    """Return pairs: each of the first thousand texts with the texts that follow it."""
     unique = list(dict.fromkeys(texts))
     reach = min(documents, len(unique) - 1)
     return [

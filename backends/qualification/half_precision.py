@@ -1,8 +1,8 @@
-"""Decides in which precision a GPU computes a graph in fp32: in fp16 where that is right and quick.
+"""Decides whether a GPU computes an fp32 graph in fp16.
 
-A GPU has fast products in fp16 and TF32 alone. TF32 keeps the range of fp32. What fp16 changes is
-measured: its answers to a thousand texts are compared with those of fp32 on the CPU of this
-machine. A revision may bring texts of its own.
+A GPU has fast matrix products only in fp16 and TF32. TF32 keeps the range of fp32. The effect of
+fp16 is measured: the outputs of about a thousand texts are compared with fp32 on this machine's
+CPU. A revision may have its own texts in `texts.txt`.
 """
 
 import logging
@@ -23,7 +23,7 @@ from backends.gpus import GPU_PROVIDERS
 from backends.qualification.forms import QuickestForm, find_forms
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
-from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.qualification.text_runs import make_batches, run_texts
 from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
@@ -32,22 +32,23 @@ from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"
 TEXTS = "texts.txt"
-# Part of the record's key: another way to judge asks for a new judgement.
+# Part of the record's key. Raise it when the way to judge changes.
 _METHOD = "2"
 _TEXTS = 1024
 _ROWS = 64
 
 
 class HalfVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds why a graph is not computed in fp16 here; without `reasons` it is."""
+    """Holds why fp16 was refused; fp16 is accepted if `reasons` is empty."""
 
     reasons: list[str] = []
 
 
 class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Describes a model whose precision is chosen: its graph in `source`, and its tokenizer.
+    """Describes a model whose precision is to be chosen.
 
-    `encode` makes rows of texts; `trim` counts the special tokens before and after a text.
+    `source` is its graph. `encode` turns texts into rows. `trim` counts the special tokens before
+    and after a text.
     """
 
     folder: Path
@@ -67,13 +68,14 @@ def choose_profile(
     open_executor: Callable[[GraphSource], ModelExecutor],
     find: Callable[[GraphSource], QuickestForm],
 ) -> str:
-    """Return the precision that a graph runs in: the declared one, but for fp32 on a GPU.
+    """Return the precision to run a graph in.
 
-    `find` returns the quickest form in the precision of a source. That in fp16 is judged once, for
-    each digest and kind of machine.
+    It is the declared precision, except for an fp32 graph on a GPU. `find` returns the quickest
+    form in the precision of its argument. The fp16 form is judged once per digest and kind of
+    machine.
 
     Raises:
-        ExecutorDied: the form in fp16 broke the device; it is refused from then on.
+        ExecutorDied: the fp16 form broke the device. It is not tried again.
     """
     source = subject.source
     if provider not in GPU_PROVIDERS or source.profile != "fp32" or source.upstream is not None:
@@ -94,7 +96,7 @@ def choose_profile(
     except ExecutorDied:
         raise
     except (BackendError, StartProblem) as error:
-        # Memory may have been short, or a process killed: the next start judges again.
+        # Memory may have been short, or a process was killed. The next start judges again.
         _log.warning(
             "fp16 could not be judged", extra={"model": str(subject.folder), "why": str(error)}
         )
@@ -105,9 +107,9 @@ def choose_profile(
 def _is_quicker(
     half: QuickestForm, other: GraphSource, *, find: Callable[[GraphSource], QuickestForm]
 ) -> bool:
-    """Return whether a form in fp16 runs here, and is quicker than those in another precision.
+    """Return whether the fp16 form runs here, and is quicker than forms in the other precision.
 
-    TensorRT needs no such comparison: an engine in fp16 keeps the layers that are quicker in fp32.
+    TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """
     if half.file == other.path.name:
         return False
@@ -125,7 +127,7 @@ def _read_verdict(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> HalfVerdict:
-    """Return the verdict on a form, judged now where there is none."""
+    """Return the recorded verdict on a form; judge the form if there is none."""
     path = subject.folder / RECORD
     key = machine_key(_METHOD, subject.digest, provider, form.file)
     verdict = read_record(path, key, HalfVerdict)
@@ -134,7 +136,7 @@ def _read_verdict(
     try:
         verdict = HalfVerdict(reasons=_judge(subject, form, open_executor=open_executor))
     except ExecutorDied:
-        # The process that replaces this one must not break the device again.
+        # The process that replaces this one must not try the form again.
         write_record(path, key, HalfVerdict(reasons=[f"`{form.file}` broke the device"]))
         raise
     write_record(path, key, verdict)
@@ -149,7 +151,7 @@ def _judge(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return why the answers of a form in fp16 are none of this model, if they are not.
+    """Return why the outputs of an fp16 form are not good enough; empty if they are.
 
     Raises:
         BackendError: a run failed.
@@ -160,28 +162,28 @@ def _judge(
         subject.source, profile="fp16", path=subject.source.path.with_name(form.file)
     )
     golden, rows = _read_texts(subject)
-    # Other models may be served meanwhile: half of the cores are theirs.
+    # Half of the cores, because other models may be served meanwhile.
     threads = max(1, usable_cores() // 2)
     reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
     candidate = open_executor(half)
-    before, owners = _answers(subject, reference, rows)
-    after, _ = _answers(subject, candidate, rows)
+    before, owners = _outputs(subject, reference, rows)
+    after, _ = _outputs(subject, candidate, rows)
     measure, _ = kind_of(subject.manifest)
     return judge(
         before,
         after,
         bounds=Bounds(),
-        several=getattr(subject.manifest, "function", "") == "sigmoid",
+        multi_label=getattr(subject.manifest, "function", "") == "sigmoid",
         measure=measure,
         owners=owners if golden.groups is None else np.array(golden.groups, dtype=np.int32),
     ).reasons
 
 
 def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
-    """Return the texts to judge by as the model reads them, with their rows.
+    """Return the texts to judge by, as the model reads them, and their rows.
 
     Raises:
-        StartProblem: the revision's file cannot be read, or has no text that the model reads.
+        StartProblem: the revision's file cannot be read, or the model can read none of its texts.
     """
     own = subject.folder / TEXTS
     golden = read_golden(own) if own.exists() else GoldenSet(texts=[*default_texts(_TEXTS)])
@@ -193,14 +195,14 @@ def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
     rows = subject.encode([prompt + t if isinstance(t, str) else t for t in golden.texts])
     read = [n for n, row in enumerate(rows) if len(row.ids) <= subject.manifest.max_tokens]
     if not read:
-        raise StartProblem(f"`{own}`: the model reads none of its texts")
+        raise StartProblem(f"`{own}`: every text is too long for the model; add shorter texts")
     return golden.take(read), [rows[place] for place in read]
 
 
-def _answers(
+def _outputs(
     subject: HalfSubject, executor: ModelExecutor, rows: Sequence[Encoding]
 ) -> tuple[FloatArray, IntArray]:
-    """Return what is judged of each row, and the number of the row of each line."""
+    """Return the outputs to compare, and the index of the row of each line."""
     manifest, output = subject.manifest, subject.source.first_output
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         executor, output = PoolingExecutor(executor, manifest.pooling), OutputKind.POOLED
@@ -209,7 +211,7 @@ def _answers(
     if isinstance(manifest, ClassifierManifest):
         measure, _ = kind_of(manifest)
         return (rank_scores(found) if measure == "order" else found), owners
-    # Of an encoder of tokens alone, the mean of them is the vector of a text.
+    # An encoder without a pooled output is judged by the mean of its token vectors.
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     counts = np.diff(starts, append=len(owners)).astype(np.float32)
     means = (np.add.reduceat(found, starts, axis=0) / counts[:, None]).astype(np.float32)

@@ -1,8 +1,7 @@
-"""Measures how much a row's answer depends on the rows beside it.
+"""Measures batch invariance: how much a row's output depends on the rows beside it.
 
-A graph that takes a scale from its whole input (dynamic quantization) answers a row differently
-among other rows. Sharing batches would then let one tenant's text change another's answer, and a
-result cache would keep it.
+A dynamically quantized graph computes a scale from its whole input, so a row's output changes with
+its batch. One tenant's text could then change another's result, and a cache would keep it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.padded_batch import pad
 from backends.types import FloatArray, IntArray, OutputKind
 
-# Any letters do: what counts is that lengths differ, and that outliers are like nothing else.
+# Texts of different lengths. Outliers are unlike ordinary text.
 ORDINARY = (
     "My card has not arrived yet, and it has been more than two weeks since I ordered it.",
     "Good.",
@@ -34,10 +33,10 @@ _MATES = 3
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much a row's output moves, as a share of its maximum; 0 is bitwise equal.
+    """Holds how much a row's output changes, relative to its largest value; 0 is bitwise equal.
 
-    `mates`: other rows beside it, at equal shape and place. `shapes`: alone instead of among
-    others, without padding instead of padded.
+    `mates` is the change with other rows in the batch, at the same shape and place. `shapes` is the
+    change if the row runs alone and without padding.
     """
 
     mates: float
@@ -45,7 +44,7 @@ class Invariance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares_batches(self) -> bool:
-        """Whether rows of different callers may run together."""
+        """Whether rows of different callers may run in one batch."""
         return self.mates == 0.0
 
 
@@ -56,10 +55,10 @@ def measure_invariance(
     encode: Callable[[Sequence[str]], list[IntArray]],
     max_tokens: int,
 ) -> Invariance:
-    """Run a few rows alone, and among ordinary and unusual ones.
+    """Run a few rows alone, among ordinary rows, and among outliers.
 
     Raises:
-        ModelFailed: the executor cannot run them, or makes no numbers of them.
+        ModelFailed: the executor fails, or an output has a NaN or an infinity.
     """
     ordinary = [row[:max_tokens] for row in encode(ORDINARY)]
     outliers = [row[:max_tokens] for row in encode(OUTLIERS)]
@@ -76,7 +75,7 @@ def measure_invariance(
 
 
 class _InvarianceProbe:
-    """Runs one row in batches of one length, always in the same place."""
+    """Runs one row in batches of one length, always at the same place."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class _InvarianceProbe:
         batch = pad(rows, self._output, length=length)
         result: FloatArray = self._executor.run(batch)[place]
         if not np.isfinite(result).all():
-            raise ModelFailed("its output holds what is no number: a weight may be NaN or infinite")
+            raise ModelFailed("the output has a NaN or an infinity; check the model's weights")
         return result[: len(self._subject)] if self._output is OutputKind.TOKENS else result
 
 
@@ -109,5 +108,5 @@ def _moved(before: FloatArray, after: FloatArray) -> float:
         return 0.0
     largest = float(np.abs(before).max()) or 1.0
     moved = float(np.abs(before - after).max()) / largest
-    # Bits may differ where values do not (a zero's sign), and NaN is as far off as can be.
+    # Equal values may have different bits (the sign of zero). NaN counts as an infinite change.
     return moved if moved > 0.0 else float(np.finfo(np.float32).tiny) if moved == 0.0 else np.inf

@@ -1,4 +1,4 @@
-"""Decides, when a model is loaded, that it is served and that its rows share batches."""
+"""Decides, when a model is loaded, whether it is served, and whether its rows share batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,17 +17,18 @@ from backends.types import IntArray, OutputKind
 
 _log = logging.getLogger(__name__)
 RECORD = ".admitted.json"
-# Part of the record's key: another way to measure asks for new measurements.
+# Part of the record's key. Raise it when the way to measure changes.
 _METHOD = "3"
 _MAX_TOKENS = 48
-# How far padding and other rows may move an output, as a share of its largest value.
+# How much padding and other rows may change an output, relative to its largest value.
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model whose graph is open and not yet served; `is_remote`: elsewhere.
+    """Describes a model whose graph is open but not served yet.
 
-    `last_token` is that of the highest id in the file `tokenizer`.
+    `last_token` is the token with the highest id in the file `tokenizer`, and its id. `is_remote`
+    is true if an upstream server runs the graph.
     """
 
     name: str
@@ -47,19 +48,18 @@ Qualify = Callable[[Candidate], bool]
 
 
 def qualify_unmeasured(_: Candidate) -> bool:
-    """Let every row share batches; for executors that are known to keep rows apart."""
+    """Return true; for executors that are known to be batch-invariant."""
     return True
 
 
 def qualify(candidate: Candidate) -> bool:
     """Return whether rows may share batches; measured once per digest and kind of machine.
 
-    An upstream is measured each time: its machine is unknown.
+    An upstream server is measured each time, because its machine is unknown.
 
     Raises:
-        ModelProblem: a shared row's answer moves with its padding by more than its precision
-            explains: such a graph is wrong, or reads no mask. Or it is an accepted variant
-            whose answers differ from those that it was accepted with.
+        ModelProblem: padding changes an output by more than the precision allows, as in a graph
+            that ignores its attention mask. Or a variant's outputs differ from its certificate.
     """
     provider, profile = candidate.executor.provider, candidate.profile
     key = machine_key(_METHOD, candidate.digest, provider, profile)
@@ -71,15 +71,15 @@ def qualify(candidate: Candidate) -> bool:
             write_record(path, key, found)
     if not found.shares_batches:
         _log.warning(
-            "a model's rows run alone: its answers depend on the rows beside them",
+            "the rows of a model run alone, because its outputs depend on the rows beside them",
             extra={"model": candidate.name, "moved": found.mates},
         )
         return False
     tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
     if not found.shapes <= tolerance:
         raise ModelProblem(
-            f"{candidate.folder}: padding moves its output by {found.shapes:.2g} of its largest "
-            f"value, and `{candidate.profile}` explains {tolerance:g}; the graph may ignore "
+            f"{candidate.folder}: padding changes an output by {found.shapes:.2g} of its largest "
+            f"value, but `{candidate.profile}` allows {tolerance:g}; check that the graph uses "
             "`attention_mask`"
         )
     return True
@@ -103,12 +103,12 @@ def _measure(candidate: Candidate) -> Invariance:
 
 
 def _check_last_token(candidate: Candidate) -> None:
-    """Refuse a tokenizer with tokens that the graph has no embeddings of."""
+    """Refuse a tokenizer with a token that the graph has no embedding for."""
     token, number = candidate.last_token
     try:
         candidate.executor.run(pad([np.array([number], dtype=np.int32)], candidate.outputs[0]))
     except ModelFailed:
         raise ModelProblem(
-            f"{candidate.tokenizer}: its token `{token}` has the id {number}, and the model has no "
-            "embedding of it; call `model.resize_token_embeddings(len(tokenizer))`, and save both"
+            f"{candidate.tokenizer}: the token `{token}` has the id {number}, which has no "
+            "embedding; call `model.resize_token_embeddings(len(tokenizer))`, and save both"
         ) from None

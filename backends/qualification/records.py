@@ -1,6 +1,6 @@
-"""Stores measurements of a model on this machine beside the model, so that restarts are fast.
+"""Stores measurements of a model on this machine in its folder, so that restarts are fast.
 
-The files are hidden: what is measured here belongs to no model's digest, and so to no revision.
+The files are hidden, because measurements are not part of a model's digest.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Says where and when something was measured: devices, versions of runtimes, and the date."""
+    """Holds where and when something was measured: devices, runtime versions, and the date."""
 
     devices: list[str] = []
     runtimes: list[str] = []
@@ -37,13 +37,13 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_key(*parts: str) -> str:
-    """Return a key of this kind of machine, its devices, the runtimes' versions and `parts`."""
+    """Return a digest of the kind of machine, its devices, the runtimes' versions and `parts`."""
     text = "\n".join([platform.machine(), _cpu(), *_gpus(), *_runtimes(), *parts])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def describe_machine() -> MachineInfo:
-    """Return what this machine and its runtimes are called, and today's date."""
+    """Return the names of this machine's devices and runtimes, and today's date."""
     lines = [line for line in _cpu().splitlines() if line.startswith("model name")]
     cpu = lines[0].partition(":")[2].strip() if lines else platform.machine()
     return MachineInfo(
@@ -54,7 +54,7 @@ def describe_machine() -> MachineInfo:
 
 
 def read_machine(path: Path) -> MachineInfo | None:
-    """Return where a record was measured, here or elsewhere."""
+    """Return the machine that a record was measured on."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Record).machine
     except (OSError, msgspec.DecodeError):
@@ -62,7 +62,7 @@ def read_machine(path: Path) -> MachineInfo | None:
 
 
 def read_record(path: Path, key: str, kind: type[T]) -> T | None:
-    """Return what was measured under `key`, if it was."""
+    """Return the measurement if it was recorded under `key`."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=_Record)
         return msgspec.json.decode(record.measured, type=kind) if record.key == key else None
@@ -71,7 +71,7 @@ def read_record(path: Path, key: str, kind: type[T]) -> T | None:
 
 
 def write_record(path: Path, key: str, measured: msgspec.Struct) -> bool:
-    """Keep what was measured; `False` where the folder cannot be written."""
+    """Record a measurement; return `False` if the folder cannot be written."""
     raw = msgspec.Raw(msgspec.json.encode(measured))
     record = _Record(key=key, machine=describe_machine(), measured=raw)
     return replace_file(path, msgspec.json.encode(record))
@@ -88,7 +88,6 @@ def _runtimes() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """Return the models of the NVIDIA GPUs that the driver knows."""
     try:
         texts = [path.read_text(encoding="utf-8") for path in sorted(_GPUS.glob("*/information"))]
     except (OSError, UnicodeDecodeError):
@@ -98,7 +97,7 @@ def _gpus() -> list[str]:
 
 
 def _cpu() -> str:
-    """Return what decides which kernels run: the model and its instruction sets."""
+    """Return the model and the instruction sets of the CPU, which decide which kernels run."""
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Runs texts through a graph in batches of like length, and measures the time."""
+"""Runs texts through a graph in batches of similar length, and measures the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,27 +13,27 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 
 _TURNS = 11
-# Of eleven turns the third slowest is a lower bound of the median, sure to 97 %: with a half that
-# each turn is below it, two or fewer of eleven are in 67 of 2,048 cases.
+# The third slowest of eleven rounds is a lower bound of the median with a certainty of 97 %. By
+# the binomial distribution, two or fewer rounds are below the median in 67 of 2,048 cases.
 _LOWER = 2
 
 
 class TextBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the rows of some texts as a graph takes them, and the indices of the texts."""
+    """Holds a padded batch, and the indices of its texts."""
 
     places: list[int]
     padded: PaddedBatch
 
 
 class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the rows a second of a graph, and the time within which 95 % of its batches ran."""
+    """Holds a graph's throughput in rows a second, and the 95th percentile of batch durations."""
 
     rows_per_second: float
     p95: float
 
 
 class Speedup(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how many times as fast as `before` a graph is, and what that is at least (97 %)."""
+    """Holds the ratio of two throughputs, and its lower bound with a certainty of 97 %."""
 
     before: SpeedSample
     after: SpeedSample
@@ -44,7 +44,7 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
 def make_batches(
     rows: Sequence[Encoding], *, size: int = 8, output: OutputKind = OutputKind.POOLED
 ) -> list[TextBatch]:
-    """Return the rows in batches of like length, shortest first."""
+    """Return batches of rows of similar length, shortest rows first."""
     order = iter(sorted(range(len(rows)), key=lambda place: len(rows[place].ids)))
     batches = []
     while places := list(islice(order, size)):
@@ -60,10 +60,10 @@ def make_batches(
 def run_texts(
     executor: ModelExecutor, batches: Sequence[TextBatch], *, trim: tuple[int, int] = (0, 0)
 ) -> tuple[FloatArray, IntArray]:
-    """Return the output of every text in their order, and the number of the text of each line.
+    """Return the outputs of all texts in order, and the index of the text of each line.
 
-    A text has one line, or one for each token but the first and last, as many as `trim` says. All
-    worker threads of the executor run.
+    A text has one line, or one line for each token. `trim` says how many tokens to leave out at
+    the beginning and end of a text. All worker threads of the executor run.
     """
     found: list[FloatArray] = [np.zeros((0, executor.dimensions), np.float32)] * _texts(batches)
     before, after = trim
@@ -99,10 +99,10 @@ def measure_speed(executor: ModelExecutor, batches: Sequence[TextBatch]) -> Spee
 def compare_speed(
     first: ModelExecutor, second: ModelExecutor, batches: Sequence[TextBatch]
 ) -> Speedup:
-    """Return the speed of `second` beside that of `first`, in turns on the same busy machine."""
+    """Return the speed of `second` relative to `first`, measured in alternating rounds."""
     turns = []
     for turn in range(_TURNS):
-        # Either goes first as often: a machine that slows down favours neither.
+        # The order alternates, so that a machine that slows down favours neither.
         order = (first, second) if turn % 2 else (second, first)
         samples = [measure_speed(executor, batches) for executor in order]
         turns.append(samples if turn % 2 else samples[::-1])
@@ -110,7 +110,7 @@ def compare_speed(
 
 
 def summarize_turns(turns: Sequence[Sequence[SpeedSample]]) -> Speedup:
-    """Return the speedup that eleven turns show, each a sample before and after."""
+    """Return the speedup of eleven rounds; each round has a sample before and after."""
     ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in turns)
     before, after = (_median(samples) for samples in zip(*turns, strict=True))
     return Speedup(
@@ -132,7 +132,7 @@ def _texts(batches: Sequence[TextBatch]) -> int:
 def _run_all(
     batches: Sequence[TextBatch], worker_threads: int, work: Callable[[TextBatch], object]
 ) -> None:
-    """Do `work` on every batch, in `worker_threads` threads; the first error of one is raised."""
+    """Call `work` for every batch in `worker_threads` threads, and raise the first error."""
     with ThreadPoolExecutor(worker_threads) as pool:
         for _ in pool.map(work, batches):
             pass

@@ -24,9 +24,9 @@ from backends.repository.triton import FILE as TRITON, read_triton
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all revisions of a model, and the `shares` of those that answer.
+    """Holds all revisions of a model, and in `shares` the traffic weight of each serving revision.
 
-    Without `shares` no readable file selects any.
+    `shares` is empty if the file that selects the revisions cannot be read.
     """
 
     folder: Path
@@ -35,11 +35,12 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the models of a repository, each after those it builds on, and its problems.
+    """Holds the models of a repository in dependency order, and its problems.
 
-    `blocked` names the models whose problem is caused by that of another, `waiting` those that
-    wait for an upstream server. `upstreams` holds the fingerprints of models that other servers
-    run, "" of those not ready.
+    A model comes after the models that it builds on. `blocked` names the models that cannot be
+    served because of another model's problem. `waiting` names the models whose upstream server is
+    not ready. `upstreams` holds the fingerprint of each model that another server runs; the
+    fingerprint is empty while the server is not ready.
     """
 
     models: dict[str, Model]
@@ -59,16 +60,17 @@ def read_catalogue(
     plans: Mapping[str, Serving] | None = None,
     assigned: Collection[str] = ("*",),
 ) -> Catalogue:
-    """Read every model; a broken one takes only those with it that build on it.
+    """Read every model of a repository.
 
-    With `assigned` patterns only models that match, and what these build on, are read.
+    A broken model blocks only the models that build on it. With `assigned` patterns, only the
+    matching models are read, and the models that they build on.
 
-    Of a name that is in `more` as well the model of `root` is read. `pinned` holds, for models
-    that are not to be served as their folders say, the shares of the revisions that answer; `plans`
-    come before what folders say, too.
+    If `root` and `more` both have a model of one name, the model of `root` is read. `pinned` holds
+    revisions and their weights by model name. `pinned` takes precedence over `plans`, and `plans`
+    over the files in the model's folder.
 
     Raises:
-        StartProblem: `root` or `more` is no directory.
+        StartProblem: `root` or `more` is not a directory.
     """
     reader = _CatalogueReader(pinned or {}, plans or {})
     reader.read_assigned({each.name: each for each in _model_folders(root, more)}, assigned)
@@ -79,7 +81,7 @@ def read_catalogue(
 
 
 class _CatalogueReader:
-    """Reads models into a catalogue; `found` holds those whose own files are in order."""
+    """Reads models into a catalogue; `found` holds the models whose own files are valid."""
 
     def __init__(
         self, pinned: Mapping[str, Mapping[str, int]], plans: Mapping[str, Serving]
@@ -90,7 +92,7 @@ class _CatalogueReader:
         self._plans = plans
 
     def read_assigned(self, folders: Mapping[str, Path], assigned: Collection[str]) -> None:
-        """Read the models that match, and what they build on."""
+        """Read the models that match a pattern, and the models that they build on."""
         reading = [name for name in folders if is_assigned(name, assigned)]
         for name in reading:
             self.read(folders[name])
@@ -99,14 +101,14 @@ class _CatalogueReader:
             reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
-        """Find what a folder serves: the model, and revisions that are models of their own."""
+        """Find the model of a folder, and the revisions that are served under their own names."""
         try:
             self._read(folder, _numbers(folder))
         except ModelProblem as error:
             self.catalogue.problems[folder.name] = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
+        except Exception as error:  # noqa: BLE001 - one broken model must not stop the others
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.catalogue.problems[folder.name] = f"{folder}: it cannot be read: {reason}"
+            self.catalogue.problems[folder.name] = f"{folder}: cannot be read: {reason}"
 
     def _read(self, folder: Path, numbers: list[str]) -> None:
         name, revisions = folder.name, self.catalogue.revisions
@@ -139,10 +141,10 @@ class _CatalogueReader:
         self.found |= found
 
     def find_upstreams(self, servers: Servers) -> None:
-        """Note which models other servers run, and the fingerprints of those servers.
+        """Note which models other servers run, and the fingerprints of those models.
 
-        What a server says of a model is part of its digest where there is no graph to tell one
-        from another.
+        The digest of a model without a local graph includes the fingerprint, because its files
+        alone do not tell two versions apart.
         """
         prints, problems = self.catalogue.upstreams, self.catalogue.problems
         for name, own in self.found.items():
@@ -155,8 +157,8 @@ class _CatalogueReader:
                 continue
             if not upstream.url:
                 problems[name] = (
-                    f"{own.folder}: name the `url` of its `upstream`, or set "
-                    "`SLUICEGATE_BACKEND_UPSTREAM_URL`"
+                    f"{own.folder}: no server is named; set `url` under `upstream` in "
+                    "`model.yaml`, or `SLUICEGATE_BACKEND_UPSTREAM_URL`"
                 )
                 continue
             if upstream not in prints:
@@ -169,7 +171,7 @@ class _CatalogueReader:
             self.found[name] = msgspec.structs.replace(own, digest=digest, upstream=upstream)
 
     def resolve(self, name: str, path: tuple[str, ...]) -> Model | None:
-        """Add `name` to the models after what it builds on; `None` where it cannot be served."""
+        """Add `name` after the models that it builds on; return `None` if it cannot be served."""
         models, problems = self.catalogue.models, self.catalogue.problems
         if name in models or name in problems or name not in self.found:
             return models.get(name)
@@ -189,7 +191,6 @@ class _CatalogueReader:
         return models[name]
 
     def _note_missing(self, name: str, needed: str) -> None:
-        """Record that `name` cannot be served because of what it builds on."""
         catalogue = self.catalogue
         is_broken = needed in catalogue.problems
         state = "is broken" if is_broken else "is not in the repository"
@@ -217,8 +218,8 @@ def _model_folders(root: Path, more: Path | None) -> list[Path]:
 def _numbers(folder: Path) -> list[str]:
     if not NAME.fullmatch(folder.name):
         raise ModelProblem(
-            f"{folder}: no model can have this name; rename the folder: at most 64 lower-case "
-            "letters, digits, `.`, `_`, `-`, a letter or digit first"
+            f"{folder}: the folder's name is not a valid model name; use at most 64 lower-case "
+            "letters, digits, `.`, `_` and `-`, beginning with a letter or digit"
         )
     numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
     if not numbers and is_as_saved(folder):
@@ -229,7 +230,7 @@ def _numbers(folder: Path) -> list[str]:
 
 
 def _source(folder: Path, *, is_planned: bool) -> str:
-    """Return what says which revisions of a model are served, as messages name it."""
+    """Return the name of the file or plan that selects a model's revisions, for messages."""
     if is_planned:
         return f"the operators' plan of `{folder.name}`"
     return str(folder / (FILE if (folder / FILE).is_file() else TRITON))
@@ -247,14 +248,13 @@ def _check_revisions(
             raise ModelProblem(f"{where}: there is no revision `{number}`")
     if shadow is not None and shadow.revision in shares:
         raise ModelProblem(
-            f"{where}: the `shadow` is revision `{shadow.revision}`, which answers already; name "
-            "under `revisions` those that answer"
+            f"{where}: the `shadow` is revision `{shadow.revision}`, which serves answers too; "
+            "take it out of `revisions`, or choose another shadow"
         )
 
 
 def _split(folder: Path, shares: Mapping[str, int]) -> Model:
-    """Return the model that shares its items between revisions."""
-    # In one order, as an item's revision depends on it.
+    # The order is fixed, because it decides which revision an item gets.
     arms = {f"{folder.name}@{number}": shares[number] for number in sorted(shares, key=int)}
     plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
     manifest = SplitManifest(arms=arms)
@@ -262,5 +262,5 @@ def _split(folder: Path, shares: Mapping[str, int]) -> Model:
 
 
 def base_name(name: str) -> str:
-    """Return the name of the model that `name` is, or is a revision of."""
+    """Return a model's name without its revision: `base_name("tiny@2")` is `tiny`."""
     return name.partition("@")[0]

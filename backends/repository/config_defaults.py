@@ -1,9 +1,8 @@
-"""Adds the fields that a `config.json` leaves out, with the defaults of its model's class.
+"""Adds the fields that a `config.json` leaves out, with the defaults of its model type.
 
-`transformers` gives a field that the file lacks the default of the configuration's class. The
-values are those of `transformers` 5.23.0, `src/transformers/models/*/configuration_*.py`
-(Apache-2.0), for the families that graphs are built of, and the padding of
-those whose graphs others build.
+The defaults are copied from the configuration classes of `transformers` 5.23.0 (Apache-2.0),
+`src/transformers/models/*/configuration_*.py`. They are complete for the model types whose graphs
+an import can build. Other model types have only `pad_token_id`.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ _BERT: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 0,
     }
 )
-# Families of graphs that others build, which count positions from their padding.
+# No graph is built for these types. They count positions from the padding token's id.
 _OTHERS = (
     *("xlm-roberta-xl", "longformer", "roberta-prelayernorm", "data2vec-text", "xmod", "ibert"),
 )
@@ -102,7 +101,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-# Other names of fields, by class.
+# Other names of the same fields, by model type.
 _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "distilbert": {
@@ -112,14 +111,14 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         }
     }
 )
-# Their positions begin after that of the padding; MPNet's padding is token 1, whatever is written.
-# ESM's has no default.
+# Positions of these types begin after the padding token's id. MPNet always pads with token 1,
+# whatever its file says. ESM has no default.
 _COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "esm", *_OTHERS})
 _MPNET_PADDING = 1
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the defaults of its class."""
+    """Return a configuration with the defaults of its model type added."""
     kind = str(config.get("model_type"))
     aliases = _ALIASES.get(kind, {})
     renamed = {ours: config[theirs] for theirs, ours in aliases.items() if theirs in config}
@@ -127,12 +126,12 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def padding_position(config: Mapping[str, Any]) -> int | None:
-    """Return the position of the padding, which is its id, where positions are counted from it.
+    """Return the position of padding tokens, for model types that count positions from it.
 
-    `None` for families whose positions are the places in a row.
+    It equals the padding token's id. Return `None` for model types whose positions count from 0.
 
     Raises:
-        ValueError: positions are counted, and the configuration names no token to count from.
+        ValueError: the model type counts positions from its padding token, and has no such token.
     """
     kind = config.get("model_type")
     if kind not in _COUNTED:
@@ -144,10 +143,10 @@ def padding_position(config: Mapping[str, Any]) -> int | None:
 
 
 def padding_id(config: Mapping[str, Any]) -> int:
-    """Return the id of the padding, 0 where the configuration names none.
+    """Return the padding token's id; 0 if the configuration has none.
 
     Raises:
-        ValueError: positions are counted, and the configuration names no token to count from.
+        ValueError: the model type counts positions from its padding token, and has no such token.
     """
     counted = padding_position(config)
     return int(config.get("pad_token_id") or 0) if counted is None else counted

@@ -1,4 +1,4 @@
-"""Describes a model to operators: its fields, and the file that each comes from."""
+"""Describes a model to operators: its fields, and the file that each field was read from."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from backends.repository.model import Model
 _WIDTH = 22
 _MOST_LABELS = 8
 _SHOWN = ("outputs", "output", "function", "pooling", "truncate")
-# Where nothing asks for them, they are not worth a line.
+# These fields are shown only if a file sets them.
 _RARE = (
     *("prompt", "prompts", "lowercase", "token_types", "split_special_tokens", "rerank_function"),
 )
 
 
 def describe_model(info: ModelInfo, model: Model) -> list[str]:
-    """Return lines of a model; with what was inferred stands what it was inferred from."""
+    """Return one line for each field of a model; an inferred field shows its source."""
     fields: dict[str, str] = {
         "revision": f"{info.revision} in {info.profile}",
-        "tasks": ", ".join(info.tasks) or "(only below others)",
+        "tasks": ", ".join(info.tasks) or "(none: only other models use it)",
         "max_tokens": str(info.max_tokens),
     }
     if info.labels is not None:
@@ -33,7 +33,7 @@ def describe_model(info: ModelInfo, model: Model) -> list[str]:
             fields[field] = _value(written[field])
     if model.shadow is not None:
         fields["shadow"] = (
-            f"{model.shadow.share:g} % of the items go to @{model.shadow.revision} too"
+            f"{model.shadow.share:g} % of the items are also sent to @{model.shadow.revision}"
         )
     if "pairs" in model.inferred:
         fields["pairs"] = "as the tokenizer joins them"

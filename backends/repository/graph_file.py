@@ -1,7 +1,7 @@
-"""Reads the inputs and outputs that an ONNX file declares, without a runtime and without weights.
+"""Reads the inputs and outputs that an ONNX file declares, without an ONNX runtime.
 
-An ONNX file is a protocol buffer (`onnx.proto`); of its fields only those few are walked that lead
-to names, element types and sizes. Weights are stepped over.
+An ONNX file is a protocol buffer (`onnx.proto`). The reader parses only the fields that lead to
+names and shapes, and skips the weights.
 """
 
 import mmap
@@ -27,29 +27,29 @@ _CONTINUES = 0x80
 
 
 class GraphValue(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output; a size is `None` where it varies between batches."""
+    """Describes an input or output; a dimension is `None` if it varies between batches."""
 
     name: str
     shape: list[int | None]
 
     @property
     def rank(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
 
 class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the inputs and outputs of a graph."""
+    """Holds the inputs and outputs of a graph."""
 
     inputs: list[GraphValue]
     outputs: list[GraphValue]
 
 
 def read_graph_file(path: Path) -> GraphFile:
-    """Return what the graph in `path` declares.
+    """Return the inputs and outputs of the graph in `path`.
 
     Raises:
-        ModelProblem: the file cannot be read or is no ONNX file.
+        ModelProblem: the file cannot be read or is not an ONNX file.
     """
     try:
         with (
@@ -58,9 +58,9 @@ def read_graph_file(path: Path) -> GraphFile:
         ):
             return _read(bytes_)
     except OSError as error:
-        raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
+        raise ModelProblem(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, IndexError, UnicodeDecodeError):
-        raise ModelProblem(f"{path}: it is no ONNX file") from None
+        raise ModelProblem(f"{path}: the file is not an ONNX graph") from None
 
 
 def _read(content: mmap.mmap) -> GraphFile:
@@ -83,7 +83,7 @@ def _read(content: mmap.mmap) -> GraphFile:
 
 
 class _Span:
-    """Delimits a message, or a scalar, inside the file."""
+    """One field of a protocol buffer in the file: the bytes of a message, or a number."""
 
     def __init__(self, content: mmap.mmap, start: int, end: int, number: int = 0) -> None:
         if end > len(content):
@@ -92,7 +92,6 @@ class _Span:
         self.number = number
 
     def __iter__(self) -> Iterator[tuple[int, "_Span"]]:
-        """Yield the fields of a message with their numbers."""
         at = self._start
         while at < self._end:
             key, at = self._varint(at)
@@ -105,7 +104,7 @@ class _Span:
             elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
                 length = 8 if kind == _EIGHT_BYTES else 4
             else:
-                raise ValueError("no protocol buffer")
+                raise ValueError("unknown wire type")
             yield key >> 3, _Span(self._content, at, at + length, number)
             at += length
 

@@ -1,7 +1,7 @@
-"""Records the revisions that were served last, so that a start with a broken one finds them.
+"""Records the revisions that were served last, so that a backend can start if the newest is broken.
 
-The file is hidden and lies in the model's folder: what was served belongs to no model's digest.
-Where the folder cannot be written, a start has only the numbers to go by.
+The file is hidden and lies in the model's folder. It is not part of any model's digest. If the
+folder is read-only, nothing is recorded, and a start chooses by revision number alone.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_last_good(folder: Path) -> Mapping[str, int]:
-    """Return the shares of the revisions that were served last; empty where there is no record."""
+    """Return the weights of the revisions that were served last; empty if none are recorded."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=_Record).revisions
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -27,7 +27,7 @@ def read_last_good(folder: Path) -> Mapping[str, int]:
 
 
 def write_last_good(folder: Path, shares: Mapping[str, int]) -> None:
-    """Keep the shares of the revisions that are served now, if they changed."""
+    """Record the weights of the revisions that are served now, if they changed."""
     if read_last_good(folder) == shares:
         return
     replace_file(folder / FILE, msgspec.json.encode(_Record(revisions=dict(shares))))

@@ -17,14 +17,14 @@ from backends.types import Pooling
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
-# A model, or one of its revisions where `serving.yaml` names that.
+# The name of a model, or of one of its revisions: `tiny@2`.
 Reference = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a graph's outputs; a graph without one of them cannot feed its heads."""
+    """Names the outputs of a graph: `pooled` is one vector a row, `tokens` one vector a token."""
 
     pooled: str | None = None
     tokens: str | None = None
@@ -38,18 +38,19 @@ class _Manifest(
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds what goes before a query and before the documents that it is compared with."""
+    """Holds the texts that are put before a query and before the documents to rank."""
 
     query: str = ""
     document: str = ""
 
 
 class _GraphManifest(_Manifest, frozen=True, kw_only=True):
-    """Describes a graph with its tokenizer. `truncate` cuts texts that are too long.
+    """Describes a model with a graph and a tokenizer.
 
-    In place of a `graph`, an `upstream` names the server that runs it. `lowercase` lower-cases
-    texts before the tokenizer does what its file says; without `token_types` the texts of a pair
-    are of the same type. With `split_special_tokens` a special token that a text holds is text.
+    `upstream` names a server that runs the model instead of a local `graph`. `truncate` cuts texts
+    that are too long. `lowercase` lower-cases texts before they are tokenized. Without
+    `token_types`, both texts of a pair get token type 0. With `split_special_tokens`, a special
+    token that occurs in a text is tokenized like ordinary text.
     """
 
     graph: File = ""
@@ -66,7 +67,7 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
     """Describes an encoder. `pooling` pools the tokens' vectors if the graph does not.
 
-    `prompt` goes before every text of which a vector is made; but to rank documents, `prompts` do.
+    `prompt` is put before every text to embed. `prompts` are used only to rank documents.
     """
 
     dimensions: Count
@@ -78,9 +79,10 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
 
 
 class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
-    """Describes a graph that ends in logits: of a text, a pair or every token.
+    """Describes a graph that returns logits for a text, a pair of texts, or every token.
 
-    `function` makes scores of them, `rerank_function` those of `rerank` where there is one logit.
+    `function` turns logits into scores. The task `rerank` uses `rerank_function` instead, if there
+    is one logit.
     """
 
     output: str
@@ -91,7 +93,7 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
 
     @property
     def per_token(self) -> bool:
-        """Whether every token has logits, or the text as a whole."""
+        """Whether the graph returns logits for every token, not one set for the text."""
         return self.tasks == [Task.ENTITIES]
 
 
@@ -109,9 +111,9 @@ class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):
 
 
 class AlgorithmManifest(_Manifest, frozen=True, kw_only=True, tag="algorithm"):
-    """Describes code over other models: one `encoder`, or those it `uses`, in order.
+    """Describes an algorithm over other models: one `encoder`, or the models in `uses`, in order.
 
-    `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
+    `options` are passed to the algorithm. `code` names the code of a `custom` algorithm.
     """
 
     algorithm: Name
@@ -123,7 +125,7 @@ class AlgorithmManifest(_Manifest, frozen=True, kw_only=True, tag="algorithm"):
 
 
 class SplitManifest(_Manifest, frozen=True, kw_only=True, tag="split"):
-    """Describes models and their shares of the items; a `serving.yaml` becomes this."""
+    """Describes a traffic split: `arms` holds revisions and their weights."""
 
     arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
 
@@ -139,14 +141,17 @@ _AS_SAVED = ("config.json", "adapter_config.json", "modules.json", "model.safete
 def read_manifest(
     folder: Path, files: Files, declared: Mapping[str, Any]
 ) -> tuple[Manifest, dict[str, str]]:
-    """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
+    """Read the `model.yaml` of a folder, and infer the fields that it leaves out.
 
-    `declared` is what a configuration of another server says; what is written wins over it.
-    With the manifest comes the source of each field that the file leaves out.
+    A model with a graph needs no `model.yaml` if its other files say everything. `declared` holds
+    fields from a Triton configuration; fields of `model.yaml` win over them.
+
+    Returns:
+        The manifest, and the source of each inferred field by the field's name.
 
     Raises:
-        ModelProblem: it is missing or no YAML, has wrong fields, or lacks one that cannot be
-            inferred; the message names the file and the field.
+        ModelProblem: the file is missing, is not YAML, has wrong fields, or lacks a field that
+            cannot be inferred. The message names the file and the field.
     """
     path = files(FILE)
     document = _read_yaml(path)
@@ -168,41 +173,41 @@ def read_manifest(
 
 
 def _missing(folder: Path, path: Path, graph: str) -> str:
-    """Return why a folder without a manifest and without a graph is no revision."""
+    """Return the message for a folder that has neither a manifest nor a graph."""
     if is_as_saved(folder):
         return as_saved(folder)
     return f"{path}: the folder has neither this file nor `{graph}`"
 
 
 def is_as_saved(folder: Path) -> bool:
-    """Tell whether `save_pretrained` wrote a folder, or one was fetched from the hub."""
+    """Return whether a folder was written by `save_pretrained` or fetched from the hub."""
     return any((folder / name).is_file() for name in _AS_SAVED)
 
 
 def as_saved(folder: Path) -> str:
-    """Return the problem of a folder in a repository that `save_pretrained` wrote."""
+    """Return the message for a repository folder that was written by `save_pretrained`."""
     return (
-        f"{folder}: this is a Hugging Face folder and not a revision; move it out of the "
+        f"{folder}: this is a Hugging Face folder, not a revision; move it out of the "
         "repository, and import it with `sluicegate models import`"
     )
 
 
 def _read_yaml(path: Path) -> Any:
-    """Return the file's content, `None` where there is none."""
+    """Return the content of a YAML file; `None` if there is no file."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         where = " ".join(str(error).split())
-        raise ModelProblem(f"{path}: it cannot be read as YAML: {where}") from None
+        raise ModelProblem(f"{path}: cannot be read as YAML: {where}") from None
     return {} if document is None else document
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    """Refuse values that are valid one by one but not together."""
+    """Refuse values that are valid alone but not together."""
     if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
-        wrong: str | None = "name a `graph` or an `upstream`, and not both"
+        wrong: str | None = "name either a `graph` or an `upstream`"
     elif isinstance(manifest, EncoderManifest):
         wrong = _check_encoder(manifest)
     elif isinstance(manifest, HeadManifest):
@@ -219,38 +224,38 @@ def _check(manifest: Manifest, path: Path) -> None:
 
 def _check_encoder(manifest: EncoderManifest) -> str | None:
     if manifest.outputs == Outputs():
-        return "`outputs` names no output; name `pooled` or `tokens`"
+        return "`outputs` is empty; name `pooled` or `tokens`"
     if not set(manifest.tasks) <= {Task.EMBED, Task.RERANK}:
-        return "`tasks` of an encoder are `embed` and `rerank`"
+        return "an encoder can have the `tasks` `embed` and `rerank` only"
     if manifest.tasks and manifest.outputs.pooled is None and manifest.pooling is None:
-        return "`tasks` need an output `pooled`, or a `pooling` of the tokens"
+        return "`tasks` need an output `pooled`, or `pooling` to pool the tokens"
     return None
 
 
 def _check_classifier(manifest: ClassifierManifest) -> str | None:
     known = {Task.CLASSIFY, Task.ZERO_SHOT, Task.RERANK, Task.CHOOSE, Task.ENTITIES}
     if not set(manifest.tasks) <= known:
-        return f"`tasks` of a classifier are of {', '.join(f'`{task}`' for task in sorted(known))}"
+        return f"`tasks` of a classifier can be {', '.join(f'`{task}`' for task in sorted(known))}"
     if Task.ENTITIES in manifest.tasks and not manifest.per_token:
-        return "`entities` goes with no other task: its logits are those of tokens"
+        return "`entities` cannot be combined with another task, because its logits are per token"
     if len(set(manifest.labels)) != len(manifest.labels):
-        return "`labels` holds one of them twice"
+        return "`labels` names a label twice"
     return None
 
 
 def _check_head(manifest: HeadManifest) -> str | None:
     outputs = {Task.CLASSIFY: "pooled", Task.ENTITIES: "tokens"}
     if manifest.task not in outputs:
-        return "`task` of a head is `classify` or `entities`"
+        return "`task` of a head must be `classify` or `entities`"
     if manifest.output != outputs[manifest.task]:
         return f"`output` must be `{outputs[manifest.task]}` for `{manifest.task}`"
     if len(set(manifest.labels)) != len(manifest.labels):
-        return "`labels` holds one of them twice"
+        return "`labels` names a label twice"
     return None
 
 
 def builds_on(manifest: Manifest) -> list[str]:
-    """Return the names of the models a model needs."""
+    """Return the names of the models that a model builds on."""
     if isinstance(manifest, GraphManifest):
         return []
     if isinstance(manifest, HeadManifest):

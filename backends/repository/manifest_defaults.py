@@ -1,8 +1,8 @@
-"""Fills in what a `model.yaml` leaves out, from the files beside it.
+"""Infers the fields that a `model.yaml` leaves out, from the files beside it.
 
-Fields are read from Hugging Face's files as `transformers` and `sentence-transformers` read them:
-the task from `architectures`, the labels from `id2label`, the function from `problem_type`, the
-pooling from `1_Pooling/config.json`. A field in no file is an error that names it.
+The files are read as `transformers` and `sentence-transformers` read them: the task comes from
+`architectures`, the labels from `id2label`, the function from `problem_type`, and the pooling from
+`1_Pooling/config.json`. A required field that no file has is an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _POOLED = ("pooled", "sentence_embedding")
 _LOGITS = "logits"
 _PER_TOKEN = 3
-# What `model_max_length` says where it says nothing is some 10^30.
+# Where a tokenizer has no limit, `model_max_length` is about 10^30.
 _NO_LIMIT = 1_000_000
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
@@ -45,13 +45,13 @@ _PROBLEMS = {"regression", "single_label_classification", "multi_label_classific
 def infer(
     document: Mapping[str, Any], folder: Path, files: Files, declared: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole manifest of a graph's model, and the source of each inferred field.
+    """Return the complete manifest of a model with a graph, and the source of each inferred field.
 
-    `files` says where a file of the model lies, which need not exist; `declared` is what a
-    configuration of Triton says.
+    `files` returns the path of a file of the model; the file need not exist. `declared` holds
+    fields from a Triton configuration.
 
     Raises:
-        ModelProblem: something cannot be told; the message names the field and where to write it.
+        ModelProblem: a field cannot be inferred. The message names the field and where to set it.
     """
     return _ManifestInference(document, folder, files).run(declared)
 
@@ -74,7 +74,7 @@ class _ManifestInference:
         for field in ("graph", "tokenizer"):
             path = self._files(Path(str(self._document[field])).name)
             if not path.is_file():
-                raise ModelProblem(f"{path}: the file `{field}` names is missing")
+                raise ModelProblem(f"{path}: the file is missing; `{field}` names it")
         graph = read_graph_file(self._files(str(self._document["graph"])))
         outputs = {value.name: value for value in graph.outputs}
         kind = "classifier" if {_LOGITS, self._document.get("output")} & set(outputs) else "encoder"
@@ -95,12 +95,12 @@ class _ManifestInference:
         return self._document, self._sources
 
     def _is_whole(self) -> bool:
-        """Whether a manifest says all by itself, as it had to before anything was inferred."""
+        """Whether `model.yaml` has every required field, so that nothing is inferred."""
         needed = {"kind", "max_tokens", "dimensions", "outputs"}
         return self._document.get("kind") == "encoder" and needed <= self._document.keys()
 
     def _infer_length(self) -> None:
-        """Use the shortest limit of the model, its tokenizer and its publisher."""
+        """Use the shortest of the limits that the model's files name."""
         limits: dict[str, int] = {}
         published = read_limits(self._files)
         positions = self._config.get("max_position_embeddings")
@@ -112,7 +112,7 @@ class _ManifestInference:
             positions -= 0 if padding is None else padding + 1
             limits[_CONFIG] = positions
         if published is not None and published.max_tokens:
-            # It takes the place of the tokenizer's, which may be shorter.
+            # This limit replaces the tokenizer's limit, even if the tokenizer's is shorter.
             limits[published.source] = published.max_tokens
         else:
             length = self._json(TOKENIZER_CONFIG).get("model_max_length")
@@ -121,27 +121,27 @@ class _ManifestInference:
         if limits:
             source = min(limits, key=limits.__getitem__)
             self._set("max_tokens", limits[source], source)
-        self._require("max_tokens", "how many tokens the model has positions for")
+        self._require("max_tokens", "the number of tokens that the model accepts")
         if published is not None:
-            # Sentence transformers cut what is too long; so does what serves them.
+            # Sentence transformers truncate long texts, so their models do here too.
             self._set("truncate", True, published.source)
             if published.lowercase:
                 self._set("lowercase", True, published.source)
 
     def _check_inputs(self, graph: GraphFile) -> None:
-        """Refuse inputs that no batch of an encoder has."""
+        """Refuse graphs with inputs other than token ids, attention mask and token types."""
         path = self._files(str(self._document["graph"]))
         names = [value.name for value in graph.inputs]
         if not {"input_ids"} <= set(names) <= _INPUTS:
             raise ModelProblem(
-                f"{path}: its inputs are {_quoted(names)}; import it and say which of them are "
-                f"{_quoted(sorted(_INPUTS))}: `models import --input input_ids=NAME`"
+                f"{path}: the inputs are {_quoted(names)}, but must be among "
+                f"{_quoted(sorted(_INPUTS))}; map them with `models import --input input_ids=NAME`"
             )
         for value in graph.inputs:
             if any(size is not None for size in value.shape):
                 raise ModelProblem(
-                    f"{path}: its input `{value.name}` has a fixed size, {value.shape}; export it "
-                    "with dynamic axes for rows and tokens"
+                    f"{path}: the input `{value.name}` has the fixed shape {value.shape}; export "
+                    "the graph with dynamic axes for rows and tokens"
                 )
 
     def _infer_encoder(self, outputs: Mapping[str, GraphValue]) -> None:
@@ -154,7 +154,7 @@ class _ManifestInference:
         if named:
             self._set("outputs", named, f"the outputs of {graph}")
         self._require(
-            "outputs", f"which of {', '.join(outputs)} is `pooled`, a vector a text, or `tokens`"
+            "outputs", f"which of {', '.join(outputs)} is `pooled` (per text) or `tokens`"
         )
         written = self._document["outputs"]
         if (
@@ -178,9 +178,9 @@ class _ManifestInference:
         self._infer_prompts()
 
     def _infer_pooling(self) -> None:
-        """Infer how the tokens are pooled outside of the graph, where no more than that is to do.
+        """Infer how to pool the tokens' vectors outside of the graph.
 
-        An import puts whatever else sentence transformers compute into the graph.
+        An import puts every other module of a sentence transformer into the graph.
         """
         modules = read_modules(self._files)
         if modules is not None:
@@ -188,11 +188,11 @@ class _ManifestInference:
             later = [m for m in modules.after if not isinstance(m, NormalizeModule)]
             if simple not in get_args(Pooling) or later or not modules.include_prompt:
                 raise ModelProblem(
-                    f"{self._files(MODULES)}: the graph ends before what these modules compute; "
-                    "have `models import` put them into it"
+                    f"{self._files(MODULES)}: the graph lacks modules that this file lists; "
+                    "import the folder with `models import`, which adds them"
                 )
             self._set("pooling", simple, "1_Pooling/config.json")
-        self._require("pooling", "`mean`, `cls` or `max`: how the tokens' vectors make the text's")
+        self._require("pooling", "`mean`, `cls` or `max`: how token vectors become one vector")
 
     def _infer_prompts(self) -> None:
         prompts = read_prompts(self._files)
@@ -202,7 +202,7 @@ class _ManifestInference:
             named = {"query": prompts.query, "document": prompts.document}
             self._set("prompts", named, PROMPT_FILE)
         if prompts.similarity is not None:
-            # Documents are ranked by the cosine here.
+            # Ranking uses the cosine only, so this model gets no `rerank`.
             self._set("tasks", [Task.EMBED.value], f"`similarity_fn_name` in {PROMPT_FILE}")
         self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
 
@@ -221,7 +221,7 @@ class _ManifestInference:
             numbers = [str(number) for number in range(len(names))]
             if set(names) != set(numbers):
                 raise ModelProblem(
-                    f"{self._files(_CONFIG)}: `id2label` does not count from 0; name the labels in "
+                    f"{self._files(_CONFIG)}: `id2label` does not count from 0; set `labels` in "
                     "`model.yaml`"
                 )
             ordered = [str(names[number]) for number in numbers]
@@ -233,14 +233,14 @@ class _ManifestInference:
             if isinstance(number, int) and number == width:
                 numbered = [f"LABEL_{place}" for place in range(number)]
                 self._set("labels", numbered, "the default of transformers")
-        self._require("labels", f"the names of the {width or ''} logits, in their order")
+        self._require("labels", f"the names of the {width or ''} logits, in order")
         labels = self._document["labels"]
         if self._choices():
             self._document["labels"] = ["choice"]
         elif width is not None and isinstance(labels, list) and len(labels) != width:
             raise ModelProblem(
-                f"{self._folder}: there are {len(labels)} `labels` and {width} logits; name the "
-                "labels in `model.yaml`"
+                f"{self._folder}: there are {len(labels)} `labels` for {width} logits; correct "
+                "`labels` in `model.yaml`"
             )
 
     def _choices(self) -> bool:
@@ -266,10 +266,10 @@ class _ManifestInference:
         self._set("tasks", [task.value for task in tasks], source)
 
     def _infer_function(self) -> None:
-        """Choose as transformers' pipelines do."""
+        """Choose the function as the pipelines of `transformers` do."""
         problem = self._config.get("problem_type")
         if problem not in _PROBLEMS:
-            raise ModelProblem(f"{self._files(_CONFIG)}: there is no `problem_type` `{problem}`")
+            raise ModelProblem(f"{self._files(_CONFIG)}: `problem_type` `{problem}` is unknown")
         tasks = self._document["tasks"]
         several = problem == "multi_label_classification"
         if problem == "regression":
@@ -282,15 +282,14 @@ class _ManifestInference:
         if Task.RERANK.value in tasks and len(self._document["labels"]) == 1:
             if read_prompts(self._files).default:
                 raise ModelProblem(
-                    f"{self._files(PROMPT_FILE)}: `default_prompt_name` of a cross-encoder is not "
-                    "computed; take it out, and send the prompt with each query"
+                    f"{self._files(PROMPT_FILE)}: `default_prompt_name` is not supported for a "
+                    "cross-encoder; remove it, and send the prompt with each query"
                 )
             found = read_score_function(self._files)
             if found is not None:
                 self._set("rerank_function", *found)
 
     def _infer_pairs(self, graph: GraphFile) -> None:
-        """Infer how two texts become one row: the tokenizer decides it."""
         takes = any(value.name == "token_type_ids" for value in graph.inputs)
         given = self._json(TOKENIZER_CONFIG)
         if takes and sends_types(self._config, given) is False:
@@ -308,7 +307,7 @@ class _ManifestInference:
     def _require(self, field: str, meaning: str) -> None:
         if field not in self._document:
             raise ModelProblem(
-                f"{self._folder}: `{field}` cannot be told from the files; write it in "
+                f"{self._folder}: `{field}` cannot be inferred from the files; set it in "
                 f"`model.yaml`: {meaning}"
             )
 

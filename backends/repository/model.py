@@ -18,10 +18,11 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that can be loaded.
 
-    `digest` covers its files, what is inferred of them, and the models it builds on. `inferred`
-    names the source of each field that its `model.yaml` leaves out. `serving` has the revisions
-    behind a name. A `shadow` changes no answer, so it is no part of the digest. `shared_folder`
-    holds what revisions share, in Triton's layout. With an `upstream` another server runs it.
+    `digest` covers the model's files, the inferred fields, and the models it builds on. It does
+    not cover the `shadow`, which changes no result. `inferred` maps each field that `model.yaml`
+    leaves out to its source. `serving` says which revisions answer. `shared_folder` holds the files
+    that revisions share in Triton's layout. `upstream` is the server that runs the model, if it is
+    not run here.
     """
 
     name: str
@@ -35,24 +36,24 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shadow(self) -> Shadow | None:
-        """The revision that its items are mirrored to, and how."""
+        """The shadow revision, and the share of the items that it gets."""
         return self.serving.shadow if self.serving is not None else None
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of the model: in its folder, or the shared one."""
+        """Return the path of a file in the model's folder or in the shared folder."""
         return find_file(self.folder, self.shared_folder, name)
 
     @property
     def revision(self) -> str:
-        """The short form of the digest, which calls name."""
+        """The first digits of the digest, as calls name the revision."""
         return self.digest[:_DIGITS]
 
 
 def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
-    """Read a revision; its `digest` is of its own files, not yet of the models it builds on.
+    """Read a revision; its `digest` does not yet cover the models that it builds on.
 
     Raises:
-        ModelProblem: its manifest is wrong, or a file is missing or cannot be read.
+        ModelProblem: the manifest is wrong, or a file is missing or cannot be read.
     """
     shared_folder = folder.parent if triton else None
     manifest, inferred = read_manifest(
@@ -63,7 +64,7 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
     for field in ("graph", "tokenizer", "weights"):
         file = getattr(manifest, field, None)
         if file and not find_file(folder, shared_folder, file).is_file():
-            raise ModelProblem(f"{folder / file}: the file `{field}` names is missing")
+            raise ModelProblem(f"{folder / file}: the file is missing; `{field}` names it")
     digest = _digest_files(folder) + _digest_inferred(manifest, inferred)
     if shared_folder is not None:
         digest += _digest_files(shared_folder, without=str.isdecimal)
@@ -78,7 +79,7 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
 
 
 def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
-    """Return the path of a file: in `folder` unless only `shared_folder` has it."""
+    """Return the path in `folder`, or in `shared_folder` if only that has the file."""
     if (
         shared_folder is not None
         and not (folder / name).exists()
@@ -89,26 +90,25 @@ def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
 
 
 def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
-    """Digest the name and content of every file, each with its length before it."""
+    """Return the digest of the names and contents of all files in a folder."""
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        first, *_ = parts = name.split("/")
-        if not path.is_file() or any(map(_is_hidden, parts)) or without(first):
+        if not path.is_file() or is_hidden(name) or without(name.partition("/")[0]):
             continue
         try:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "blake2b").digest()
         except OSError as error:
-            raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
+            raise ModelProblem(f"{path}: cannot be read: {error.strerror}") from None
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
     return digest.hexdigest()
 
 
 def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
-    """Digest what the files leave to be inferred: another version may infer, and answer, otherwise.
+    """Return the digest of the inferred fields; empty if nothing was inferred.
 
-    A manifest that says all itself has none, and so keeps its revision.
+    The digest has them because another version of this program may infer other values.
     """
     values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     found = {name: value for name, value in values.items() if name in inferred}
@@ -117,6 +117,6 @@ def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     return hashlib.blake2b(msgspec.json.encode(found, order="deterministic")).hexdigest()
 
 
-def _is_hidden(part: str) -> bool:
-    """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
-    return part.startswith(".") or part == "__pycache__"
+def is_hidden(path: str) -> bool:
+    """Whether a file is not part of a model: hidden, in a hidden folder, or Python bytecode."""
+    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

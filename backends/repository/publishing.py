@@ -1,4 +1,4 @@
-"""Publishes revisions and files in a repository, complete before they are seen."""
+"""Publishes revisions and files in a repository atomically."""
 
 import errno
 import os
@@ -9,12 +9,12 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 def publish_revision(entry: Path, model: Path) -> Path:
-    """Rename `entry` to the next revision of `model`, and return where it is.
+    """Rename the folder `entry` to the next revision of `model`, and return its path.
 
-    A revision that appears meanwhile keeps its place: this one gets the number after it.
+    If another process publishes the same number first, the next number is tried.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the repository cannot be written.
     """
     model.mkdir(exist_ok=True)
     while True:
@@ -27,9 +27,9 @@ def publish_revision(entry: Path, model: Path) -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> bool:
-    """Write a whole file at once; `False` where the folder cannot be written.
+    """Replace a file atomically; return `False` if the folder cannot be written.
 
-    Processes that share the folder each write under a name of their own first.
+    The temporary file's name contains the process id, because processes share the folder.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:

@@ -1,7 +1,7 @@
-"""Reads what sentence transformers compute after an encoder, from the files they save.
+"""Reads which modules a sentence transformer runs after its encoder.
 
-`modules.json` lists the modules in their order, and each has a folder with its `config.json`. What
-is not computed here is refused by its name: left out, it would change every answer.
+`modules.json` lists the modules in order. Each module has a folder with a `config.json`. A module
+or option that is not supported is an error, because without it every vector would be different.
 """
 
 import json
@@ -20,8 +20,8 @@ FILE = "modules.json"
 _POOLING = "1_Pooling"
 _CONFIG = "config.json"
 _PREFIX = "sentence_transformers."
-_REMEDY = "export the whole model to ONNX, with an output `sentence_embedding`, and import that"
-# As older versions save them, in the order in which their vectors are joined.
+_REMEDY = "export the whole model to ONNX with an output `sentence_embedding`, and import that"
+# The flags of older versions. Their order is the order in which the vectors are concatenated.
 _FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
     {
         "pooling_mode_cls_token": "cls",
@@ -38,7 +38,7 @@ _OF_VECTORS = ("module_input_name", "module_output_name")
 
 
 class DenseModule(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a product with a matrix, with a bias or without, and its activation."""
+    """Describes a linear layer and its activation."""
 
     folder: str
     inputs: int
@@ -48,23 +48,24 @@ class DenseModule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerNormModule(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a layer normalisation."""
+    """Describes a layer normalization."""
 
     folder: str
     width: int
 
 
 class NormalizeModule(msgspec.Struct, frozen=True, kw_only=True):
-    """Brings vectors to length one."""
+    """Scales vectors to length one."""
 
 
 VectorModule = DenseModule | LayerNormModule | NormalizeModule
 
 
 class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how the vectors of tokens are pooled (joined, where in several ways), and what follows.
+    """Holds how token vectors are pooled, and the modules that follow.
 
-    Without `include_prompt` the tokens of a prompt are not pooled.
+    Several pooling modes give concatenated vectors. Without `include_prompt`, the tokens of a
+    prompt are not pooled.
     """
 
     pooling: tuple[PoolingMode, ...] = ("mean",)
@@ -73,24 +74,24 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_modules(files: Files) -> SentenceModules | None:
-    """Return the modules of a folder; `None` where no file describes any.
+    """Return the modules of a folder; `None` if no file describes modules.
 
     Raises:
-        ModelProblem: a file cannot be read, or asks for what is not computed.
+        ModelProblem: a file cannot be read, or has a module or option that is not supported.
     """
     path = files(FILE)
     if path.is_file():
         return _Reader(files).read(_listed(path))
     later = sorted(each.parent.name for each in path.parent.glob("[2-9]_*/config.json"))
     if later:
-        raise ModelProblem(f"{path}: the file is missing, which `{later[0]}` belongs to")
+        raise ModelProblem(f"{path}: the file is missing, but the folder has `{later[0]}`")
     if not files(f"{_POOLING}/{_CONFIG}").is_file():
         return None
     return _Reader(files).read([("Transformer", ""), ("Pooling", _POOLING)])
 
 
 def module_folders(files: Files) -> set[str]:
-    """Return the folders of the modules that are listed; that of pooling may be there unlisted.
+    """Return the folders of the listed modules; without a list, the folder of pooling.
 
     Raises:
         ModelProblem: the list cannot be read.
@@ -100,14 +101,14 @@ def module_folders(files: Files) -> set[str]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where there is no file.
+    """Return the JSON object in a file; an empty object if there is no file.
 
     Raises:
-        ModelProblem: it cannot be read, or is none.
+        ModelProblem: the file cannot be read, or is not a JSON object.
     """
     document = _read_json(path, {})
     if not isinstance(document, dict):
-        raise ModelProblem(f"{path}: it is no JSON object")
+        raise ModelProblem(f"{path}: the file is not a JSON object")
     return document
 
 
@@ -117,28 +118,26 @@ def _read_json(path: Path, default: Any) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         return default
     except (OSError, ValueError) as error:
-        raise ModelProblem(f"{path}: it cannot be read as JSON: {error}") from None
+        raise ModelProblem(f"{path}: cannot be read as JSON: {error}") from None
 
 
 def _listed(path: Path) -> list[tuple[str, str]]:
-    """Return the kind and the folder of each module."""
+    """Return the type and the folder of each module."""
     found = []
     document = _read_json(path, [])
     for entry in document if isinstance(document, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-            raise ModelProblem(f"{path}: it is no list of modules")
+            raise ModelProblem(f"{path}: the file is not a list of modules")
         kind, folder = str(entry["type"]), str(entry.get("path") or "")
         if not kind.startswith(_PREFIX):
-            raise ModelProblem(f"{path}: `{kind}` is code of its own, which is not run; {_REMEDY}")
+            raise ModelProblem(f"{path}: `{kind}` is custom code, which is not run; {_REMEDY}")
         if ".." in Path(folder).parts or Path(folder).is_absolute():
-            raise ModelProblem(f"{path}: the module `{folder}` lies outside of the folder")
+            raise ModelProblem(f"{path}: the module `{folder}` is outside of the model's folder")
         found.append((kind.rpartition(".")[2], folder))
     return found
 
 
 class _Reader:
-    """Reads the modules of one folder, in their order."""
-
     def __init__(self, files: Files) -> None:
         self._files = files
         self._pooling: dict[str, Any] = {}
@@ -147,18 +146,18 @@ class _Reader:
     def read(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
         path = self._files(FILE)
         if not listed or listed[0][0] != "Transformer":
-            found = f"`{listed[0][0]}`, which is not computed" if listed else "missing"
-            raise ModelProblem(f"{path}: its first module is {found}; {_REMEDY}")
+            found = f"`{listed[0][0]}`, not `Transformer`" if listed else "missing"
+            raise ModelProblem(f"{path}: the first module is {found}; {_REMEDY}")
         if listed[0][1]:
             raise ModelProblem(
-                f"{path}: the model lies in the folder `{listed[0][1]}`; load it with "
+                f"{path}: the model is in the subfolder `{listed[0][1]}`; load it with "
                 "sentence-transformers and save it again"
             )
         if len(listed) == 1:
             return None
         if listed[1][0] != "Pooling":
             raise ModelProblem(
-                f"{path}: `{listed[1][0]}` before pooling is not computed; {_REMEDY}"
+                f"{path}: `{listed[1][0]}` before pooling is not supported; {_REMEDY}"
             )
         self._read_pooling(listed[1][1])
         for kind, folder in listed[2:]:
@@ -168,7 +167,7 @@ class _Reader:
     def _read_pooling(self, folder: str) -> None:
         path, config = self._config(folder)
         if not config:
-            raise ModelProblem(f"{path}: the file is missing; it says how tokens are pooled")
+            raise ModelProblem(f"{path}: the file, which says how to pool tokens, is missing")
         modes: Any = config.pop("pooling_mode", None)
         flags = {name: config.pop(name, False) for name in _FLAGS}
         include_prompt = config.pop("include_prompt", True)
@@ -178,18 +177,18 @@ class _Reader:
         modes = [modes] if isinstance(modes, str) else modes
         for mode in modes:
             if mode not in get_args(PoolingMode):
-                raise ModelProblem(f"{path}: pooling by `{mode}` is not computed; {_REMEDY}")
+                raise ModelProblem(f"{path}: the pooling `{mode}` is not supported; {_REMEDY}")
         self._pooling = {"pooling": tuple(modes), "include_prompt": bool(include_prompt)}
 
     def _read_later(self, kind: str, folder: str) -> None:
         if kind == "Dropout":
             return
         if kind not in {"Dense", "LayerNorm", "Normalize"}:
-            raise ModelProblem(f"{self._files(FILE)}: `{kind}` is not computed; {_REMEDY}")
+            raise ModelProblem(f"{self._files(FILE)}: `{kind}` is not supported; {_REMEDY}")
         path, config = self._config(folder)
         for name in _OF_VECTORS:
             if config.pop(name, None) not in (None, _VECTOR):
-                raise ModelProblem(f"{path}: a `{name}` other than `{_VECTOR}` is not computed")
+                raise ModelProblem(f"{path}: `{name}` must be `{_VECTOR}`; {_REMEDY}")
         try:
             if kind == "Dense":
                 self._after.append(
@@ -207,17 +206,17 @@ class _Reader:
             else:
                 self._after.append(NormalizeModule())
         except KeyError as error:
-            raise ModelProblem(f"{path}: it lacks {error}") from None
+            raise ModelProblem(f"{path}: the field {error} is missing") from None
         _refuse_others(path, config)
 
     def _config(self, folder: str) -> tuple[Path, dict[str, Any]]:
         path = self._files(f"{folder}/{_CONFIG}")
-        # Of a `Normalize` older versions save nothing but the folder.
+        # Older versions save an empty folder for `Normalize`.
         return path, read_object(path)
 
 
 def _refuse_others(path: Path, config: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:
-    """Refuse fields that change what is computed and that nothing here reads."""
+    """Refuse fields that are set and that this module does not read."""
     for name, value in config.items():
         if name not in known and value not in (None, False, [], {}):
-            raise ModelProblem(f"{path}: `{name}` is not computed; {_REMEDY}")
+            raise ModelProblem(f"{path}: `{name}` is not supported; {_REMEDY}")

@@ -1,7 +1,7 @@
-"""Reads what sentence transformers do with texts before a model, and with scores after it.
+"""Reads the text limits, prompts and score function of a sentence transformer.
 
-`sentence_bert_config.json` has the limits of texts, `config_sentence_transformers.json` prompts and
-the activation of a cross-encoder. What is not computed here is refused by its name.
+The limits are in `sentence_bert_config.json`. Prompts and the activation of a cross-encoder are in
+`config_sentence_transformers.json`. A setting that is not supported is an error.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from backends.errors import ModelProblem
 from backends.protocol import Function
 from backends.repository.sentence_modules import Files, read_object
 
-# Older versions name the file by the family.
+# Older versions of sentence transformers put the model's family into the file name.
 LIMIT_FILES = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -30,7 +30,7 @@ _TORCH = "torch."
 
 
 class TextLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how long texts may be, and whether they are lower-cased; `source` is the file."""
+    """Holds the limit of a text, whether it is lower-cased, and the file that says so."""
 
     source: str
     max_tokens: int | None
@@ -38,9 +38,9 @@ class TextLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentencePrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the prompt that goes before every text, and those of queries and documents.
+    """Holds the prompts that are put before every text, before queries and before documents.
 
-    `similarity` is that of the model, where it is not the cosine.
+    `similarity` is the model's similarity function, or `None` for the cosine.
     """
 
     default: str = ""
@@ -50,10 +50,10 @@ class SentencePrompts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_limits(files: Files) -> TextLimits | None:
-    """Return the limits that a model was published with; `None` where there are none.
+    """Return the text limits that the publisher of a model set; `None` if there are none.
 
     Raises:
-        ModelProblem: the file cannot be read, or asks for what is not computed.
+        ModelProblem: the file cannot be read, or has a setting that is not supported.
     """
     name = next((name for name in LIMIT_FILES if files(name).is_file()), None)
     if name is None:
@@ -63,10 +63,11 @@ def read_limits(files: Files) -> TextLimits | None:
     modalities = config.pop("modality_config", None) or {"text": {}}
     task = config.pop("transformer_task", "feature-extraction")
     if task not in _TASKS or set(modalities) != {"text"}:
-        raise ModelProblem(f"{path}: a model of `{task}` for {', '.join(modalities)} is not served")
+        inputs = ", ".join(modalities)
+        raise ModelProblem(f"{path}: a model with task `{task}` and inputs {inputs} is not served")
     for field, value in config.items():
         if field not in _KNOWN_LIMITS and value not in (None, False, {}, []):
-            raise ModelProblem(f"{path}: `{field}` is not computed; take it out if you need it not")
+            raise ModelProblem(f"{path}: `{field}` is not supported; remove it if you can")
     length = config.get("max_seq_length")
     return TextLimits(
         source=name,
@@ -76,21 +77,21 @@ def read_limits(files: Files) -> TextLimits | None:
 
 
 def read_prompts(files: Files) -> SentencePrompts:
-    """Return the prompts of a model, as `encode`, `encode_query` and `encode_document` use them.
+    """Return the prompts that `encode`, `encode_query` and `encode_document` use.
 
     Raises:
-        ModelProblem: the file cannot be read, or names a prompt that it has not.
+        ModelProblem: the file cannot be read, or `default_prompt_name` names no prompt.
     """
     path = files(PROMPT_FILE)
     config = read_object(path)
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
-        raise ModelProblem(f"{path}: `prompts` holds what is no text")
+        raise ModelProblem(f"{path}: `prompts` must map names to texts")
     default = config.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelProblem(
-            f"{path}: `default_prompt_name` is `{default}`, which `prompts` has not; add it there, "
-            "or take out the name"
+            f"{path}: `default_prompt_name` is `{default}`, which is not in `prompts`; add it to "
+            "`prompts`, or remove `default_prompt_name`"
         )
     similarity = config.get("similarity_fn_name")
     return SentencePrompts(
@@ -102,10 +103,10 @@ def read_prompts(files: Files) -> SentencePrompts:
 
 
 def read_score_function(files: Files) -> tuple[Function, str] | None:
-    """Return what a cross-encoder makes scores of its logit by, and the file that says so.
+    """Return a cross-encoder's score function, and the name of the file that sets it.
 
     Raises:
-        ModelProblem: it is a function that is not computed.
+        ModelProblem: the function is not supported.
     """
     own, config = read_object(files(PROMPT_FILE)), read_object(files(_CONFIG))
     nested = config.get("sentence_transformers")
@@ -120,7 +121,7 @@ def read_score_function(files: Files) -> tuple[Function, str] | None:
     function = _FUNCTIONS.get(str(name).rpartition(".")[2])
     if function is None or not str(name).startswith(_TORCH):
         raise ModelProblem(
-            f"{path}: the activation `{name}` is not computed; there are those of torch named "
+            f"{path}: the activation `{name}` is not supported; use one of torch's "
             f"{', '.join(f'`{known}`' for known in _FUNCTIONS)}"
         )
     return function, path.name

@@ -1,4 +1,4 @@
-"""Selects the revisions of a model that are served: by its `serving.yaml`, or the newest."""
+"""Reads `serving.yaml`, which selects the revisions of a model that are served."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ FILE = "serving.yaml"
 
 
 def read_serving(folder: Path) -> Serving | None:
-    """Read the `serving.yaml` of a model's folder; `None` where there is none.
+    """Read the `serving.yaml` of a model's folder; return `None` if there is none.
 
     Raises:
         ModelProblem: the file cannot be read, or has wrong fields.
     """
     path = folder / FILE
     try:
-        # Numbers are names here: `1: 90` is what one writes.
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - makes texts only
+        # `BaseLoader` reads `1: 90` with a string as its key, because revisions are names.
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - it builds strings only
         return msgspec.convert(document or {}, Serving, strict=False)
     except FileNotFoundError:
         return None

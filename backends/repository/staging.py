@@ -1,10 +1,10 @@
-"""Creates hidden folders to prepare models in, and removes those of killed processes.
+"""Creates hidden folders in which models are prepared, and removes folders of dead processes.
 
-A folder is marked by a file that its process keeps locked: only what bears the mark and is locked
-by nobody is removed. A folder of the same name that somebody else made has no mark.
+Each folder contains a mark file that its process keeps locked. A folder is removed only if it has
+a mark file that no process has locked.
 
-A small process beside it waits for the end of the one that prepares, however that ends, and removes
-the folder. Where both are killed, the next import and the next start of a backend remove it.
+A helper process waits until the preparing process has ended, also if that was killed, and then
+removes the folder. If both are killed, the next import or the next start of a backend removes it.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MARK = ".sluicegate-staging"
-# It reads until every process that could write is gone.
+# `read` returns once every process that holds the other end of the pipe has ended.
 _REMOVE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 @contextmanager
 def open_staging(root: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new hidden folder of `root`, on its disk: to publish from it is one rename.
+    """Yield a new hidden folder in `root`, so that publishing from it is one rename.
 
     Raises:
         OSError: `root` cannot be written.
@@ -40,7 +40,7 @@ def open_staging(root: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_abandoned(root: Path) -> None:
-    """Remove the folders that processes made by `open_staging` and did not live to remove."""
+    """Remove folders of `open_staging` whose processes were killed."""
     for path in root.glob(f".*/{MARK}"):
         with suppress(OSError), path.open("rb") as mark:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,8 +49,8 @@ def remove_abandoned(root: Path) -> None:
 
 @contextmanager
 def _removed_at_end(folder: Path) -> Iterator[None]:
-    """Have a process of a session of its own remove the folder when this one is gone."""
-    with subprocess.Popen(  # noqa: S603 - this interpreter and a folder of ours
+    """Start a process, in its own session, that removes the folder when this process has ended."""
+    with subprocess.Popen(  # noqa: S603 - this interpreter, and a folder created above
         [sys.executable, "-I", "-S", "-c", _REMOVE, str(folder.absolute())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ def _removed_at_end(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked_mark(folder: Path) -> Iterator[None]:
-    """Hold the lock of the mark, which is there under its name only once it is locked."""
+    """Lock the mark file; it gets its name after it was locked."""
     draft = folder / f"{MARK}.draft"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,7 @@
-"""Records what `models sync` brought into a repository, and notices when that has changed.
+"""Records what `models sync` has put into a repository.
 
-The record is a hidden file of the repository, written last: a backend that sees it change reads the
-repository again.
+The record is a hidden file of the repository, and a sync writes it last. A backend that sees the
+file change reads the repository again.
 """
 
 from pathlib import Path
@@ -14,17 +14,17 @@ Digest = Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$")]
 
 
 class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what a file holds: the digest of its content, and its size in bytes."""
+    """Holds the digest and the size in bytes of a file's content."""
 
     digest: Digest
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SyncRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the `digest` of the manifest that is in place, and every file that a sync brought.
+    """Holds the manifest's `digest`, and every file that `models sync` has put into a repository.
 
-    `kept` are those of these files that have left the source, `models` the patterns of what was
-    asked for. The digest is empty while files are being put in place.
+    `kept` names the files that the source no longer has. `models` holds the patterns of the models
+    to sync. `digest` is empty while a sync replaces files.
     """
 
     source: str = ""
@@ -35,7 +35,7 @@ class SyncRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(root: Path) -> SyncRecord:
-    """Return the record of a repository; an empty one where there is none."""
+    """Return the record of a repository; an empty record if there is none."""
     try:
         return msgspec.json.decode((root / FILE).read_bytes(), type=SyncRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -50,7 +50,7 @@ class SyncWatch:
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Return whether a sync was completed since the last call; reads the status of one file."""
+        """Return whether a sync ended since the last call; each call reads one file's status."""
         found = self._signature()
         if found == self._seen or not read_record(self._root).digest:
             return False

@@ -1,14 +1,14 @@
-"""Reads the text form of protocol buffers (`.pbtxt`), without knowing the messages.
+"""Reads the text format of protocol buffers (`.pbtxt`) without a schema.
 
-What the format allows and configurations use: fields, nested messages, lists, strings in parts,
-numbers, words and comments (https://protobuf.dev/reference/protobuf/textformat-spec/).
+It reads what configurations use: fields, nested messages, lists, concatenated strings, numbers,
+identifiers and comments (https://protobuf.dev/reference/protobuf/textformat-spec/).
 """
 
 import ast
 import re
 from typing import Any
 
-# Every field may be repeated; a message is a mapping again, a word such as `TYPE_FP32` a text.
+# Maps a field's name to its values. A nested message is a `Message`, an identifier a string.
 Message = dict[str, list[Any]]
 
 _TOKEN = re.compile(
@@ -50,7 +50,7 @@ class _Reader:
         self._place = 0
 
     def message(self, end: str, *, depth: int) -> Message:
-        """Read fields up to `end`, or to the end of the text where that is empty."""
+        """Read fields up to `end`; an empty `end` is the end of the text."""
         if depth > _DEEPEST:
             raise self._error("messages are nested too deep")
         found: Message = {}
@@ -65,7 +65,6 @@ class _Reader:
             found.setdefault(written, []).extend(self._values(depth))
 
     def _values(self, depth: int) -> list[Any]:
-        """Read what follows the name of a field."""
         kind, written = self._next()
         has_colon = (kind, written) == ("mark", ":")
         if has_colon:
@@ -102,7 +101,7 @@ class _Reader:
             return int(number) if written.lstrip("+-").isdecimal() else number
         if kind == "word":
             return {"true": True, "false": False}.get(written, written)
-        raise self._error(f"`{written}` is no value" if written else "a value is missing")
+        raise self._error(f"`{written}` is not a value" if written else "a value is missing")
 
     def _peek(self) -> tuple[str, str]:
         return self._tokens[self._place][:2] if self._place < len(self._tokens) else _END
@@ -113,15 +112,15 @@ class _Reader:
         return token
 
     def _error(self, what: str) -> ValueError:
-        """Return the error, at the line of what was read last."""
+        """Return an error that names the line of the last token."""
         place = self._place - 1
         line = self._tokens[place][2] if place < len(self._tokens) else self._lines
         return ValueError(f"line {line}: {what}")
 
 
 def _unquoted(written: str) -> str:
-    # Its escapes are those of C, as Python's are.
+    # The escapes are those of C strings, which Python's literals share.
     try:
         return str(ast.literal_eval(written))
     except (SyntaxError, ValueError):
-        raise ValueError(f"{written} has an escape that is none") from None
+        raise ValueError(f"{written} has an invalid escape") from None

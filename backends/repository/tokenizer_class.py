@@ -1,7 +1,7 @@
-"""Tells which tokenizer class `transformers` loads for a folder, and which inputs it sends.
+"""Finds the tokenizer class that `transformers` loads for a folder, and whether it sends types.
 
-The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0): the class that
-`tokenizer_config.json` names, else that of `config.json`, else the one of the model's type.
+The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The class is named in
+`tokenizer_config.json`, or else in `config.json`, or else follows from the model's type.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 GENERIC = "TokenizersBackend"
-"""The class that takes `tokenizer.json` as it is."""
-# Whether a class sends token types where `model_input_names` is absent.
+"""The class that uses `tokenizer.json` unchanged."""
+# Whether a class sends token types, if `model_input_names` is not set.
 CLASSES: Mapping[str, bool] = MappingProxyType(
     {
         GENERIC: False,
@@ -48,14 +48,14 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "modernbert": GENERIC,
     }
 )
-# The family that gets the generic class, whatever class its files name.
+# This model type gets the generic class, whatever class its files name.
 _ALWAYS_GENERIC = "modernbert"
 
 
 def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the class of a folder's tokenizer, which may be none of `CLASSES`.
+    """Return the name of a folder's tokenizer class, which may not be in `CLASSES`.
 
-    `None` if neither file names it.
+    Return `None` if the files name no class and the model's type is unknown.
     """
     kind = config.get("model_type")
     named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
@@ -66,7 +66,7 @@ def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -
 
 
 def sends_types(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool | None:
-    """Return whether a folder's tokenizer sends token types; `None` if no file says it."""
+    """Return whether a folder's tokenizer sends token types; `None` if no file says so."""
     names = tokenizer_config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names

@@ -1,6 +1,7 @@
-"""Refuses a `tokenizer_config.json` with options that `tokenizer.json` does not have.
+"""Refuses a `tokenizer_config.json` that contradicts its `tokenizer.json`.
 
-An import applies such options. This check is for folders that were copied into a repository.
+The check is for folders that were copied into a repository. `models import` applies the options of
+`tokenizer_config.json` to `tokenizer.json` instead.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from backends.repository.sentence_modules import Files, read_object
 from backends.repository.tokenizer_class import GENERIC
 
 CONFIG = "tokenizer_config.json"
-# Options of BERT's normalizer, by the names of their fields in tokenizer classes.
+# Options of a tokenizer class, and the names of the same options in BERT's normalizer.
 _NORMALIZES: Mapping[str, str] = MappingProxyType(
     {
         "do_lower_case": "lowercase",
@@ -26,14 +27,14 @@ _PREFIX = "add_prefix_space"
 
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
-    """Holds three fields; the vocabulary, of many megabytes, is skipped."""
+    """Holds the three fields that are compared; the decoder skips the large vocabulary."""
 
     truncation: dict[str, Any] | None = None
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
 
     def options(self) -> Iterator[tuple[str, Any]]:
-        """Yield the options that both files may set, by their names in `tokenizer_config.json`."""
+        """Yield the options of `tokenizer.json` by their names in `tokenizer_config.json`."""
         normalizer = self.normalizer or {}
         if normalizer.get("type") == "BertNormalizer":
             for field, ours in _NORMALIZES.items():
@@ -47,31 +48,31 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 def check_tokenizer(files: Files, name: str, *, kind: str | None, truncates: bool) -> None:
-    """Compare both files of a tokenizer of the class `kind`; `None` if the class is unknown.
+    """Compare both files of a tokenizer whose class is `kind`; `None` is an unknown class.
 
     Raises:
-        ModelProblem: they disagree, or one cannot be read.
+        ModelProblem: the files disagree, or one cannot be read.
     """
     path, config = files(CONFIG), read_object(files(CONFIG))
     try:
         tokenizer = msgspec.json.decode(files(name).read_bytes(), type=_TokenizerFile)
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ModelProblem(f"{files(name)}: it is no tokenizer file: {error}") from None
+        raise ModelProblem(f"{files(name)}: cannot be read as a tokenizer: {error}") from None
     if "AutoTokenizer" in (config.get("auto_map") or {}):
-        raise ModelProblem(f"{path}: `auto_map` names code of its own, which is not run")
+        raise ModelProblem(f"{path}: `auto_map` names custom code, which is not run; remove it")
     written = str((tokenizer.truncation or {}).get("direction", "right")).lower()
     side = config.get("truncation_side", written)
     if truncates and side != "right":
         raise ModelProblem(
-            f"{path}: `truncation_side` is `{side}`, and texts are cut at their end here; write "
-            "`truncate: false` in `model.yaml`, which refuses texts that are too long"
+            f"{path}: `truncation_side` is `{side}`, but texts are truncated at the end; set "
+            "`truncate: false` in `model.yaml` to refuse texts that are too long"
         )
     if kind == GENERIC:
-        return  # this class takes `tokenizer.json` as it is
+        return  # this class uses `tokenizer.json` unchanged
     for field, does in tokenizer.options():
         asked = config.get(field)
         if asked is not None and bool(asked) is not bool(does):
             raise ModelProblem(
-                f"{path}: `{field}` is {str(asked).lower()}, and `{name}` does the opposite; have "
-                "`models import` read the folder, which applies it"
+                f"{path}: `{field}` is {str(asked).lower()}, and `{name}` does the opposite; "
+                "import the folder with `models import`, which applies the option"
             )

@@ -1,7 +1,7 @@
 """Reads Triton's layout: a `config.pbtxt` beside numbered folders.
 
-Of Triton's `ModelConfig` those fields are read that say which file, which versions and which
-labels; how rows are batched and on how many instances is found out here.
+Only the graph file, the version policy and the labels are read from `config.pbtxt`. Batching and
+the number of instances are not read, because a backend chooses them itself.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _SERVED = {"onnxruntime", "onnxruntime_onnx"}
 
 
 class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a `config.pbtxt`: fields of a manifest, and the versions that are served."""
+    """Holds the fields of a `config.pbtxt`: manifest fields, and the versions that are served."""
 
     declared: dict[str, Any]
     policy: str
@@ -28,9 +28,9 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[str]
 
     def serving(self, numbers: Sequence[str]) -> Serving:
-        """Return which revisions are served: as in Triton, the newest of them by default.
+        """Return which revisions are served, by Triton's version policy.
 
-        The newest that is served answers by the model's name, the others by their own.
+        The newest served revision has the model's name. The others have names such as `tiny@2`.
         """
         ordered = sorted(numbers, key=int)
         chosen = {
@@ -42,10 +42,10 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_triton(folder: Path) -> TritonConfig | None:
-    """Read the `config.pbtxt` of a model's folder; `None` where there is none.
+    """Read the `config.pbtxt` of a model's folder; return `None` if there is none.
 
     Raises:
-        ModelProblem: it cannot be read, or describes what is not served.
+        ModelProblem: the file cannot be read, or describes a model that cannot be served.
     """
     path = folder / FILE
     if not path.is_file():
@@ -63,8 +63,8 @@ def read_triton(folder: Path) -> TritonConfig | None:
     except ValueError as error:
         raise ModelProblem(f"{path}: {error}") from None
     raise ModelProblem(
-        f"{path}: a model of `{kind}` is not served; export it to ONNX, or describe it as an "
-        "algorithm over other models"
+        f"{path}: models of the backend `{kind}` cannot be served; export the model to ONNX, or "
+        "describe it as an algorithm over other models"
     )
 
 
@@ -72,7 +72,7 @@ def _policy(config: Message) -> tuple[str, int, list[str]]:
     policies = _messages(config, "version_policy")
     policy = policies[-1] if policies else {}
     if not policy.keys() <= {"all", "latest", "specific"}:
-        raise ValueError("`version_policy` is none of `all`, `latest`, `specific`")
+        raise ValueError("`version_policy` must be `all`, `latest` or `specific`")
     if "all" in policy:
         return "all", 1, []
     if "specific" in policy:
@@ -83,12 +83,12 @@ def _policy(config: Message) -> tuple[str, int, list[str]]:
         return "specific", 1, versions
     newest = [n for part in _messages(policy, "latest") for n in part.get("num_versions", [])]
     if not all(isinstance(number, int) and number > 0 for number in newest):
-        raise ValueError("`num_versions` is no count")
+        raise ValueError("`num_versions` must be a positive integer")
     return "latest", newest[-1] if newest else 1, []
 
 
 def _labels(config: Message, folder: Path) -> dict[str, Any]:
-    """Return the output that has labels, and those: what makes a model a classifier."""
+    """Return the labels and the output that they belong to; empty if no output has labels."""
     for output in _messages(config, "output"):
         name = _text(output, "label_filename")
         if name:
@@ -104,7 +104,7 @@ def _labels(config: Message, folder: Path) -> dict[str, Any]:
 def _messages(message: Message, field: str) -> list[Message]:
     found = message.get(field, [])
     if not all(isinstance(value, dict) for value in found):
-        raise ValueError(f"`{field}` is no message")
+        raise ValueError(f"`{field}` must be a message")
     return found
 
 
@@ -112,4 +112,4 @@ def _text(message: Message, field: str) -> str:
     value = (message.get(field) or [""])[-1]
     if isinstance(value, str):
         return value
-    raise ValueError(f"`{field}` is no text")
+    raise ValueError(f"`{field}` must be a string")

@@ -1,8 +1,8 @@
-"""Learns the special tokens a tokenizer adds, so that rows are assembled from ids.
+"""Learns which special tokens a tokenizer adds to a row, so that rows can be built from token ids.
 
-A text that is one side of many rows (the premise of a zero-shot question, the windows of a long
-document) is tokenized once. `tests/unit/backends/tokenization/test_layout.py` holds every row so
-made to the one that the tokenizer makes of the texts.
+A text that is in many rows, such as the text of a zero-shot request or a window of a long document,
+is then tokenized once. `tests/unit/backends/tokenization/test_layout.py` checks that the rows equal
+the tokenizer's own.
 """
 
 import itertools
@@ -14,12 +14,12 @@ import tokenizers
 
 from backends.types import Encoding, IntArray
 
-# Texts that most tokenizers keep tokens of; after them words of the vocabulary.
+# Texts to learn from. If a tokenizer drops all of them, words of its vocabulary follow.
 _PROBES, _MOST_PROBES = ("a", "0", "."), 100
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Describes a part of a row: fixed ids, or those of text number `text`; their type."""
+class _Slot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A slot of a row: one special token, or the tokens of the first or second text."""
 
     ids: IntArray
     types: IntArray
@@ -27,31 +27,31 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Layout:
-    """Holds the order of special tokens and texts in a row of one text and of two."""
+    """Holds the order of special tokens and texts, in rows of one text and in rows of a pair."""
 
-    def __init__(self, single: Sequence[_Part], pair: Sequence[_Part]) -> None:
+    def __init__(self, single: Sequence[_Slot], pair: Sequence[_Slot]) -> None:
         self._single = single
         self._pair = pair
-        place = [part.text for part in single].index(0)
-        self._head = [int(part.ids[0]) for part in single[:place]]
-        self._tail = [int(part.ids[0]) for part in single[place + 1 :]]
+        place = [slot.text for slot in single].index(0)
+        self._head = [int(slot.ids[0]) for slot in single[:place]]
+        self._tail = [int(slot.ids[0]) for slot in single[place + 1 :]]
         self.before = len(self._head)
         self.added = _fixed(single)
         self.added_to_pair = _fixed(pair)
 
     def single(self, ids: IntArray) -> Encoding:
         """Return the row of one text."""
-        parts = [part.ids if part.text is None else ids for part in self._single]
-        joined = np.concatenate(parts)
+        slots = [slot.ids if slot.text is None else ids for slot in self._single]
+        joined = np.concatenate(slots)
         return Encoding(ids=joined, type_ids=None, key=joined.tobytes())
 
     def single_of(self, tokens: list[int]) -> Encoding:
-        """Return the row of one text, as `single` does, of tokens in a list."""
+        """Return the row of one text like `single`; faster if the tokens are in a list."""
         ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
         return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
 
     def inner(self, ids: IntArray) -> IntArray:
-        """Return the tokens of one text, of a row of it or of themselves."""
+        """Return a text's tokens without the special tokens around them, if there are any."""
         end = len(ids) - len(self._tail)
         is_row = (
             self.before <= end
@@ -61,28 +61,28 @@ class Layout:
         return ids[self.before : end] if is_row else ids
 
     def pair(self, first: IntArray, second: IntArray) -> Encoding:
-        """Return the row of two texts."""
+        """Return the row of a pair of texts."""
         ids: list[IntArray] = []
         types: list[IntArray] = []
-        for part in self._pair:
-            if part.text is None:
-                ids.append(part.ids)
-                types.append(part.types)
+        for slot in self._pair:
+            if slot.text is None:
+                ids.append(slot.ids)
+                types.append(slot.types)
                 continue
-            side = first if part.text == 0 else second
+            side = first if slot.text == 0 else second
             ids.append(side)
-            types.append(np.full(len(side), part.types[0], dtype=np.int32))
+            types.append(np.full(len(side), slot.types[0], dtype=np.int32))
         joined, kinds = np.concatenate(ids), np.concatenate(types)
         return Encoding(ids=joined, type_ids=kinds, key=joined.tobytes() + b"|" + kinds.tobytes())
 
 
 def cut_first(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, IntArray]:
-    """Cut the first text until both fit `room` tokens (`only_first` of Hugging Face)."""
+    """Truncate the first text until both fit into `room` tokens (Hugging Face's `only_first`)."""
     return first[: max(0, room - len(second))], second
 
 
 def cut_longest(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, IntArray]:
-    """Cut the longer text, then both alike, until both fit (`longest_first`)."""
+    """Truncate the longer text, then both equally, until both fit (`longest_first`)."""
     if len(first) + len(second) <= room:
         return first, second
     short, long = sorted((len(first), len(second)))
@@ -95,28 +95,31 @@ def cut_longest(first: IntArray, second: IntArray, room: int) -> tuple[IntArray,
 
 
 def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -> Layout:
-    """Return the layout of a tokenizer that cuts nothing; without `token_types` all are 0.
+    """Return the layout of a tokenizer that does not truncate.
+
+    Without `token_types`, all token types of the layout are 0.
 
     Raises:
-        ValueError: its rows do not hold one text, or two in their order, between special tokens.
+        ValueError: the tokenizer changes the order of texts, or puts special tokens inside them.
     """
     for probe in (*_PROBES, *itertools.islice(tokenizer.get_vocab(), _MOST_PROBES)):
-        parts = [_parts(tokenizer.encode(probe)), _parts(tokenizer.encode(probe, probe))]
-        texts = [[part.text for part in found if part.text is not None] for found in parts]
+        slots = [_slots(tokenizer.encode(probe)), _slots(tokenizer.encode(probe, probe))]
+        texts = [[slot.text for slot in found if slot.text is not None] for found in slots]
         if texts == [[0], [0, 1]]:
             if not token_types:
-                parts = [
-                    [msgspec.structs.replace(part, types=part.types * 0) for part in found]
-                    for found in parts
+                slots = [
+                    [msgspec.structs.replace(slot, types=slot.types * 0) for slot in found]
+                    for found in slots
                 ]
-            return Layout(*parts)
-    raise ValueError("its rows are none of a text, or a pair, between special tokens")
+            return Layout(*slots)
+    raise ValueError("its rows are not one text or a pair of texts between special tokens")
 
 
 def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...] | None:
-    """Return the tokens that a prompt puts before those of a text; `None` if it changes these.
+    """Return the tokens that a prompt adds before a text's tokens.
 
-    They are not always the prompt's own: its last space may be part of the first word.
+    They may differ from the tokens of the prompt alone: its last space may join the text's first
+    word. Return `None` if the prompt changes the tokens of the text.
     """
     found = set()
     for probe in _PROBES:
@@ -129,17 +132,17 @@ def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...
     return found.pop() if len(found) == 1 else None
 
 
-def _parts(encoding: tokenizers.Encoding) -> list[_Part]:
-    parts: list[_Part] = []
+def _slots(encoding: tokenizers.Encoding) -> list[_Slot]:
+    slots: list[_Slot] = []
     previous: int | None = -1
     columns = zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
     for number, kind, text in columns:
         ids, types = np.array([number], dtype=np.int32), np.array([kind], dtype=np.int32)
         if text is None or text != previous:
-            parts.append(_Part(ids=ids, types=types, text=text))
+            slots.append(_Slot(ids=ids, types=types, text=text))
         previous = text
-    return parts
+    return slots
 
 
-def _fixed(parts: Sequence[_Part]) -> int:
-    return sum(len(part.ids) for part in parts if part.text is None)
+def _fixed(slots: Sequence[_Slot]) -> int:
+    return sum(len(slot.ids) for slot in slots if slot.text is None)

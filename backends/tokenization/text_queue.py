@@ -1,4 +1,4 @@
-"""Runs work on texts in threads, and refuses what would wait for many seconds."""
+"""Runs functions that tokenize text in a thread pool, and refuses text if too much is waiting."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,27 +8,29 @@ from typing_extensions import TypeVar
 
 from backends.errors import Overloaded
 
-# So much text may wait for the threads: what they read in some seconds.
+# The threads tokenize this many characters within a few seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class TextQueue:
-    """Counts the characters that wait for a pool of threads."""
+    """Bounds the characters of text that wait for a thread pool. Belongs to one event loop."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._waiting = 0
 
-    async def run(self, work: Callable[[], _Answer], *, characters: int) -> _Answer:
-        """Return what `work` returns, which reads so many characters in a thread.
+    async def run(self, work: Callable[[], _Result], *, characters: int) -> _Result:
+        """Return what `work` returns; it runs in a thread and reads `characters` characters.
+
+        A text of any length is accepted while nothing else waits.
 
         Raises:
-            Overloaded: too much text waits. More than may wait is read while nothing else does.
+            Overloaded: too much text is waiting.
         """
         if self._waiting and self._waiting + characters > _MOST_CHARACTERS:
-            raise Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
+            raise Overloaded("too much text is waiting; try again later", retry_after=_RETRY_AFTER)
         self._waiting += characters
         try:
             return await asyncio.wrap_future(self._pool.submit(work))

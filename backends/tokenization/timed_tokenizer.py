@@ -1,4 +1,4 @@
-"""Measures how long questions to a tokenizer take, with the wait for its threads."""
+"""Measures the duration of each call to a tokenizer."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -14,23 +14,23 @@ from backends.types import Encoding
 
 
 class TimedTokenizer(Tokenizer):
-    """A tokenizer that counts its durations. Asked, and read, in the event loop's thread."""
+    """Records the duration of each call, with its wait for a thread. Belongs to an event loop."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:  # those of its base
+    def __init__(self, *args: Any, **options: Any) -> None:  # the arguments of `Tokenizer`
         super().__init__(*args, **options)
         self.durations = DurationCounts(SECONDS)
 
     @override
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
         began = perf_counter()
-        answers = super().encode_short(groups)
+        results = super().encode_short(groups)
         self.durations.add(perf_counter() - began)
-        return answers
+        return results
 
     @override
-    async def ask_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
+    async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
         began = perf_counter()
         try:
-            return await super().ask_each(groups, kind)
+            return await super().tokenize_each(groups, kind)
         finally:
             self.durations.add(perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Tokenizes texts: short ones at once, others in threads."""
+"""Tokenizes texts: short texts on the event loop, other texts in threads."""
 
 import asyncio
 import itertools
@@ -22,17 +22,18 @@ from backends.tokenization.text_queue import TextQueue
 from backends.tokenization.word_table import read_word_table
 from backends.types import Encoding, IntArray, RowInput, Segment, Text, TokenIds, TokenOffsets
 
-# So little text (about 0.5 ms) costs less on the loop than the way to a thread and back.
+# Tokenizing this many characters takes about 0.5 ms, less than handing them to a thread.
 _SMALL_CHARACTERS = 2048
-# A text costs as much as so many characters more.
+# The fixed cost of a text, in characters.
 _TEXT = 32
-# So many characters, or one text, are given to the library at once: while it reads, and until its
-# answer is let go, each character that is a token takes half a kilobyte.
+# Characters, or one longer text, that are tokenized in one call. Each token takes up to half a
+# kilobyte until the call's result is freed.
 _PORTION = 32 * 1024
-# So much is read on the loop in one iteration: many small questions must not add up to a stall.
+# The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
-# The kinds of results: rows; tokens alone, without and with their places; how many there are; JSON
-# that shows them, in a row or alone; and the text of tokens, with and without those of rows.
+# What to make of a text: a row with special tokens ("rows"), token ids ("ids"), ids with offsets
+# ("segments"), the number of tokens ("count"), or JSON with or without special tokens ("shown row",
+# "shown ids"). What to make of token ids: text, with special tokens ("whole text") or without.
 _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
@@ -41,14 +42,13 @@ Texts = Sequence[RowInput]
 
 
 class Tokenizer:
-    """Encodes with one copy of a tokenizer file per thread (a shared copy is unsafe).
+    """Encodes texts with a tokenizer file; each thread has its own copy of it.
 
-    Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
-    refuses what is too long, unless `truncate_to` says how many tokens to keep. `lowercase`
-    lower-cases texts before anything else. Without `token_types` the texts of a pair are of one.
-    With `split_special_tokens` those that a text holds are read as text.
-    What runs no model and costs nothing is read by `token_pool`, if that is given: it takes no
-    thread from rows.
+    A tokenizer is not safe to share between threads. Padding is always off. A text is truncated to
+    `truncate_to` tokens if that is set. `lowercase` lower-cases texts first. Without `token_types`,
+    all token types are 0. With `split_special_tokens`, a special token that occurs in a text is
+    tokenized like ordinary text. `token_pool` runs calls that only count, show or decode tokens, so
+    that they do not delay rows.
     """
 
     def __init__(
@@ -77,129 +77,134 @@ class Tokenizer:
             known = np.fromiter(copy.get_vocab().values(), dtype=np.int64)
             self._is_known = np.bincount(known).astype(bool)
             self.layout = learn_layout(self._copy(None), token_types=token_types)
-            # With more a text is cut.
+            # A text with more tokens is truncated.
             self._most_tokens = (truncate_to or math.inf) - self.layout.added
             self._table = read_word_table(self._source, self._read_words)
         except Exception as error:  # tokenizers raises bare Exceptions
-            raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
+            raise ModelProblem(f"{path}: cannot be read as a tokenizer: {error}") from error
         self._row_queue = TextQueue(pool)
         self._token_queue = TextQueue(token_pool or pool)
         self._at_once = 0
         self.portions = 0
-        """How many portions of text have been read: a sign that it does not hang."""
+        """The number of calls to the tokenizer so far: while it grows, the tokenizer is alive."""
         self.failure: str | None = None
 
     @property
     def last_token(self) -> tuple[str, int]:
-        """The token of the highest id, and that id."""
+        """The token with the highest id, and its id."""
         vocabulary = self._copy(None).get_vocab()
         return max(vocabulary.items(), key=lambda item: item[1])
 
     def read_by(self, queue: TextQueue) -> None:
-        """Have what is not read at once be read by `queue`."""
+        """Use `queue` for all texts that are too long for the event loop."""
         self._row_queue = self._token_queue = queue
 
     async def encode(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`, in order.
 
         Raises:
-            ModelFailed: the tokenizer could not read one of them.
-            Overloaded: too much text waits for the threads.
-            ExecutorDied: the threads are gone.
+            ModelFailed: the tokenizer failed on one of the texts.
+            Overloaded: too much text is waiting for a thread.
+            ExecutorDied: the threads are dead.
         """
-        return await self._ask(texts, "rows")  # type: ignore[no-any-return]
+        return await self._tokenize(texts, "rows")  # type: ignore[no-any-return]
 
     async def encode_each(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
-        """Return for each group of texts what `encode` returns, or the error that it raises."""
-        return await self.ask_each(groups, "rows")
+        """Return the encodings of each group of texts, or the group's error; see `encode`."""
+        return await self.tokenize_each(groups, "rows")
 
     def is_short(self, groups: Sequence[Texts]) -> bool:
-        """Whether to read these texts on the loop, by `encode_short`, in this iteration."""
-        return self._takes(_count(groups))
+        """Return whether `encode_short` may tokenize these texts in this event-loop iteration.
+
+        If so, their length is charged to the iteration.
+        """
+        return self._fits_iteration(_count(groups))
 
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
-        """Return at once what `encode_each` does."""
+        """Return what `encode_each` returns, without awaiting."""
         try:
             found = [[self._look_up(text) for text in group] for group in groups]
-        except BaseException:  # noqa: BLE001 - as in `_answer`, which finds the text
-            return self._answer(groups, "rows")
+        except BaseException:  # noqa: BLE001 - `_tokenize_groups` finds out which text fails
+            return self._tokenize_groups(groups, "rows")
         others = [place for place, group in enumerate(found) if None in group]
         if others:
-            answers = self._answer([groups[place] for place in others], "rows")
-            for place, answer in zip(others, answers, strict=True):
-                found[place] = answer
-        return found  # type: ignore[return-value]  # none is missing any more
+            results = self._tokenize_groups([groups[place] for place in others], "rows")
+            for place, result in zip(others, results, strict=True):
+                found[place] = result
+        return found  # type: ignore[return-value]  # no `None` is left
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the tokens of `texts` alone: nothing around them, nothing cut."""
-        return await self._ask(texts, "ids")  # type: ignore[no-any-return]
+        """Return the token ids of `texts`, without special tokens and without truncation."""
+        return await self._tokenize(texts, "ids")  # type: ignore[no-any-return]
 
     async def segments(self, texts: Sequence[str]) -> list[Segment]:
-        """Return the tokens of `texts` alone, as `ids` does, with the place of each."""
-        return await self._ask(texts, "segments")  # type: ignore[no-any-return]
+        """Return the token ids of `texts`, like `ids`, and the offsets of each token."""
+        return await self._tokenize(texts, "segments")  # type: ignore[no-any-return]
 
     async def count(self, text: str) -> int:
-        """Return how many tokens a text has, without special ones."""
-        (count,) = await self._ask([text], "count")
+        """Return the number of tokens of a text, without special tokens."""
+        (count,) = await self._tokenize([text], "count")
         return count  # type: ignore[no-any-return]
 
     async def show(self, text: str, *, add_special_tokens: bool) -> tuple[int, bytes]:
-        """Return how many tokens a text has, none of them cut, and a JSON object that shows them.
+        """Return the number of tokens of a text, and a JSON object with ids, tokens and offsets.
 
-        Special tokens that are no part of the text have no place in it.
+        The text is not truncated. Special tokens that the tokenizer adds have no offsets.
         """
         kind: TextKind = "shown row" if add_special_tokens else "shown ids"
-        (shown,) = await self._ask([text], kind)
+        (shown,) = await self._tokenize([text], kind)
         return shown  # type: ignore[no-any-return]
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens."""
         kind: TextKind = "text" if skip_special_tokens else "whole text"
-        (text,) = await self._ask([TokenIds(tuple(ids))], kind)
+        (text,) = await self._tokenize([TokenIds(tuple(ids))], kind)
         return text  # type: ignore[no-any-return]
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...] | None:
-        """Return what `learn_prompt` does."""
+        """Return the tokens that a prompt adds before a text's tokens; see `learn_prompt`."""
         return learn_prompt(self._copy(None), prompt)
 
     def unknown_id(self, ids: Sequence[int]) -> int | None:
-        """Return the first of some ids that the vocabulary lacks."""
+        """Return the first id that is not in the vocabulary."""
         array = np.array(ids, dtype=np.int64)
         is_known = self._is_known.take(array, mode="clip") & (array < len(self._is_known))
         strange = array[~is_known]
         return int(strange[0]) if len(strange) else None
 
     def is_empty(self, encoding: Encoding) -> bool:
-        """Whether an encoding has no tokens of its text, only the special tokens of every text."""
+        """Whether an encoding has only the special tokens that every row has."""
         return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
-    async def _ask(self, texts: Texts, kind: TextKind) -> Any:
-        (answer,) = await self.ask_each([texts], kind)
-        if isinstance(answer, BackendError):
-            raise answer
-        return answer
+    async def _tokenize(self, texts: Texts, kind: TextKind) -> Any:
+        (result,) = await self.tokenize_each([texts], kind)
+        if isinstance(result, BackendError):
+            raise result
+        return result
 
-    async def ask_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
-        """Return a list per group, or its error; short texts are read here, others in a thread."""
+    async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
+        """Return a list for each group, or its error; short texts are tokenized on the loop."""
         characters = _count(groups)
-        if self._takes(characters):
-            return self._answer(groups, kind)
+        if self._fits_iteration(characters):
+            return self._tokenize_groups(groups, kind)
         queue = self._token_queue if kind in _TOKEN_KINDS else self._row_queue
         try:
-            return await queue.run(partial(self._answer, groups, kind), characters=characters)
+            return await queue.run(
+                partial(self._tokenize_groups, groups, kind), characters=characters
+            )
         except Overloaded as full:
             return [full] * len(groups)
-        except BaseException as error:  # whatever ended the thread is reported
+        except BaseException as error:  # whatever ended the thread is reported to the caller
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            # The pool was closed, or the system starts no thread; a job so called off is cancelled.
+            # The pool was closed or cannot start a thread. Jobs of a closed pool are cancelled.
             self.failure = f"a tokenizer thread died with `{type(error).__name__}`"
-            died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
+            died = ExecutorDied("the tokenizer's threads are dead; restart the backend")
             return [died] * len(groups)
 
-    def _takes(self, characters: int) -> bool:
-        """Whether to read so much on the loop, in this iteration."""
+    def _fits_iteration(self, characters: int) -> bool:
+        """Return whether the loop may tokenize so many characters in this iteration."""
         if characters > min(_SMALL_CHARACTERS, _MOST_AT_ONCE - self._at_once):
             return False
         if not self._at_once:
@@ -210,16 +215,16 @@ class Tokenizer:
     def _end_iteration(self) -> None:
         self._at_once = 0
 
-    def _answer(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
+    def _tokenize_groups(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
         texts = [text for group in groups for text in group]
         try:
-            answers = self._encode_as(kind, texts)
-        # A panic of the native code is no Exception; one text must not fail those beside it.
+            results = self._encode_as(kind, texts)
+        # A panic of the native library is not an `Exception`. It must fail only its own group.
         except BaseException as error:  # noqa: BLE001
             if len(groups) > 1:
-                return [self._answer([group], kind)[0] for group in groups]
+                return [self._tokenize_groups([group], kind)[0] for group in groups]
             return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
-        remaining = iter(answers)
+        remaining = iter(results)
         return [list(itertools.islice(remaining, len(group))) for group in groups]
 
     def _encode_as(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
@@ -250,7 +255,7 @@ class Tokenizer:
         ]
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
-        """Return the encodings of `texts`, in the calling thread."""
+        """Return the encodings of `texts`; blocks the calling thread."""
         found = [self._look_up(text) for text in texts]
         others: list[Any] = [text for text, one in zip(texts, found, strict=True) if one is None]
         read = iter(self._encode_now(others) if others else ())
@@ -275,9 +280,9 @@ class Tokenizer:
             self.portions += 1
 
     def _look_up(self, text: RowInput) -> Encoding | None:
-        """Return the encoding of a text whose words are in the table, unless it is to be cut.
+        """Return a text's encoding from the word table; `None` if the tokenizer must read it.
 
-        Tokens have one without being looked up.
+        An input that came as token ids gets its encoding without a look-up.
         """
         if not isinstance(text, str):
             return self._row_of(text) if isinstance(text, TokenIds) else None
@@ -287,7 +292,7 @@ class Tokenizer:
         return None if tokens is None else self.layout.single_of(tokens)
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
-        """Return the encoding of a text that came as tokens, cut where the model cuts texts."""
+        """Return the encoding of an input that came as token ids, truncated like a text."""
         inner = self.layout.inner(np.array(tokens.ids, dtype=np.int32))
         ids = np.concatenate([np.array(tokens.prompt, dtype=np.int32), inner])
         if len(ids) <= self._most_tokens:
@@ -296,7 +301,7 @@ class Tokenizer:
         return msgspec.structs.replace(row, truncated_from=len(ids) + self.layout.added)
 
     def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
-        # Files do not always say which tokens are special; rows show it.
+        # Files do not always mark special tokens. The layout knows those that rows have.
         kept = ids if is_whole else self.layout.inner(np.array(ids, dtype=np.int32)).tolist()
         text: str = self._copy(None).decode(kept, skip_special_tokens=not is_whole)
         return text
@@ -306,19 +311,19 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def _truncated_from(self, encoding: tokenizers.Encoding, text: Text) -> int:
-        """Return how many tokens the whole text has if it was cut, else 0."""
+        """Return the number of tokens of a text that was truncated; 0 for a whole text."""
         if self._truncate_to is None or len(encoding.ids) < self._truncate_to:
             return 0
         if isinstance(text, str):
             added, _ = self._added
             rest = sum(len(part.ids) - added for part in encoding.overflowing)
             return len(encoding.ids) + rest if rest else 0
-        # What overflows of a pair is each part of the one beside each of the other.
+        # For a pair, `overflowing` has all combinations of pieces, so the pair is read again.
         whole = len(self._copy(None).encode(*text).ids)
         return whole if whole > len(encoding.ids) else 0
 
     def _copy(self, truncate_to: int | None) -> tokenizers.Tokenizer:
-        """Return this thread's copy that cuts texts to `truncate_to` tokens, if that is given."""
+        """Return this thread's copy of the tokenizer, which truncates to `truncate_to` tokens."""
         name = f"cut_to_{truncate_to}"
         copy: tokenizers.Tokenizer | None = getattr(self._copies, name, None)
         if copy is None:
@@ -333,7 +338,7 @@ class Tokenizer:
 
 
 def lower_cased(source: str) -> str:
-    """Return a tokenizer file that lower-cases first, as the library sentence-transformers does."""
+    """Return a tokenizer file that lower-cases texts first, as sentence-transformers does."""
     document = json.loads(source)
     normalizer = document.get("normalizer")
     if not _lowers(normalizer):
@@ -350,7 +355,7 @@ def _lowers(normalizer: Any) -> bool:
 
 
 def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
-    """Return the id of what the vocabulary lacks; a unigram model states it in its file alone."""
+    """Return the id of the unknown token; only the file tells it for a unigram model."""
     token: str | None = getattr(copy.model, "unk_token", None)
     if token is not None:
         return copy.token_to_id(token)
@@ -359,7 +364,7 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
 
 
 def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield texts, in order, as many together as the library is to read at once."""
+    """Yield the texts in order, in slices that the library tokenizes in one call."""
     start = size = 0
     for place, text in enumerate(texts):
         length = len(text) if isinstance(text, str) else sum(map(len, text))
@@ -371,7 +376,7 @@ def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _count(groups: Sequence[Texts]) -> int:
-    """Return what texts cost, in characters; a token costs as much as one."""
+    """Return the cost of texts in characters; a token id costs as much as a character."""
     characters = 0
     for group in groups:
         for text in group:
@@ -386,7 +391,7 @@ def _count(groups: Sequence[Texts]) -> int:
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
-    """Return what `show` does; of the columns, each of which is large, one exists at a time."""
+    """Return the number of tokens and their JSON; frees each column before it reads the next."""
     masks = encoding.special_tokens_mask
     places = orjson.dumps(
         [None if special else place for place, special in zip(encoding.offsets, masks, strict=True)]
@@ -409,10 +414,10 @@ def _encoding(
 def _token_offsets(
     encoding: tokenizers.Encoding, text: str, unknown: int | None, prefix: str
 ) -> list[TokenOffsets]:
-    """Return the place of each token, and whether it continues a word.
+    """Return the offsets of each token, and whether it continues a word.
 
-    As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
-    takes a word for the rest of the one before it where an accent is left out.
+    The rules are those of Hugging Face, except for WordPiece. There, Hugging Face compares the
+    lengths of a token and its text, which fails if the tokenizer drops an accent.
     """
     pieces = []
     masks = encoding.special_tokens_mask

@@ -1,9 +1,8 @@
 """Tokenizes plain ASCII texts by looking up their words in the vocabulary.
 
-A word piece tokenizer of the BERT family splits such a text at spaces and around punctuation, and
-reads each part by itself; one that is in its vocabulary is one token. A look-up takes a sixth of
-the tokenizer's time, and does not release the interpreter's lock, for which the event loop would
-then have to wait. `tests/unit/backends/tokenization/test_word_table.py` compares the two.
+A WordPiece tokenizer of the BERT family splits such a text at spaces and around punctuation. A word
+that is in its vocabulary becomes one token. A look-up takes a sixth of the tokenizer's time.
+`tests/unit/backends/tokenization/test_word_table.py` compares both.
 """
 
 import json
@@ -11,22 +10,22 @@ import math
 import re
 from collections.abc import Callable
 
-# What BERT's pre-tokenizer makes of printable ASCII: letters and digits, or one mark.
+# How BERT's pre-tokenizer splits printable ASCII: runs of letters and digits, or one other sign.
 _PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")
-# The tokenizer takes a longer word for unknown, whatever is in the vocabulary.
+# The tokenizer treats a longer word as unknown, even if it is in the vocabulary.
 _LONGEST_WORD = 100
-# A longer text keeps the interpreter's lock for long; its tokenizer does not.
+# The look-up holds the GIL, so longer texts are left to the tokenizer, which releases it.
 _LONGEST_TEXT = 4096
-# The share of parts that the tokenizer may have to read.
+# The share of words that may be missing in the table.
 _MOST_OTHERS = 1 / 4
-# With more added tokens the search for them takes longer than what it saves.
+# With more added tokens, searching for them takes longer than the table saves.
 _MOST_ADDED = 32
 
 
 class WordTable:
     """Holds the words of a vocabulary that are one token each.
 
-    `read_words` is the tokenizer: it returns the tokens of each of some words.
+    `read_words` calls the tokenizer, and returns the tokens of each word.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class WordTable:
         self._words = words
         self._lowercase = lowercase
         self._read_words = read_words
-        # These are found in a text before it is split, some of them in any case.
+        # The tokenizer finds these before it splits a text, some of them in any case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
     def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
-        """Return the tokens of a text alone, or `None` where the tokenizer must read all of it.
+        """Return the tokens of a text; `None` if the tokenizer must read it.
 
-        It must where there are more than `most`.
+        The tokenizer also reads a text with more than `most` tokens.
         """
         if len(text) > _LONGEST_TEXT or not (text.isascii() and text.isprintable()):
             return None
@@ -62,7 +61,7 @@ class WordTable:
             return None if tokens is None or len(tokens) > most else tokens
 
     def _find_others(self, parts: list[str]) -> list[int] | None:
-        """Return the tokens of the parts, of which some are more than one token."""
+        """Return the tokens of all words; the tokenizer reads words that the table lacks."""
         others = [part for part in parts if part not in self._words]
         if len(others) > _MOST_OTHERS * len(parts):
             return None
@@ -78,7 +77,7 @@ class WordTable:
 def read_word_table(
     source: str, read_words: Callable[[list[str]], list[list[int]]]
 ) -> WordTable | None:
-    """Return the table of a tokenizer file; `None` where its texts are not split as BERT does."""
+    """Return the word table of a tokenizer file; `None` if it does not split texts as BERT does."""
     document = json.loads(source)
     model, normalizer = document["model"], document.get("normalizer") or {}
     splits = (document.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"
@@ -101,7 +100,7 @@ def read_word_table(
     }
     tokens = document.get("added_tokens", [])
     added = [token["content"] for token in tokens]
-    # A normalized token with an accent is also found where the text has none.
+    # A normalized token with an accent also matches a text without the accent.
     reads_other_texts = any(t["normalized"] and not t["content"].isascii() for t in tokens)
     if len(added) > _MOST_ADDED or reads_other_texts:
         return None

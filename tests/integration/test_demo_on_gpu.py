@@ -113,7 +113,7 @@ async def test_without_forms_the_start_says_so_in_a_line_and_the_graph_answers(
         found = await scores(backend)
 
     assert found == pytest.approx(expected, abs=1e-4)
-    told = [record for record in caplog.records if "no form for this device" in record.message]
+    told = [record for record in caplog.records if "no graph for this device" in record.message]
     assert [record.__dict__["provider"] for record in told] == ["cuda"]
 
 

@@ -127,7 +127,7 @@ async def test_a_server_that_runs_another_graph_than_ours_does_not_pass_for_it(
 
             assert not backend.engine.state().ready
             (missing,) = (line for line in backend.engine.state().missing if "tiny" in line)
-            assert "the server runs another graph: its answers are 0.01 of" in missing
+            assert "by 0.01 of" in missing
 
 
 async def test_a_token_is_told_to_the_server_it_is_for_alone(
@@ -253,8 +253,8 @@ def test_a_batch_it_cannot_compute_is_told_from_a_model_that_is_gone(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"upstream": {"model": "m"}}, "or set `SLUICEGATE_BACKEND_UPSTREAM_URL`"),
-        ({"graph": "model.onnx"}, "a `graph` or an `upstream`, and not both"),
+        ({"upstream": {"model": "m"}}, "`SLUICEGATE_BACKEND_UPSTREAM_URL`"),
+        ({"graph": "model.onnx"}, "`graph`"),
         ({"upstream": {"url": "ftp://x", "model": "m"}}, "url"),
     ],
 )

@@ -15,7 +15,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import ones
-from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, trying
+from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, local_trials
 from backends.settings import BackendSettings, Provider
 from backends.types import OutputKind
 
@@ -61,7 +61,7 @@ def form(name: str) -> GraphSource:
 
 
 def test_a_child_answers_as_this_process_does() -> None:
-    here = trying(make_device())(SOURCE, BATCHES)
+    here = local_trials(make_device())(SOURCE, BATCHES)
     with trials() as try_form:
         there = try_form(SOURCE, BATCHES)
 
@@ -88,7 +88,7 @@ def test_want_of_memory_is_told_from_a_form_that_cannot_run(name: str, why: str)
 
 
 def test_a_form_that_hangs_is_one_that_cannot_run() -> None:
-    with trials(patience=0.0) as try_form, pytest.raises(ModelFailed, match="not answered for 0 s"):
+    with trials(patience=0.0) as try_form, pytest.raises(ModelFailed, match="within 0 s"):
         try_form(form("hangs"), BATCHES)
 
 

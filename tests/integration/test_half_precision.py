@@ -248,7 +248,7 @@ async def test_texts_of_the_revision_come_before_those_of_sluicegate(imported: I
     (folder / "texts.txt").write_text("My card is lost.\nWhere is it?\n")
 
     assert await profile(folder, Opening(**HALF)) == "tf32"
-    assert "2 texts are too few to know" in reasons(folder)[0]
+    assert "with 2 texts" in reasons(folder)[0]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_refused_variant_leaves_the_model_in_fp32(
     result = import_with(tmp_path, files, "--precision", "int8", "--min-speedup", 1000)
 
     assert result.exit_code == 1
-    assert "times as fast as fp32, 1000 is asked for" in result.output
+    assert "at least 1000 is required" in result.output
     assert [path.name for path in (tmp_path / "m" / "mood").iterdir()] == ["1"]
 
 
@@ -100,7 +100,7 @@ def test_each_kind_is_judged_by_what_it_is_used_for(
 
     assert result.exit_code == 1
     assert message in result.output
-    assert "200 texts are too few to know" in result.output.replace("queries", "texts")
+    assert "with 200 texts" in result.output.replace("queries", "texts")
     assert [path.name for path in (tmp_path / "m" / "mood").iterdir()] == ["1"]
 
 

@@ -87,17 +87,17 @@ LEFT_OUT: dict[str, tuple[Change, list[str]]] = {
             write("rng_state_0.pth", b"state"),
         ),
         [
-            "optimizer.pt: state of its training",
-            "scheduler.pt: state of its training",
-            "trainer_state.json: state of its training",
-            "training_args.bin: state of its training",
-            "rng_state_0.pth: state of its training",
-            "scaler.pt: state of its training",
+            "optimizer.pt: training state",
+            "scheduler.pt: training state",
+            "trainer_state.json: training state",
+            "training_args.bin: training state",
+            "rng_state_0.pth: training state",
+            "scaler.pt: training state",
         ],
     ),
     "earlier checkpoints": (
         folder_with("checkpoint-500", "model.safetensors", "optimizer.pt", "config.json"),
-        ["checkpoint-500: state of its training"],
+        ["checkpoint-500: training state"],
     ),
     "copies": (
         all_of(
@@ -109,12 +109,12 @@ LEFT_OUT: dict[str, tuple[Change, list[str]]] = {
             folder_with("openvino", "openvino_model.bin", "openvino_model.xml"),
         ),
         [
-            "pytorch_model.bin: a second copy of its weights",
-            "tf_model.h5: a second copy of its weights",
-            "flax_model.msgpack: a second copy of its weights",
-            "model-00001-of-00002.safetensors: a second copy of its weights",
-            "onnx: a second copy of its weights",
-            "openvino: a second copy of its weights",
+            "pytorch_model.bin: a second copy of the weights",
+            "tf_model.h5: a second copy of the weights",
+            "flax_model.msgpack: a second copy of the weights",
+            "model-00001-of-00002.safetensors: a second copy of the weights",
+            "onnx: a second copy of the weights",
+            "openvino: a second copy of the weights",
         ],
     ),
 }

@@ -65,7 +65,7 @@ def test_a_part_of_a_repository_is_brought_by_the_names_of_models(pair: Pair) ->
     assert "sentiment" not in said
     assert part == {path: each for path, each in content.items() if path.startswith("mini")}
     assert files(pair.models).keys() == {"minilm/1/model.onnx", "sentiment/1/model.onnx"}
-    assert "of other: there is no revision of a model in it" in pair.sync("--model", "other")
+    assert "of other: there is no revision" in pair.sync("--model", "other")
 
 
 def test_what_others_made_outlives_a_model(pair: Pair) -> None:
@@ -94,11 +94,11 @@ def test_a_file_of_a_folder_of_its_own_is_placed(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("s/1", "`s/1` is a file and a folder there"),
-        ("s/1/model.onnx/a", "`s/1/model.onnx` is a file and a folder there"),
-        (f"s/2/{'n' * 256}", "is too long: names have 255 bytes at most"),
-        (f"s/2/{'é' * 128}", "is too long: names have 255 bytes at most"),
-        (f"s/2{'/n' * 500}", "is too long: names have 255 bytes at most, paths 1000"),
+        ("s/1", "`s/1`"),
+        ("s/1/model.onnx/a", "`s/1/model.onnx`"),
+        (f"s/2/{'n' * 256}", "is too long"),
+        (f"s/2/{'é' * 128}", "is too long"),
+        (f"s/2{'/n' * 500}", "is too long"),
     ],
     ids=["revision", "file", "name", "letters", "path"],
 )
@@ -155,7 +155,7 @@ def test_nothing_is_placed_where_a_folder_cannot_be_made(pair: Pair) -> None:
 
     said = pair.sync()
 
-    assert "models/t: it cannot be written" in said
+    assert "models/t: cannot be written" in said
     assert files(pair.models) == {"t": b"in the way"}
 
 
@@ -208,5 +208,5 @@ def test_a_folder_with_what_others_made_does_not_become_a_file(pair: Pair) -> No
 
     said = pair.sync()
 
-    assert "no `models sync` brought it" in said
+    assert "not written by `models sync`" in said
     assert files(pair.models) == content | own

@@ -135,7 +135,7 @@ def test_a_variant_that_fails_the_gate_is_refused_with_the_numbers(
 
     assert result.exit_code == 1
     assert "of labels flip" in result.output
-    assert "times as fast as fp32, 1000 is asked for" in result.output
+    assert "at least 1000 is required" in result.output
     assert read_catalogue(models) == before
 
 
@@ -154,7 +154,7 @@ def test_a_variant_is_made_once(models: Path, texts: Path, golden: Path) -> None
         ("nothing", "`nothing` cannot be tuned: it is not in the repository"),
         (
             "reviewer",
-            "has no graph of its own; tune those it builds on: `mood`, `topics`, `intents`",
+            "tune the models it builds on: `mood`, `topics`, `intents`",
         ),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_setting_of_another_device_is_not_used(
         found = read_tuned(model.folder, **where)
 
     assert found is None
-    assert "a tuning of another device" in caplog.text
+    assert "of another device" in caplog.text
 
 
 def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
@@ -249,9 +249,9 @@ def test_texts_that_the_model_would_refuse_judge_nothing(
     golden.write_text("good film " * 40, encoding="utf-8")
     none = make_int8(models, texts, golden)
 
-    assert "2 texts are too few to know" in some.output
+    assert "with 2 texts" in some.output
     assert none.exit_code == 2
-    assert "holds too few texts that `mood` reads" in none.output
+    assert "too few texts that `mood` can read" in none.output
 
 
 def test_bf16_is_for_openvino(models: Path, golden: Path) -> None:
@@ -265,7 +265,7 @@ def test_an_algorithm_has_no_variant(models: Path, texts: Path, golden: Path) ->
     result = tune(models, "reviewer", "--precision", "fp16", "--judge", golden)
 
     assert result.exit_code == 2
-    assert "tune those it builds on: `mood`, `topics`, `intents`" in result.output
+    assert "`mood`, `topics`, `intents`" in result.output
 
 
 def test_a_few_texts_show_nothing(models: Path, texts: Path, golden: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_few_texts_show_nothing(models: Path, texts: Path, golden: Path) -> No
     result = make_int8(models, texts, golden, "--max-loss", 100)
 
     assert result.exit_code == 1
-    assert "60 texts are too few to know: it may be 4.31%; judge by 268 or more" in result.output
+    assert "4.31%; use 268 or more texts" in result.output
 
 
 def test_labels_the_model_does_not_know_are_named(

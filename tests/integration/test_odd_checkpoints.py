@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "half a config.json": (halve("config.json"), [], "config.json", "cannot read"),
     "no tokenizer": (remove("tokenizer.json"), [], "", "AutoTokenizer"),
     "a slow tokenizer": (rename("tokenizer.json", "vocab.txt"), [], "", "it has `vocab.txt`"),
-    "half a tokenizer": (halve("tokenizer.json"), [], "tokenizer.json", "no tokenizer file"),
+    "half a tokenizer": (halve("tokenizer.json"), [], "tokenizer.json", "tokenizer"),
     "no weights": (remove(WEIGHTS), [], "", "save_pretrained"),
     "empty weights": (write(WEIGHTS, b""), [], WEIGHTS, "as safetensors"),
     "half the weights": (halve(WEIGHTS), [], WEIGHTS, "cut short"),
@@ -185,12 +185,17 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "model-00001-of-00002.safetensors",
         "cut short",
     ),
-    "a weight less in a shard": (fewer_shards, [], "model.safetensors.index.json", "lacks"),
+    "a weight less in a shard": (
+        fewer_shards,
+        [],
+        "model.safetensors.index.json",
+        "does not have it",
+    ),
     "numbers that are not read": (unknown_numbers, [], WEIGHTS, "F8X"),
-    "NaN": (broken_number(np.nan), [], "", "holds NaN"),
+    "NaN": (broken_number(np.nan), [], "", "NaN"),
     "infinity": (broken_number(np.inf), [], "", "infinity"),
-    "NaN in a graph": (graph(rewrite=nan_weight), [], GRAPH, "holds NaN"),
-    "too few labels": (edit("config.json", id2label={"0": "a"}), [], "", "1 `labels` and 3 logits"),
+    "NaN in a graph": (graph(rewrite=nan_weight), [], GRAPH, "NaN"),
+    "too few labels": (edit("config.json", id2label={"0": "a"}), [], "", "1 `labels`"),
     "labels from one": (
         edit("config.json", id2label={"1": "a", "2": "b", "3": "c"}),
         [],
@@ -225,7 +230,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "",
         "merge_and_unload",
     ),
-    "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "is of no layer"),
+    "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "no layer"),
     "quantized weights": (
         edit("config.json", quantization_config={"bits": 4}),
         [],
@@ -234,18 +239,18 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     ),
     "static axes": (graph(rewrite=static_axes), [], GRAPH, "dynamic axes"),
     "names not given": (graph(rewrite=other_names), NAMED[-2:], GRAPH, "--input input_ids=NAME"),
-    "a wrong name": (graph(), ["--input", "input_ids=x"], GRAPH, "there is no input `x`"),
+    "a wrong name": (graph(), ["--input", "input_ids=x"], GRAPH, "`x`"),
     "an unknown class of tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"),
         [],
         "tokenizer_config.json",
-        'write `"tokenizer_class": "TokenizersBackend"`',
+        '`"tokenizer_class": "TokenizersBackend"`',
     ),
     "a class of another vocabulary": (
         edit("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),
         [],
         "tokenizer.json",
-        "WordPiece, but the class takes BPE",
+        "WordPiece",
     ),
     "cut at the beginning": (
         edit("tokenizer_config.json", truncation_side="left"),
@@ -256,7 +261,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "no YAML": (manifest("labels: ["), [], "model.yaml", "as YAML"),
     "an unknown field": (manifest("lables: [a]\n"), [], "model.yaml", "`lables`"),
     "a graph that is not there": (manifest("graph: g.onnx\n"), [], "model.yaml", "`g.onnx`"),
-    "an algorithm": (manifest("kind: algorithm\n"), [], "model.yaml", "an import is of"),
+    "an algorithm": (manifest("kind: algorithm\n"), [], "model.yaml", "can be imported"),
     "an own activation": (
         all_of(
             weights(classifier__weight=np.ones((1, 32)), classifier__bias=np.ones(1)),
@@ -297,15 +302,15 @@ def module(kind: str, prefix: str = "st.", **config: Any) -> Change:
 
 DENSE = "2_Dense/config.json"
 SENTENCES: dict[str, tuple[Change, str, str]] = {
-    "a module that is not computed": (module("CNN"), "modules.json", "`CNN` is not computed"),
-    "a module of its own": (module("M", "own."), "modules.json", "`own.M` is code of its own"),
-    "no list of modules": (remove("modules.json"), "modules.json", "`2_Dense` belongs to"),
-    "a list that is none": (write("modules.json", b"{}"), "modules.json", "no list of modules"),
+    "a module that is not computed": (module("CNN"), "modules.json", "`CNN`"),
+    "a module of its own": (module("M", "own."), "modules.json", "`own.M`"),
+    "no list of modules": (remove("modules.json"), "modules.json", "`2_Dense`"),
+    "a list that is none": (write("modules.json", b"{}"), "modules.json", "list of modules"),
     "no pooling": (remove("1_Pooling/config.json"), "1_Pooling/config.json", "is missing"),
     "another pooling": (
         edit("1_Pooling/config.json", pooling_mode="attention"),
         "1_Pooling/config.json",
-        "`attention` is not computed",
+        "`attention`",
     ),
     "no weights of a module": (remove(f"2_Dense/{WEIGHTS}"), f"2_Dense/{WEIGHTS}", "is missing"),
     "a module's pickle": (
@@ -313,19 +318,23 @@ SENTENCES: dict[str, tuple[Change, str, str]] = {
         f"2_Dense/{WEIGHTS}",
         "is a pickle",
     ),
-    "another width": (edit(DENSE, in_features=16), "", "`2_Dense`: its weights"),
-    "an own activation": (edit(DENSE, activation_function="own.A"), "", "`own.A` is not computed"),
-    "a residual": (edit(DENSE, use_residual=True), DENSE, "`use_residual` is not computed"),
-    "vectors of tokens": (edit(DENSE, module_input_name="token_embeddings"), DENSE, "other than"),
+    "another width": (edit(DENSE, in_features=16), "", "`2_Dense`: the weights"),
+    "an own activation": (edit(DENSE, activation_function="own.A"), "", "`own.A`"),
+    "a residual": (edit(DENSE, use_residual=True), DENSE, "`use_residual`"),
+    "vectors of tokens": (
+        edit(DENSE, module_input_name="token_embeddings"),
+        DENSE,
+        "`module_input_name`",
+    ),
     "an unknown prompt": (
         edit("config_sentence_transformers.json", default_prompt_name="query"),
         "config_sentence_transformers.json",
-        "`prompts` has not",
+        "`prompts`",
     ),
     "a length of queries": (
         edit("sentence_bert_config.json", query_length=8),
         "sentence_bert_config.json",
-        "`query_length` is not computed",
+        "`query_length`",
     ),
     "a chat template": (
         edit("sentence_bert_config.json", modality_config={"message": {}}),
@@ -335,7 +344,7 @@ SENTENCES: dict[str, tuple[Change, str, str]] = {
     "a head, too": (
         edit("config.json", architectures=["BertForTokenClassification"]),
         "modules.json",
-        "names a head",
+        "names the head",
     ),
 }
 

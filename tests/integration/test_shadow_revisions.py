@@ -121,7 +121,7 @@ async def test_a_shadow_comes_and_goes_while_serving_and_changes_no_revision(mod
     ("text", "message"),
     [
         ("shadow: {revision: 7}", "there is no revision `7`"),
-        ("shadow: {revision: 2}", "the `shadow` is revision `2`, which answers already"),
+        ("shadow: {revision: 2}", "the `shadow` is revision `2`"),
         ("revisions: {1: 1}\nshadow: {revision: 2, share: 0}", "$.shadow.share"),
         ("revisions: {1: 1}\nshadow: {share: 5}", "revision"),
     ],

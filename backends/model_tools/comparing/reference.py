@@ -1,4 +1,4 @@
-"""Answers texts with the reference libraries, as their own pipelines do."""
+"""Computes results with the reference libraries, by their own pipelines."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,45 +9,44 @@ from typing import Any
 import numpy as np
 
 from backends.errors import StartProblem
-from backends.model_tools.comparing.answers import Answers, Entity
+from backends.model_tools.comparing.results import Entity, Results
 from backends.protocol import Task
 from backends.types import Text
 
 
-def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answers:
-    """Return what transformers, or sentence-transformers, answers with a checkpoint.
+def reference_results(folder: Path, task: Task, texts: Sequence[Text]) -> Results:
+    """Return the results of transformers, or of sentence-transformers, with a checkpoint.
 
     Raises:
-        StartProblem: the libraries are not installed, or cannot answer with this folder.
+        StartProblem: the libraries are not installed, or fail with this folder.
     """
     if not folder.is_dir():
         raise StartProblem(f"`--folder {folder}`: there is no such folder")
     try:
-        return _ANSWERERS[task](str(folder), texts)
+        return _FUNCTIONS[task](str(folder), texts)
     except ImportError as error:
         raise StartProblem(
-            f"`models compare` asks the reference library `{error.name}`, which is not installed: "
-            "install it with `pip install sentence-transformers`, which brings transformers and "
-            "torch"
+            f"`models compare` needs the reference library `{error.name}`, which is not installed; "
+            "`pip install sentence-transformers` installs it, with transformers and torch"
         ) from None
-    except Exception as error:  # noqa: BLE001 - whatever the libraries raise is the reason
+    except Exception as error:  # noqa: BLE001 - the libraries raise many types of errors
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise StartProblem(f"`{folder}`: the reference cannot answer: {reason[0]}") from None
+        raise StartProblem(f"`{folder}`: the reference library failed: {reason[0]}") from None
 
 
-def _classify(folder: str, texts: Sequence[Text]) -> Answers:
+def _classify(folder: str, texts: Sequence[Text]) -> Results:
     classify = _pipeline("text-classification", folder)
     scores = []
     for text in texts:
         item = text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
         found = classify(item, top_k=None, truncation=True)
         scores.append({label["label"]: float(label["score"]) for label in found})
-    return Answers(scores=scores)
+    return Results(scores=scores)
 
 
-def _find_entities(folder: str, texts: Sequence[Text]) -> Answers:
+def _find_entities(folder: str, texts: Sequence[Text]) -> Results:
     find = _pipeline("token-classification", folder, aggregation_strategy="simple")
-    return Answers(
+    return Results(
         entities=[
             [
                 Entity(
@@ -63,18 +62,18 @@ def _find_entities(folder: str, texts: Sequence[Text]) -> Answers:
     )
 
 
-def _embed(folder: str, texts: Sequence[Text]) -> Answers:
+def _embed(folder: str, texts: Sequence[Text]) -> Results:
     library = importlib.import_module("sentence_transformers")
     model = library.SentenceTransformer(folder, device="cpu")
     vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
-    return Answers(vectors=np.asarray(vectors, dtype=np.float32))
+    return Results(vectors=np.asarray(vectors, dtype=np.float32))
 
 
-def _rank(folder: str, texts: Sequence[Text]) -> Answers:
+def _rank(folder: str, texts: Sequence[Text]) -> Results:
     library = importlib.import_module("sentence_transformers")
     model = library.CrossEncoder(folder, device="cpu")
     scores = model.predict([tuple(text) for text in texts], show_progress_bar=False)
-    return Answers(scores=[{"score": float(score)} for score in np.ravel(scores)])
+    return Results(scores=[{"score": float(score)} for score in np.ravel(scores)])
 
 
 def _pipeline(task: str, folder: str, **options: Any) -> Any:
@@ -83,7 +82,7 @@ def _pipeline(task: str, folder: str, **options: Any) -> Any:
     )
 
 
-_ANSWERERS: Mapping[Task, Callable[[str, Sequence[Text]], Answers]] = MappingProxyType(
+_FUNCTIONS: Mapping[Task, Callable[[str, Sequence[Text]], Results]] = MappingProxyType(
     {
         Task.CLASSIFY: _classify,
         Task.ENTITIES: _find_entities,

@@ -1,4 +1,4 @@
-"""Answers texts with a model of a repository, as a backend does."""
+"""Computes results with a model of a repository, as a backend does."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from backends.app import open_backend
 from backends.batching.shared import RowCaller
 from backends.errors import BackendError, StartProblem
 from backends.executors.opening import executor_opener
-from backends.model_tools.comparing.answers import Answers, Entity
+from backends.model_tools.comparing.results import Entity, Results
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (
     ClassifyParameters,
@@ -31,20 +31,20 @@ _AT_ONCE = 32
 _DEADLINE = 600.0
 
 
-def served_answers(
+def served_results(
     settings: BackendSettings, name: str, texts: Sequence[Text], task: Task
-) -> Answers:
-    """Return what a model answers to texts by one of its tasks.
+) -> Results:
+    """Return a model's results for texts, by one of its tasks.
 
     Raises:
-        StartProblem: it is not there, is broken, or refuses a text.
+        StartProblem: the model does not exist, is broken, or refuses a text.
     """
-    return asyncio.run(_answer(settings, name, texts, task))
+    return asyncio.run(_run_all(settings, name, texts, task))
 
 
-async def _answer(
+async def _run_all(
     settings: BackendSettings, name: str, texts: Sequence[Text], task: Task
-) -> Answers:
+) -> Results:
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
         models = repository.core.model_set
@@ -54,17 +54,17 @@ async def _answer(
         algorithm = entry.served_model.algorithms[task]
         slots = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(number: int, text: Text) -> Any:
+        async def run(number: int, text: Text) -> Any:
             async with slots:
                 try:
-                    return await _ask(algorithm, entry, task, text)
+                    return await _run(algorithm, entry, task, text)
                 except BackendError as error:
                     raise StartProblem(f"text {number + 1}: {error}") from None
 
-        return _collect(task, await all_of(ask(*pair) for pair in enumerate(texts)))
+        return _collect(task, await all_of(run(*pair) for pair in enumerate(texts)))
 
 
-async def _ask(algorithm: Algorithm, entry: ModelSetEntry, task: Task, text: Text) -> Any:
+async def _run(algorithm: Algorithm, entry: ModelSetEntry, task: Task, text: Text) -> Any:
     caller = RowCaller(scope="compare", deadline=time.monotonic() + _DEADLINE)
     ask = AlgorithmContext(entry.model_set.pipelines, caller)
     item: Any = text
@@ -78,16 +78,16 @@ async def _ask(algorithm: Algorithm, entry: ModelSetEntry, task: Task, text: Tex
     return msgspec.json.decode(encode_result(await algorithm.run(item, parameters, ask)))
 
 
-def _collect(task: Task, answers: list[Any]) -> Answers:
+def _collect(task: Task, results: list[Any]) -> Results:
     if task is Task.EMBED:
-        return Answers(vectors=np.array([a["embedding"] for a in answers], dtype=np.float32))
+        return Results(vectors=np.array([a["embedding"] for a in results], dtype=np.float32))
     if task is Task.RERANK:
-        return Answers(scores=[{"score": answer["score"]} for answer in answers])
+        return Results(scores=[{"score": result["score"]} for result in results])
     if task is Task.CLASSIFY:
-        lines = [answer["labels"] for answer in answers]
-        return Answers(scores=[{e["label"]: e["score"] for e in line} for line in lines])
+        lines = [result["labels"] for result in results]
+        return Results(scores=[{e["label"]: e["score"] for e in line} for line in lines])
     found = [
         [{field: entity[field] for field in ("label", "start", "end", "score")} for entity in line]
-        for line in (answer["entities"] for answer in answers)
+        for line in (result["entities"] for result in results)
     ]
-    return Answers(entities=msgspec.convert(found, list[list[Entity]]))
+    return Results(entities=msgspec.convert(found, list[list[Entity]]))

@@ -11,8 +11,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
-@click.option("--output", type=_FOLDER, required=True, help="The model repository to fill.")
-@click.option("--source", type=_FOLDER, help="Folder of the published weights.")
+@click.option("--output", type=_FOLDER, required=True, help="Model repository to write to.")
+@click.option("--source", type=_FOLDER, help="Folder with the published weights.")
 def main(output: Path, source: Path | None) -> None:
     """Build the demo models."""
     try:

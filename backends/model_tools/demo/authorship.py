@@ -1,6 +1,6 @@
-"""Records which revisions the demo build made, so that it replaces no others.
+"""Marks revisions that the demo build wrote, so that the build replaces no others.
 
-Each revision that it writes holds a hidden file with the digests of its files.
+The mark is a hidden file in each revision, with the digests of the revision's files.
 """
 
 import hashlib
@@ -11,16 +11,17 @@ MARK = ".sluicegate-demo.json"
 
 
 def sign(revision: Path) -> None:
-    """Write the mark into a revision that is complete."""
+    """Write the mark into a complete revision."""
     text = json.dumps({"files": _digests(revision)}, indent=1)
     (revision / MARK).write_text(text, encoding="utf-8")
 
 
 def is_own(revision: Path, built: Path) -> bool:
-    """Whether the build made a revision, whole or damaged.
+    """Return whether the build wrote a revision, even if the revision is damaged now.
 
-    `built` is the same revision as it is made now: a file that lost its end is the beginning of
-    the one there. A file that somebody added or changed makes the revision somebody else's.
+    `built` is the same revision, built again. A file is the build's own if it is unchanged, or if
+    it is a truncated copy of the file in `built`. Any other file means that somebody changed the
+    revision.
     """
     try:
         signed = json.loads((revision / MARK).read_bytes())["files"]
@@ -33,7 +34,7 @@ def is_own(revision: Path, built: Path) -> bool:
 
 
 def _is_equal(revision: Path, built: Path) -> bool:
-    """Whether an unmarked revision equals what would be built: releases before marks."""
+    """Whether a revision without a mark equals `built`: earlier releases wrote no marks."""
     try:
         return _digests(revision) == _digests(built)
     except OSError:
@@ -41,7 +42,7 @@ def _is_equal(revision: Path, built: Path) -> bool:
 
 
 def _digests(revision: Path) -> dict[str, str]:
-    """Return the digest of each file; hidden ones are what backends measured and prepared."""
+    """Return the digest of each file, except hidden files, which backends write."""
     found = {}
     for path in sorted(revision.rglob("*")):
         parts = path.relative_to(revision).parts

@@ -1,8 +1,8 @@
-"""Builds the repository of demo models, and again only when something changed.
+"""Builds the repository of demo models if it is missing or outdated.
 
-A version of a model appears in the target by one rename, complete. The manifest is written last,
-so an interrupted build is seen and done again. Models of others in the target stay as they are,
-one of the same name, too: nothing is replaced that the build did not make.
+A revision appears in the target by one rename. The manifest is written last, so an interrupted
+build is repeated. The build replaces only revisions that it has written. It keeps other models,
+even one that has the name of a demo model.
 """
 
 import fcntl
@@ -21,13 +21,13 @@ from backends.repository.staging import open_staging
 
 MANIFEST = ".complete.json"
 VERSION = "1"
-# Encoders, and how many of the published layers each keeps (`None`: all).
+# Encoders, and how many of the published layers each one keeps (`None`: all).
 ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l2": 2})
 
 _PACKAGE = Path(__file__).parent
 _MODELS = _PACKAGE / "models"
 _HEADS = _PACKAGE / "heads"
-# All that shapes the models, the code that builds them included.
+# Everything that the models depend on, with the code that builds them.
 _SOURCES = (
     (_MODELS, "**/*"),
     (_HEADS, "**/*"),
@@ -42,10 +42,10 @@ _LOCK = ".lock"
 def build_demo_models(
     target: Path, progress: Callable[[str], None], *, source: Path | None = None
 ) -> None:
-    """Make `target` hold every demo model; returns at once when it does already.
+    """Make `target` contain every demo model; return at once if it does.
 
-    A folder of the same name that somebody else made, or changed, is left as it is, and named.
-    `source` is the folder of the published weights, by default that of the installed package.
+    A folder with the name of a demo model that somebody else wrote or changed is kept, and
+    reported. `source` is the folder of the published weights; the default is the installed package.
 
     Raises:
         DemoModelsError: the weights are missing or broken, or `target` cannot be written.
@@ -63,15 +63,15 @@ def build_demo_models(
         raise DemoModelsError(f"cannot write the demo models to `{target}`: {error}") from error
     for name in foreign:
         progress(
-            f"`{target / name}` is not, or no longer, what this program wrote, and is left as it "
-            "is; the demo model of that name is not served"
+            f"`{target / name}` was not written by this program, or was changed since; it is kept, "
+            "and the demo model of that name is not served"
         )
 
 
 def _build(
     target: Path, fingerprint: str, progress: Callable[[str], None], source: Path | None
 ) -> list[str]:
-    """Build every model; return the names of those that have a folder of somebody else's."""
+    """Build every model; return the names of demo models whose folders somebody else wrote."""
     source = find_source() if source is None else source
     progress("Checking the weights of the demo models")
     check_source(source)
@@ -96,7 +96,7 @@ def _stage(staging: Path, source: Path) -> None:
         if head.exists():
             shutil.copyfile(head, version / "head.npz")
     try:
-        # Only building needs `onnx`: a start that finds the models complete does without.
+        # Imported late, because a start with complete models does not need `onnx`.
         from backends.model_tools.demo.encoder import write_encoder  # noqa: PLC0415
     except ImportError as error:
         raise DemoModelsError(
@@ -110,7 +110,7 @@ def _stage(staging: Path, source: Path) -> None:
 
 
 def _publish(staging: Path, target: Path, name: str) -> bool:
-    """Put a model into its place; `False` where that is taken by what the build did not make."""
+    """Put a model into its place; return `False` if somebody else's model is there."""
     built, version = staging / name / VERSION, target / name / VERSION
     if version.exists():
         if not is_own(version, built):
@@ -132,7 +132,6 @@ def _names() -> list[str]:
 
 
 def _sizes(root: Path) -> dict[str, int]:
-    """Return the size of each file of the models; staging itself has one, which is hidden."""
     return {
         path.relative_to(root).as_posix(): path.stat().st_size
         for name in _names()
@@ -142,7 +141,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def _complete(target: Path, fingerprint: str) -> list[str] | None:
-    """Return the names of models that others own; `None` if a demo model must be built."""
+    """Return the demo models whose folders others wrote; `None` if a model must be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         foreign = [str(name) for name in manifest["left"]]
@@ -159,7 +158,7 @@ def _complete(target: Path, fingerprint: str) -> list[str] | None:
 
 
 def _fingerprint() -> str:
-    """Digest of all that shapes the models: the weights, the heads, and the code that builds."""
+    """Return the digest of the weights, the heads, and the code that builds the models."""
     digest = hashlib.sha256(json.dumps(dict(FILES)).encode())
     for root, pattern in _SOURCES:
         for path in sorted(path for path in root.glob(pattern) if path.is_file()):
@@ -171,7 +170,7 @@ def _fingerprint() -> str:
 
 @contextmanager
 def _sole_builder(target: Path) -> Iterator[None]:
-    """Wait until no other process builds in `target`; the lock ends with its process."""
+    """Lock `target`, so that only one process builds in it; the lock ends with its process."""
     descriptor = os.open(target / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

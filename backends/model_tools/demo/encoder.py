@@ -1,4 +1,4 @@
-"""Writes the ONNX graphs and the tokenizer of the demo encoder from its published weights."""
+"""Writes the ONNX graphs and the tokenizer of a demo encoder from its published weights."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from backends.model_tools.importing.device_forms import write_forms
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
     """Write `model.onnx`, its forms, `tokenizer.json` and `config.json` of the model in `source`.
 
-    `layers` is how many of its first layers are kept, by default all.
+    `layers` is the number of first layers to keep; the default is all.
 
     Raises:
         DemoModelsError: the files are not those of a BERT encoder.
@@ -29,7 +29,7 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
         weights = read_safetensors(source / "model.safetensors")
         model = build_bert(shape, weights, GraphForm(attention="gathered"))
     except (WeightsError, ValueError, KeyError) as error:
-        raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
+        raise DemoModelsError(f"`{source}` has no usable BERT model: {error}") from error
     graph = folder / "model.onnx"
     graph.write_bytes(model.SerializeToString())
     write_forms(graph, config, weights, "mean", finish=_leave)
@@ -42,7 +42,7 @@ def _leave(_: ModelProto) -> None:
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    # The published file pads and cuts every text to 128 tokens; `max_tokens` decides here.
+    # The published file pads and truncates every text to 128 tokens. Here `max_tokens` decides.
     tokenizer = json.loads(source.read_bytes())
     tokenizer |= {"truncation": None, "padding": None}
     target.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Finds the published weights of the demo models in an installed package and verifies them."""
+"""Finds the published weights of the demo models in an installed package, and verifies them."""
 
 import hashlib
 import importlib.util
@@ -21,13 +21,13 @@ FILES: Mapping[str, str] = MappingProxyType(
 
 
 class DemoModelsError(Exception):
-    """Reports in one line what is wrong with the demo models and what to do about it."""
+    """Says in one line what is wrong with the demo models, and what to do about it."""
 
 
 def find_source() -> Path:
     """Return the folder of the weights in the installed package.
 
-    The package is located, never imported: importing it would import a deep-learning framework.
+    The package is only located, because importing it would import a deep-learning framework.
 
     Raises:
         DemoModelsError: the package is not installed.
@@ -35,7 +35,7 @@ def find_source() -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise DemoModelsError(
-            f"the package `{DISTRIBUTION}`, which carries the demo model, is missing: {_REMEDY}"
+            f"the package `{DISTRIBUTION}`, which has the demo weights, is missing: {_REMEDY}"
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 

@@ -1,4 +1,4 @@
-"""Writes the attention of a layer for each kind of kernel (see `GraphForm`)."""
+"""Writes the attention of one layer, for each kind of kernel (see `GraphForm`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,9 +20,9 @@ def attend_rows(
     heads: int,
     masking: Sequence[str],
 ) -> str:
-    """Add the attention of one layer on `state`; returns the context, without its projection.
+    """Add the attention of one layer to `state`; return the context before its projection.
 
-    `masking` names the tensors that tell real tokens from padding, as the kernel takes them.
+    `masking` names the tensors by which the kernel tells real tokens from padding.
     """
     operator, project = _KERNELS[kind]
     inputs = [*project(graph, prefix, state, heads), *masking]
@@ -30,10 +30,10 @@ def attend_rows(
 
 
 def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
-    """Add, for every row, how long it is and where it begins: `[3 * rows + 2]` integers.
+    """Add the length and the first token of every row: `[3 * rows + 2]` integers.
 
-    Made of the inputs' values, not of their shapes: shapes are computed on the CPU, and a graph
-    with a part on the CPU is no CUDA graph.
+    They are computed from the values of the inputs, not from their shapes. Shapes are computed on
+    the CPU, and a graph that needs the CPU cannot become a CUDA graph.
     """
     axis = graph.constant("ranges.axis", np.array([1], dtype=np.int64))
     first = graph.constant("ranges.first", np.array([0], dtype=np.int32))
@@ -50,19 +50,19 @@ def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
 
 
 def _fused(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
-    """Add one kernel and bias for query, key and value: `[hidden, 3 * hidden]`."""
+    """Add one weight matrix and one bias for query, key and value: `[hidden, 3 * hidden]`."""
     kernel = np.concatenate([graph.weights[f"{prefix}.{name}.weight"].T for name in _NAMES], axis=1)
     return [state, graph.floats(f"{prefix}.weight", kernel), _bias(graph, prefix)]
 
 
-def _apart(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
-    """Add query, key and value by three products, and their biases as one."""
+def _separate(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
+    """Add query, key and value as three products, and one bias."""
     products = [graph.matmul(f"{prefix}.{name}", state) for name in _NAMES]
     return [*products, _bias(graph, prefix)]
 
 
 def _interleaved(graph: GraphBuilder, prefix: str, state: str, heads: int) -> list[str]:
-    """Add one product whose columns are ordered head, then query, key and value."""
+    """Add one product whose columns are ordered by head, then by query, key and value."""
     kernels = [graph.weights[f"{prefix}.{name}.weight"].T for name in _NAMES]
     hidden = kernels[0].shape[0]
     width = hidden // heads
@@ -84,9 +84,9 @@ _Projection = Callable[[GraphBuilder, str, str, int], list[str]]
 _KERNELS: Mapping[Attention, tuple[str, _Projection]] = MappingProxyType(
     {
         "fused": ("Attention", _fused),
-        "heads": ("MultiHeadAttention", _apart),
-        "ranges": ("MultiHeadAttention", _apart),
-        "packed": ("PackedMultiHeadAttention", _apart),
+        "heads": ("MultiHeadAttention", _separate),
+        "ranges": ("MultiHeadAttention", _separate),
+        "packed": ("PackedMultiHeadAttention", _separate),
         "packed-qkv": ("PackedMultiHeadAttention", _interleaved),
         "packed-fused": ("PackedAttention", _fused),
     }

@@ -1,16 +1,18 @@
 """Builds a BERT encoder as an ONNX graph of ONNX Runtime's fused operators, without torch.
 
-Inputs, int32 [batch, sequence]: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
-padded on the right: attention takes the number of real tokens, not the mask.
-Outputs, float32: `pooled` [batch, hidden], the mean over the real tokens, not normalised,
-`tokens` [batch, sequence, hidden], the last hidden state (of no meaning at padding), and `first`
-[batch, hidden], that of each row's first token.
+Inputs, int32 `[batch, sequence]`: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
+padded on the right, because attention reads the number of real tokens instead of the mask.
 
-Measured on a CPU: `BiasGelu`, `Add` + `Gelu` and attention by mask or by mask index cost the same
-and give the same bits; `FastGelu` is 1 % faster and wrong in the third decimal, so it is not used.
-`SkipLayerNormalization` takes six times as long there as the `Add` and `LayerNormalization` written
-here, which ONNX Runtime fuses to it on a GPU, where it is the faster one; of packed rows it fuses
-none.
+Outputs, float32:
+
+- `pooled` `[batch, hidden]`: the mean over the real tokens, not normalized;
+- `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
+- `first` `[batch, hidden]`: the last hidden state of each row's first token.
+
+Measured on a CPU: `BiasGelu` costs as much as `Add` and `Gelu`, and gives the same bits. `FastGelu`
+is 1 % faster, but wrong in the third decimal, so it is not used. `SkipLayerNormalization` takes six
+times as long as `Add` and `LayerNormalization`, so these two are written. On a GPU it is faster,
+and ONNX Runtime replaces the two by it, except for packed rows.
 """
 
 import numpy as np
@@ -49,7 +51,7 @@ def build_bert(
     """Return the encoder of `shape` with `weights`; equal arguments give equal bytes.
 
     Raises:
-        WeightsError: the weights are not those of the shape, or not for this form.
+        WeightsError: the weights do not fit the shape, or the form is not valid.
     """
     form = form or GraphForm()
     check_weights(shape, weights)
@@ -69,8 +71,6 @@ def build_bert(
 
 
 class _BertWriter:
-    """Writes the nodes of one encoder, in their order."""
-
     def __init__(self, shape: BertShape, form: GraphForm, graph: GraphBuilder) -> None:
         self._shape = shape
         self._form = form
@@ -99,7 +99,7 @@ class _BertWriter:
         bias = add_relative_bias(graph, shape, from_values=False) if shape.buckets else ""
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
-            # Nobody reads what the last layer makes of the other tokens then.
+            # With the output `first`, the last layer computes first tokens only.
             only_first = layer == shape.layers - 1 and self._form.outputs == (FIRST,)
             read = grid.first(state, f"{prefix}.first") if only_first else state
             inputs = [
@@ -111,7 +111,9 @@ class _BertWriter:
                 context = attend_first(graph, grid, prefix, inputs, heads=shape.heads, bias=bias)
             else:
                 context = attend_gathered(grid, prefix, inputs, heads=shape.heads, bias=bias)
-            state = self._feed(layer, context, read, FIRST if only_first else f"state.{layer}")
+            state = self._feed_forward(
+                layer, context, read, FIRST if only_first else f"state.{layer}"
+            )
         if self._form.outputs != (FIRST,):
             grid.fill(state, TOKENS)
             if isinstance(grid, Grid) and POOLED in self._form.outputs:
@@ -124,12 +126,12 @@ class _BertWriter:
         if self._form.attention == "ranges":
             masking = [add_ranges(self._graph, mask="attention_mask", lengths="lengths")]
         if self._form.packed:
-            # The padding is left out: `[real tokens, hidden]` from here on.
+            # From here on, states have no padding: `[real tokens, hidden]`.
             masking = ["places", "ends"]
             outputs = ("packed", *masking, "longest")
             state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
         if self._shape.buckets:
-            # Of `Attention` the input between them is what a decoder has computed before.
+            # The input of `Attention` between mask and bias is a decoder's past state: empty here.
             masking += [""] * (self._form.attention == "fused")
             masking += [add_relative_bias(self._graph, self._shape, from_values=True)]
         exact = self._form.precision == "fp32" and not self._form.packed
@@ -141,9 +143,9 @@ class _BertWriter:
             self._finish(state)
 
     def _embed(self) -> str:
-        """Add the embeddings; also makes `lengths`, the number of real tokens per row."""
+        """Add the embeddings, and `lengths`, the number of real tokens in each row."""
         prefix, graph = "embeddings", self._graph
-        # No kernel embeds in bf16.
+        # No kernel computes embeddings in bf16.
         precision: Precision = "fp32" if self._form.precision == "bf16" else self._form.precision
         tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         inputs = [
@@ -167,7 +169,7 @@ class _BertWriter:
         return graph.plain("Cast", [state], f"{prefix}.cast", to=TYPES[self._form.precision])
 
     def _encode(self, layer: int, state: str, masking: list[str], *, output: str) -> str:
-        """Add one layer: attention, then feed-forward, each added to its input and normalised."""
+        """Add one layer: attention and feed-forward, each with a residual and a normalization."""
         graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = attend_rows(
             graph,
@@ -177,13 +179,13 @@ class _BertWriter:
             heads=self._shape.heads,
             masking=masking,
         )
-        return self._feed(layer, context, state, output)
+        return self._feed_forward(layer, context, state, output)
 
     def _project(self, state: str) -> str:
-        """Add what brings embeddings of another width to that of the layers."""
+        """Add the projection of narrower embeddings to the width of the layers."""
         return state if self._shape.embedding is None else self._graph.linear(PROJECTION, state)
 
-    def _feed(self, layer: int, context: str, state: str, output: str) -> str:
+    def _feed_forward(self, layer: int, context: str, state: str, output: str) -> str:
         return self._graph.feed_forward(
             f"encoder.layer.{layer}",
             context,
@@ -194,7 +196,7 @@ class _BertWriter:
         )
 
     def _finish(self, state: str) -> None:
-        """Make `tokens` of what the last layer gave: padding back in its place, and float32."""
+        """Add `tokens` from the last layer's state: with padding again, and in float32."""
         graph = self._graph
         exact = self._form.precision == "fp32"
         if self._form.packed:
@@ -204,10 +206,10 @@ class _BertWriter:
             graph.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
 
     def _pool(self, state: str, mask: str) -> None:
-        """Add the mean of `state` over the real tokens of a row, which `mask` names."""
+        """Add the mean of `state` over the real tokens of each row, which `mask` marks."""
         graph = self._graph
         axis = graph.constant("axis", np.array([1], dtype=np.int64))
-        # An empty row pools to zeros, not to NaN.
+        # The mean of an empty row is zero, not NaN.
         least = graph.constant("least", np.array(1, dtype=np.float32))
         graph.plain("Cast", [mask], "mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["mask", axis], "selector")

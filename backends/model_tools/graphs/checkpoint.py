@@ -1,4 +1,4 @@
-"""Builds one ONNX graph, encoder and head or pooling, of a checkpoint of a known family."""
+"""Builds the ONNX graph of a checkpoint: its encoder, and its head or a pooling."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -33,14 +33,14 @@ def build_checkpoint(
     form: GraphForm = _CPU,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
-    """Return the graph of a checkpoint, by default in the form that suits CPUs.
+    """Return the graph of a checkpoint; the default form suits CPUs.
 
-    The outputs are those of the checkpoint, whatever the form has. Weights that are `stored` stay
-    where they are. With a head of its own the output is `logits`; a bare encoder has `pooled`, as
-    `pooling` says, and `tokens`.
+    A checkpoint with a head has the output `logits`. A checkpoint without a head has `pooled`, by
+    `pooling`, and `tokens`. The outputs of `form` are ignored. Weights in `stored` stay in their
+    files.
 
     Raises:
-        WeightsError: it is of a family, or has a head, that no graph computes.
+        WeightsError: no graph can be built for the checkpoint's family or head.
     """
     head, exact = find_head(config), form.attention == "gathered"
     if head is None:

@@ -1,13 +1,15 @@
 """Builds a DeBERTa-v2 (or v3) encoder as an ONNX graph, without torch.
 
-Attention is disentangled (He et al. 2021, arXiv:2006.03654): to the product of contents come those
-of content with relative position, both ways. What of them depends on weights alone, the positions
-seen by each layer, is computed while the graph is built.
+Attention is disentangled (He et al. 2021, arXiv:2006.03654): the scores are the sum of the products
+of contents, of content with relative position, and of relative position with content. The vectors
+of the positions depend on weights alone, so each layer's projections of them are computed while the
+graph is built.
 
-In the form `gathered` linear layers compute real tokens only, and attention is written out, as in
-`plain`. In `heads`, `ranges` and `packed` one kernel attends, and adds the products with positions
-to its scores; these forms are in fp32 or fp16. Inputs and outputs are those of
-`backends.model_tools.graphs.bert`; `token_type_ids` only where the model has them.
+In the form `gathered`, linear layers compute real tokens only. In `gathered` and `plain`, attention
+is written step by step. In `heads`, `ranges` and `packed`, one kernel computes attention and adds
+the products with positions to its scores; these forms are in fp32 or fp16. Inputs and outputs are
+described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only if the
+model has token types.
 """
 
 import math
@@ -34,7 +36,7 @@ _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a DeBERTa-v2 encoder, by the names of its `config.json`."""
+    """Holds the size of a DeBERTa-v2 encoder, with the field names of `config.json`."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -55,25 +57,25 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Which products with positions are asked for: `c2p`, `p2c`."""
+        """The products with positions that the configuration names: `c2p`, `p2c`."""
         named = self.pos_att_type or []
         products = named.split("|") if isinstance(named, str) else named
         return tuple(each.strip().lower() for each in products)
 
     @property
     def attended(self) -> tuple[str, ...]:
-        """Which of them are part of the attention."""
+        """The products with positions that attention adds."""
         return self.named if self.relative_attention else ()
 
     @property
     def farthest(self) -> int:
-        """The largest relative distance; larger distances count as this one."""
+        """The largest relative distance; larger distances are treated like it."""
         relative = self.max_relative_positions
         return relative if relative > 0 else self.max_position_embeddings
 
     @property
     def span(self) -> int:
-        """How many distances there are each way."""
+        """The number of distances in each direction."""
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
@@ -86,7 +88,7 @@ def build_deberta(
     """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens` or `first`.
 
     Raises:
-        WeightsError: a weight is missing, or the configuration asks for what is not computed.
+        WeightsError: a weight is missing, or the configuration has an option that is not supported.
     """
     check_form(form, attention=("gathered", "plain", *_FUSED))
     (output,) = form.outputs
@@ -114,7 +116,7 @@ def build_deberta(
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: int) -> Any:
-    """Return the bucket of each distance: near ones exact, farther ones in logarithmic steps."""
+    """Return the bucket of each distance: exact if near, in logarithmic steps if far."""
     middle = buckets // 2
     size = np.where(np.abs(distances) < middle, middle - 1, np.abs(distances)).astype(np.float32)
     scale = np.log(np.float32((farthest - 1) / middle))
@@ -123,18 +125,18 @@ def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: in
 
 
 class _DebertaWriter:
-    """Writes the nodes that all forms have."""
+    """Writes the nodes that all forms share."""
 
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
-        # Contents count once, and once more each way that positions are asked for, even in vain.
+        # Each product that the configuration names counts, even if attention does not add it.
         ways = sum(way in shape.named for way in ("c2p", "p2c"))
         self._scale = math.sqrt(self._width * (1 + ways))
 
-    def _near_tables(self) -> dict[str, NDArray[np.int64]]:
-        """Return by `c2p` and `p2c` the relative position of each distance."""
+    def _position_tables(self) -> dict[str, NDArray[np.int64]]:
+        """Return the index of the relative position for each distance, for `c2p` and `p2c`."""
         shape = self._shape
         reach = shape.max_position_embeddings - 1
         distances = np.arange(-reach, reach + 1, dtype=np.int64)
@@ -143,8 +145,8 @@ class _DebertaWriter:
             buckets = bucket_distances(
                 distances, buckets=shape.position_buckets, farthest=shape.farthest
             )
-        # A distance is counted from the first of a pair to the second, here the other way.
-        # One more than there are distances: weights packed behind it in a file stay aligned.
+        # The sign is the opposite of Hugging Face's, because distances are counted the other way.
+        # The extra element keeps weights aligned that are packed behind the table in a file.
         return {
             name: np.append(np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1), 0)
             for name, sign in (("c2p", -1), ("p2c", 1))
@@ -181,24 +183,26 @@ class _DebertaWriter:
         return table
 
     def _split(self, prefix: str, rows: str) -> str:
-        """Add `rows` `[batch, sequence, hidden]` by heads: `[batch, heads, sequence, width]`."""
+        """Add `rows` `[batch, sequence, hidden]` as `[batch, heads, sequence, width]`."""
         graph = self._graph
         split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
         return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
 
-    def _nears(
+    def _position_products(
         self, prefix: str, query: str, key: str, positions: NDArray[np.float32] | None
     ) -> Iterator[tuple[str, str]]:
-        """Add the products of tokens with positions; yield the way of each and its name."""
+        """Add the products of contents with positions; yield the kind and the name of each."""
         if positions is not None and "c2p" in self._shape.attended:
-            yield "c2p", self._near(prefix, "c2p", query, positions)
+            yield "c2p", self._position_product(prefix, "c2p", query, positions)
         if positions is not None and "p2c" in self._shape.attended:
-            near = self._near(prefix, "p2c", key, positions)
+            near = self._position_product(prefix, "p2c", key, positions)
             turned = self._graph.plain("Transpose", [near], f"{prefix}.p2c", perm=[0, 1, 3, 2])
             yield "p2c", turned
 
-    def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:
-        """Add the products of `state` with the relative position of each other token."""
+    def _position_product(
+        self, prefix: str, way: str, state: str, positions: NDArray[np.float32]
+    ) -> str:
+        """Add the products of `state` with the relative positions of all other tokens."""
         graph, shape = self._graph, self._shape
         own = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}[way]
         shared = {"c2p": "key_proj", "p2c": "query_proj"}[way]
@@ -214,7 +218,7 @@ class _DebertaWriter:
 
 
 class _GridWriter(_DebertaWriter):
-    """Writes a graph of operators that CPUs and compilers have, attention step by step."""
+    """Writes a graph for CPUs and compilers, with attention step by step."""
 
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         super().__init__(shape, graph)
@@ -231,9 +235,9 @@ class _GridWriter(_DebertaWriter):
             self._grid.fill(state, TOKENS)
 
     def _write_masks(self) -> None:
-        """Add `padding`, what is added to the scores of keys, and the shapes attention needs."""
+        """Add `padding`, which is added to the scores of keys, and the shapes of attention."""
         graph, shape = self._graph, self._shape
-        if not graph.is_plain:  # else the grid has added it
+        if not graph.is_plain:  # the grid of a plain graph has added it
             add_padding_scores(graph, "attention_mask")
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))
@@ -242,14 +246,14 @@ class _GridWriter(_DebertaWriter):
             self._write_distances()
 
     def _write_distances(self) -> None:
-        """Add `near.c2p` and `near.p2c`: which relative position each pair of tokens has."""
+        """Add `near.c2p` and `near.p2c`: the index of the relative position of each token pair."""
         graph, shape = self._graph, self._shape
         pairs = add_distances(graph, positions=shape.max_position_embeddings)
         rows = graph.plain("Shape", ["input_ids"], "distance.batch", start=0, end=1)
         heads = graph.constant("distance.heads", np.array([shape.num_attention_heads]))
         size = [rows, heads, "distance.length", "distance.length"]
         graph.plain("Concat", size, "distance.size", axis=0)
-        for name, table in self._near_tables().items():
+        for name, table in self._position_tables().items():
             graph.constant(f"near.{name}.table", table)
             graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
             graph.plain("Expand", [f"near.{name}.square", "distance.size"], f"near.{name}")
@@ -266,9 +270,9 @@ class _GridWriter(_DebertaWriter):
     def _encode(
         self, layer: int, state: str, positions: NDArray[np.float32] | None, first: str
     ) -> str:
-        """Add one layer: attention, then feed-forward, each added to its input and normalised.
+        """Add one layer: attention and feed-forward, each with a residual and a normalization.
 
-        With an output `first` it is of the first token of every row alone.
+        If `first` names an output, only the first token of each row is computed.
         """
         graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = self._attend(f"{prefix}.attention.self", state, positions)
@@ -288,7 +292,7 @@ class _GridWriter(_DebertaWriter):
         scale = graph.constant(f"{prefix}.scale", np.array(1 / self._scale, dtype=np.float32))
         graph.plain("MatMul", [query, turned], f"{prefix}.products")
         scores = graph.plain("Mul", [f"{prefix}.products", scale], f"{prefix}.contents")
-        for way, near in self._nears(prefix, query, key, positions):
+        for way, near in self._position_products(prefix, query, key, positions):
             scores = graph.plain("Add", [scores, near], f"{prefix}.with_{way}")
         graph.plain("Add", [scores, "padding"], f"{prefix}.scores")
         graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
@@ -297,7 +301,7 @@ class _GridWriter(_DebertaWriter):
         return graph.plain("Reshape", [f"{prefix}.rows", "joined"], f"{prefix}.context")
 
     def _project(self, prefix: str, state: str) -> str:
-        """Add a product with its bias, split into heads: `[batch, heads, sequence, width]`."""
+        """Add a linear layer, split into heads: `[batch, heads, sequence, width]`."""
         rows = self._grid.fill(self._graph.linear(prefix, state), f"{prefix}.grid")
         return self._split(prefix, rows)
 
@@ -331,7 +335,7 @@ class _FusedWriter(_DebertaWriter):
         self._rows.leave(state, output)
 
     def _write_distances(self, places: str) -> None:
-        """Add `near.c2p` and `near.p2c`: which relative position each pair of tokens has."""
+        """Add `near.c2p` and `near.p2c`: the index of the relative position of each token pair."""
         graph, shape = self._graph, self._shape
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))
@@ -341,8 +345,8 @@ class _FusedWriter(_DebertaWriter):
         rows = graph.plain("Unsqueeze", ["columns.zeros", axes], "distance.zeros.rows")
         zeros = graph.constant("distance.zeros.heads", each)
         zeros = graph.plain("Add", [rows, zeros], "distance.zeros")
-        for name, table in self._near_tables().items():
-            # int32: it is read in every layer.
+        for name, table in self._position_tables().items():
+            # int32 is smaller than int64, and every layer reads the tensor.
             graph.constant(f"near.{name}.table", table.astype(np.int32))
             square = graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
             graph.plain("Add", [zeros, square], f"near.{name}")
@@ -352,10 +356,10 @@ class _FusedWriter(_DebertaWriter):
         inputs = [graph.linear(f"{prefix}.{name}", state) for name in _PROJECTIONS]
         bias = ""
         if positions is not None:
-            # Every token has products with the positions of a whole row, its padding too.
+            # Products with positions need whole rows, with their padding.
             query, key = (
                 self._split(name, self._rows.pad(name, f"{name}.padded")) for name in inputs[:2]
             )
-            for way, near in self._nears(prefix, query, key, positions):
+            for way, near in self._position_products(prefix, query, key, positions):
                 bias = graph.plain("Add", [bias, near], f"{prefix}.with_{way}") if bias else near
         return self._rows.attend(prefix, inputs, heads=heads, bias=bias, scale=1 / self._scale)

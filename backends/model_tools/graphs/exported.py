@@ -1,8 +1,9 @@
-"""Reads a checkpoint's weights out of a graph that torch or optimum exported of it.
+"""Reads a checkpoint's weights from a graph that torch or optimum exported.
 
-Exporters keep the names of most weights, but replace those of products by transposed copies with
-made-up names. Such a copy is recognised by the bias that is added to its product, or else by the
-path of the layer: TorchScript's exporter makes it the node's name, torch's newer one a property.
+Exporters keep the names of most weights. They replace the matrix of a product by a transposed copy
+with a generated name. The name of such a matrix is found by the bias that is added to the product,
+or by the path of its layer. The path is the node's name in graphs of the TorchScript exporter, and
+a property of the node in graphs of torch's newer exporter.
 """
 
 import ast
@@ -14,14 +15,14 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
-# Of every family one is there; what is before them is the name of the whole model.
+# Every family has one of these weights. Its prefix is the name of the whole model.
 _EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 _MATRIX = 2
 _BIAS = 2
 
 
 def read_exported(model: ModelProto) -> Weights:
-    """Return the weights of a graph by their names in the checkpoint, where these are known.
+    """Return the weights of a graph by their names in the checkpoint, as far as they are known.
 
     Raises:
         WeightsError: the graph does not look like an export of a checkpoint.
@@ -43,7 +44,7 @@ def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the weights of products, as `[outputs, inputs]`, by the names they should have."""
+    """Yield the matrices of products as `[outputs, inputs]`, with their names in the checkpoint."""
     added = {
         each: other
         for node in graph.node
@@ -61,7 +62,7 @@ def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray
 
 
 def _name(node: NodeProto, bias: str) -> str:
-    """Return the name of a product's weight, by the first that tells it."""
+    """Return the name of a product's weight: its own, by its bias, or by the layer's path."""
     given = str(node.input[1])
     if given.endswith(".weight"):
         return given
@@ -82,7 +83,7 @@ def _is_transposed(node: NodeProto) -> bool:
 def _without_wrapper(weights: Mapping[str, NDArray[np.float32]]) -> Weights:
     found = [(name, end) for name in weights for end in _EMBEDDINGS if name.endswith(end)]
     if not found:
-        raise WeightsError("no weights of embeddings have the names that exporters give them")
+        raise WeightsError("the graph has no embeddings with a name that exporters use")
     name, end = found[0]
     prefix = name.removesuffix(end)
     return {each.removeprefix(prefix): tensor for each, tensor in weights.items()}

@@ -1,9 +1,9 @@
-"""Maps checkpoints of the BERT family to one set of names: those of `BertModel`.
+"""Renames the weights of BERT-like checkpoints to the names of `BertModel`.
 
-DistilBERT is a BERT without token types, RoBERTa one whose positions count what is not padding,
-MPNet both, with a bias by relative positions; ELECTRA may have narrower embeddings, as ALBERT has,
-whose layers share their weights. Renamed, and cut where needed, their weights fit the one graph.
-The names are those of Hugging Face's models (`transformers`, Apache-2.0).
+DistilBERT has no token types. RoBERTa counts positions from its padding token. MPNet does both, and
+adds a bias for relative positions. ELECTRA may have narrower embeddings than layers. So has ALBERT,
+whose layers also share weights. Renamed, and cut where needed, all weights fit one graph. The names
+are those of Hugging Face's `transformers` (Apache-2.0).
 """
 
 import re
@@ -19,7 +19,7 @@ from backends.model_tools.graphs.shapes import PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.repository.config_defaults import padding_position
 
-# The types that `build_bert` computes; of each, what its weights' names begin with.
+# Model types that `build_bert` computes, and the prefix of their weights' names.
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {
         "bert": "bert.",
@@ -68,14 +68,14 @@ _ALBERT_NAMES = (
     (r"^ffn_output\.", "output.dense."),
 )
 _ALBERT_LAYER = re.compile(r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.(.+)")
-# A text and the one it is paired with; tokenizers tell them apart, DistilBERT and MPNet do not.
+# The number of token types: BERT has one for each text of a pair.
 _TYPES = 2
 _TYPE_TABLE = "embeddings.token_type_embeddings.weight"
 _Names = tuple[tuple[str, str], ...]
 
 
 def strip_prefix(weights: Weights, prefix: str) -> Weights:
-    """Return weights without the name of the model that a head's checkpoint puts before them."""
+    """Return weights without the model's prefix, which checkpoints with a head have."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
@@ -83,14 +83,14 @@ def as_bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Wei
     """Return the shape and the weights of a checkpoint, by the names of `BertModel`.
 
     Raises:
-        WeightsError: it is of another family, lacks a weight, or asks for what no graph computes.
+        WeightsError: the family is unknown, a weight is missing, or an option is not supported.
     """
     kind = str(config.get("model_type"))
     if kind not in PREFIXES:
         known = ", ".join(f"`{name}`" for name in PREFIXES)
-        raise WeightsError(f"`model_type` is `{kind}`; graphs can be built of {known}")
+        raise WeightsError(f"`model_type` is `{kind}`; graphs can be built only for {known}")
     if config.get("is_decoder") or config.get("add_cross_attention"):
-        raise WeightsError("a decoder is no encoder; export it to ONNX instead")
+        raise WeightsError("the model is a decoder; export it to ONNX and import the graph")
     weights = _modern_norms(strip_prefix(weights, PREFIXES[kind]))
     try:
         return _FAMILIES.get(kind, _roberta)(config, weights)
@@ -101,7 +101,7 @@ def as_bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Wei
 
 
 def _modern_norms(weights: Weights) -> Weights:
-    """Rename the layer normalisations of checkpoints converted from TensorFlow."""
+    """Rename the layer normalizations of checkpoints that were converted from TensorFlow."""
     return {
         re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"\.gamma$", ".weight", name)): tensor
         for name, tensor in weights.items()
@@ -122,17 +122,19 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Cut the positions that no token has: those before the position of the padding."""
+    """Cut the positions that no token has, before the position of the padding token."""
     shape, padding = BertShape.from_config(config), padding_position(config) or 0
     if padding >= shape.positions:
-        raise WeightsError(f"`pad_token_id` is {padding} of {shape.positions} positions")
+        raise WeightsError(
+            f"`pad_token_id` is {padding}, but there are {shape.positions} positions"
+        )
     name = "embeddings.position_embeddings.weight"
     shape = msgspec.structs.replace(shape, positions=shape.positions - padding, padding=padding)
     return shape, {**weights, name: weights[name][padding:]}
 
 
 def _mpnet(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    # Its buckets are 32 whatever the configuration says.
+    # MPNet has 32 buckets, whatever its configuration says.
     shape, weights = _roberta({**config, "type_vocab_size": _TYPES}, weights)
     shape = msgspec.structs.replace(shape, buckets=_MPNET_BUCKETS)
     renamed = {_rename(name, _MPNET_NAMES): tensor for name, tensor in weights.items()}
@@ -147,7 +149,7 @@ def _electra(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, We
 
 
 def _albert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Name the weights of every layer: those of its group, the same objects for each."""
+    """Name the weights of every layer; layers of one group share the same arrays."""
     groups, inner = config.get("num_hidden_groups", 1), config.get("inner_group_num", 1)
     layers = config["num_hidden_layers"]
     known = {"hidden_act": "gelu_new"} | dict(config) | {"num_hidden_layers": layers * inner}

@@ -1,4 +1,4 @@
-"""Enumerates the forms in which an encoder can be written; measurements choose the fastest."""
+"""Defines the forms of an encoder's graph: precision, kind of attention, outputs."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -15,24 +15,23 @@ Attention = Literal[
 
 
 class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects numbers, attention and outputs of a graph. The default and `gathered` suit CPUs.
+    """Selects precision, attention and outputs of a graph. `fused` and `gathered` suit CPUs.
 
     `attention` is one of
 
-    - `fused`: `Attention` with the lengths of the rows; projects and attends in one node;
-    - `heads`: `MultiHeadAttention` with the lengths, as the kernels of cuDNN take them;
-    - `ranges`: the same with where each row begins, as the memory-efficient kernels take them;
-    - `gathered`: real tokens only, laid out in rows for `MultiHeadAttention` alone; fp32, for CPUs;
-    - `plain`: operators of ONNX alone, as TensorRT and OpenVINO fuse them; fp32, which they round;
-    - `packed`: without padding, `PackedMultiHeadAttention` on query, key and value apart, as the
-      flash kernels take them; CUDA only, and not together with CUDA graphs;
+    - `fused`: `Attention` with the lengths of the rows, which also projects query, key and value;
+    - `heads`: `MultiHeadAttention` with the lengths, for cuDNN's kernels;
+    - `ranges`: the same with the first token of each row, for the memory-efficient kernels;
+    - `gathered`: `MultiHeadAttention`, and real tokens only in all other nodes; fp32, for CPUs;
+    - `plain`: ONNX's own operators, which TensorRT and OpenVINO fuse; fp32, which they round;
+    - `packed`: `PackedMultiHeadAttention` on separate query, key and value, without padding, for
+      the flash kernels; CUDA only, without CUDA graphs;
     - `packed-qkv`: the same on one interleaved product;
-    - `packed-fused`: without padding, `PackedAttention`.
+    - `packed-fused`: `PackedAttention`, without padding.
 
-    `bf16` needs `heads` or `ranges`: no other kernel takes it. Outputs are float32 whatever the
-    precision, and `outputs` leaves out those that nobody asks for. `first`, what the first token of
-    every row becomes, goes with no other: a `gathered` graph then computes nothing else in its last
-    layer.
+    `bf16` needs `heads` or `ranges`, because no other kernel supports it. Outputs are float32 in
+    every precision. The output `first` is the last state of each row's first token. It must be the
+    only output; the last layer of a `gathered` graph then computes first tokens only.
     """
 
     precision: Precision = "fp32"
@@ -41,32 +40,32 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def packed(self) -> bool:
-        """Whether the encoder's layers see no padding."""
+        """Whether the layers leave padding out."""
         return self.attention.startswith("packed")
 
     def problem(self) -> str | None:
-        """Return why this cannot be built, if it cannot."""
+        """Return why the form is not valid; `None` if it is."""
         if not self.outputs:
             return "a graph needs an output"
         if "first" in self.outputs and len(self.outputs) > 1:
-            return "the output `first` goes with no other"
+            return "the output `first` must be the only output"
         if self.attention == "gathered" and self.precision != "fp32":
-            return "`gathered` attention is for CPUs, in fp32"
+            return "`gathered` attention is only for fp32"
         if self.attention == "plain" and self.precision != "fp32":
-            return "`plain` graphs are in fp32: the runtime rounds"
+            return "a `plain` graph must be in fp32, because its runtime rounds it"
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
             return f"no kernel computes `{self.attention}` attention in bf16"
         return None
 
 
 def check_form(form: GraphForm, *, attention: Collection[Attention]) -> None:
-    """Refuse the forms that a family lacks: other kinds of `attention`, and bf16.
+    """Refuse forms that a family does not support: another `attention`, or bf16.
 
     Raises:
-        WeightsError: the form is one of them, or no family has it.
+        WeightsError: the form is not supported, or not valid.
     """
     problem = form.problem()
     if form.attention not in attention or form.precision == "bf16":
-        problem = f"no kernel computes `{form.attention}` attention of this family so"
+        problem = f"this family has no `{form.attention}` attention in {form.precision}"
     if problem is not None:
         raise WeightsError(problem)

@@ -1,8 +1,8 @@
-"""Writes rows for the fused attention of GPUs: with their padding, or packed without it.
+"""Writes attention for GPUs as one fused node, on padded rows or on packed rows without padding.
 
-It serves families that BERT's own writer does not: something may be added to the scores, and each
-kernel is one node whose masking follows from `attention_mask`. Nothing here reads a shape, unless
-rows are packed: shapes are computed on the CPU, and a graph with a part there is no CUDA graph.
+It serves families other than BERT, and may add a bias to the scores. Masking follows from
+`attention_mask`. Without packing, no node reads a shape: shapes are computed on the CPU, and a
+graph that needs the CPU cannot become a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _MASK = "attention_mask"
 
 
 class FusedRows:
-    """Brings states of tokens into the layout of a kernel, attends, and brings them back.
+    """Brings states into the layout of a kernel, adds attention, and restores the layout.
 
-    States are `[batch, sequence, hidden]`, or `[tokens, hidden]` of the real tokens if `is_packed`.
+    States are `[batch, sequence, hidden]`, or `[real tokens, hidden]` if `is_packed`.
     """
 
     def __init__(self, graph: GraphBuilder, form: GraphForm) -> None:
@@ -37,27 +37,28 @@ class FusedRows:
             self._masking = [self._lengths]
 
     def enter(self, state: str) -> str:
-        """Add the layout of the kernel to `state` `[batch, sequence, hidden]`."""
+        """Add `state`, given as `[batch, sequence, hidden]`, in the layout of the kernel."""
         if not self.is_packed:
             return state
         outputs = ("rows.packed", *self._masking, "rows.longest")
         return self._graph.fused("RemovePadding", [state, self._lengths], *outputs)
 
     def pad(self, state: str, output: str) -> str:
-        """Add `state` with its padding: `[batch, sequence, hidden]`."""
+        """Add `state` with padding: `[batch, sequence, hidden]`."""
         if not self.is_packed:
             return state
         return self._graph.fused("RestorePadding", [state, "rows.places"], output)
 
     def rotations(self, places: str) -> str:
-        """Add what `RotaryEmbedding` takes: the first position, or that of each packed token.
+        """Add the positions that `RotaryEmbedding` reads.
 
-        The latter is int64 `[tokens, 1]`. `places` are those of `count_places`; the kernel that
-        packs takes floats.
+        This is the first position of a row or, for packed rows, the position of each token, int64
+        `[tokens, 1]`. `places` is the output of `count_places`.
         """
         graph = self._graph
         if not self.is_packed:
             return graph.constant("rows.start", np.array([0], dtype=np.int64))
+        # `RemovePadding` takes floats only.
         column = graph.constant("rows.column", np.array([2], dtype=np.int64))
         graph.plain("Cast", [places], "rows.numbers", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["rows.numbers", column], "rows.numbered")
@@ -66,9 +67,9 @@ class FusedRows:
         return graph.plain("Cast", [outputs[0]], "rows.positions", to=TensorProto.INT64)
 
     def rotate(self, state: str, tables: Sequence[str]) -> str:
-        """Add the rotation of every token's heads by `rotations`, cosines and sines.
+        """Add the rotation of each token's heads; `tables` are `rotations`, cosines and sines.
 
-        Of packed tokens each is a row of its own, since rows begin anywhere.
+        A packed token is rotated as a row of its own, because its row may begin anywhere.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:
@@ -86,9 +87,9 @@ class FusedRows:
         bias: str,
         scale: float | None = None,
     ) -> str:
-        """Add attention on query, key and value; `bias` is added to the scores, if it is named.
+        """Add attention on query, key and value; `bias` names what is added to the scores.
 
-        A `bias` is `[batch or 1, heads or 1, sequence, sequence]`.
+        The shape of `bias` is `[batch or 1, heads or 1, sequence, sequence]`.
         """
         operator = "PackedMultiHeadAttention" if self.is_packed else "MultiHeadAttention"
         given = [*inputs, "", *self._masking, *([bias] if bias else [])]
@@ -96,7 +97,7 @@ class FusedRows:
         return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
 
     def leave(self, state: str, output: Output) -> None:
-        """Add the graph's output, in float32: the state of every token or of each row's first."""
+        """Add the graph's output in float32: the states of all tokens, or of each first token."""
         graph = self._graph
         state = self.pad(state, "rows.restored")
         if output == FIRST:

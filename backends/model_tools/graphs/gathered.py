@@ -1,9 +1,9 @@
-"""Writes encoder layers that compute real tokens only, from operators that a CPU has.
+"""Writes encoder layers for CPUs that compute real tokens only.
 
-The tokens of all rows stand below each other, `[tokens, hidden]`, without padding. Attention wants
-rows of one length, so query, key and value are laid out on a grid, `[batch, sequence, hidden]`,
-whose free places repeat the last token of their row: on one for each class of lengths
-(`LengthGrids`), or on one for all rows where something is added to the scores.
+States are `[tokens, hidden]`: the tokens of all rows below each other, without padding. Attention
+needs rows of one length. So query, key and value are laid out on a grid, `[batch, sequence,
+hidden]`, whose free places repeat a token of their row. There is one grid for each class of lengths
+(`LengthGrids`), or one grid for all rows if a bias is added to the scores.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from backends.model_tools.graphs.graph_builder import GraphBuilder
 from backends.model_tools.graphs.length_classes import LengthGrids
 from backends.model_tools.graphs.padded import PaddedGrid
 
-# What is added to the score of a free place. It repeats a real token of its row, so its weight is
-# at most e^-40 of the row's largest, which is lost in rounding. ONNX Runtime's own value, -10000,
-# makes weights that are denormal numbers: attention takes twice as long with them.
+# Added to the score of a free place. It repeats a real token of its row, so its weight is at most
+# e^-40 of the row's largest weight, which rounding removes. ONNX Runtime's default, -10000, gives
+# denormal weights, and attention takes twice as long with them.
 _FREE = -40.0
 
 
 class Grid:
-    """Names the tensors that hold the places of tokens.
+    """Holds the names of the tensors that map tokens to places of the grid.
 
-    `places` [tokens, 2] is the row and position of each token, `filled` [batch, sequence] the
-    number of the token at each place, `lengths` [batch] the number of tokens in each row.
+    `places` `[tokens, 2]` is the row and position of each token. `filled` `[batch, sequence]` is
+    the index of the token at each place. `lengths` `[batch]` is the number of tokens in each row.
     """
 
     def __init__(self, graph: GraphBuilder, mask: str) -> None:
-        """Add the nodes that read `mask`, int32 [batch, sequence], padded on the right."""
+        """Add the nodes that read `mask`, int32 `[batch, sequence]`, padded on the right."""
         self._graph = graph
         line = graph.constant("grid.line", np.array([-1], dtype=np.int64))
         first = graph.constant("grid.first", np.array(0, dtype=np.int64))
@@ -42,7 +42,7 @@ class Grid:
         graph.plain("Reshape", [mask, line], "grid.flat")
         graph.plain("CumSum", ["grid.flat", first], "grid.counted")
         graph.plain("Sub", ["grid.counted", one], "grid.last")
-        # An empty first row has no token before it.
+        # For an empty first row, the index would be -1.
         graph.plain("Max", ["grid.last", zero], "grid.token")
         graph.plain("Shape", [mask], "grid.shape")
         self.filled = graph.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
@@ -51,17 +51,17 @@ class Grid:
         self._classes: LengthGrids | None = None
 
     def take(self, padded: str, output: str) -> str:
-        """Add the tokens of `padded` [batch, sequence, ...]: `[tokens, ...]`."""
+        """Add the tokens of `padded` `[batch, sequence, ...]`: `[tokens, ...]`."""
         return self._graph.plain("GatherND", [padded, self.places], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Add the grid of `tokens` [tokens, hidden]: `[batch, sequence, hidden]`."""
+        """Add the grid of `tokens` `[tokens, hidden]`: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
     def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
-        """Add the grid of `tokens` as `pad_for_sum` makes it, and its mask."""
+        """Add the grid of `tokens` with the free places of `pad_for_sum`, and its mask."""
         mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
-        # A place of its own row: the first token may be of another, and no number.
+        # "edge" repeats a token of the same row. Another row's token may be NaN.
         filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
         return self._graph.plain("Gather", [tokens, filled], output), mask
 
@@ -71,7 +71,7 @@ class Grid:
         return self._graph.plain("Gather", [tokens, rows], output)
 
     def positions(self) -> str:
-        """Add the place of every token in its row: int32 [tokens]."""
+        """Add the position of each token in its row: int32 `[tokens]`."""
         column = self._graph.constant("grid.column", np.array(1, dtype=np.int64))
         columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
         return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
@@ -87,7 +87,7 @@ class Grid:
         )
 
     def attend_by_length(self, prefix: str, inputs: Sequence[str], *, heads: int) -> str:
-        """Add attention on query, key and value [tokens, hidden], without a bias."""
+        """Add attention on query, key and value `[tokens, hidden]`, without a bias."""
         if self._classes is None:
             self._classes = LengthGrids(
                 self._graph, mask=self._mask, lengths=self.lengths, places=self.places
@@ -98,10 +98,10 @@ class Grid:
 def pad_for_sum(
     graph: GraphBuilder, values: str, output: str, *, rank: int = 2, mode: str = "constant"
 ) -> str:
-    """Add `values` [batch, sequence, ...] with three places more in each row, to sum over them.
+    """Add `values` `[batch, sequence, ...]` with three more places in each row, for summing.
 
-    The kernel that multiplies one row adds four products at a time, and up to three that are left
-    over in another order: without free places a row that is as wide as its batch has other bits.
+    The matrix kernel adds four products at a time, and up to three remaining products in another
+    order. Without the free places, the bits of a sum would depend on the width of the batch.
     """
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
@@ -110,22 +110,23 @@ def pad_for_sum(
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
-    """Add the grid that suits a graph, whose heads are `width` wide."""
+    """Add the grid for a graph; `width` is the width of a head."""
     if graph.is_plain:
         return PaddedGrid(graph, "attention_mask", width=width)
     return Grid(graph, "attention_mask")
 
 
 def count_positions(graph: GraphBuilder, padding: int) -> str:
-    """Add the position of every place of a row: int32 [batch, sequence].
+    """Add the position of every place of a row: int32 `[batch, sequence]`.
 
-    It counts the tokens up to there that are not `padding`; a token that is has position 0.
+    The position of a token is the number of tokens up to it that are not `padding`. A token that is
+    `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))
     axis = graph.constant("positions.axis", np.array(1, dtype=np.int64))
     graph.plain("Equal", ["input_ids", token], "positions.free")
-    # What pads a batch may have another id.
+    # The mask also marks padding, because a batch may be padded with another id.
     graph.plain("Where", ["positions.free", zero, "attention_mask"], "positions.taken")
     graph.plain("CumSum", ["positions.taken", axis], "positions.counted")
     return graph.plain("Mul", ["positions.counted", "positions.taken"], "positions")
@@ -134,9 +135,9 @@ def count_positions(graph: GraphBuilder, padding: int) -> str:
 def embed_tokens(
     graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float, padding: int | None
 ) -> str:
-    """Add the embeddings of the tokens that are computed: of a `Grid` `[tokens, hidden]`.
+    """Add the embeddings of the tokens; `[tokens, hidden]` for a `Grid`.
 
-    With a `padding` positions are those of `count_positions`.
+    With a `padding`, positions come from `count_positions`.
     """
     if padding is None:
         positions = grid.positions()
@@ -151,7 +152,7 @@ def embed_tokens(
         grid.take("token_type_ids", "token_type_ids.real"),
         positions,
     )
-    # The kernel takes rows: here one, of all tokens, whose positions are told.
+    # The kernel reads rows, so all tokens make one row, with explicit positions.
     ids, kinds, places = (graph.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens)
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     weights = [graph.weight(f"{prefix}.{table}.weight") for table in tables]
@@ -164,9 +165,9 @@ def embed_tokens(
 def attend_gathered(
     grid: Grid | PaddedGrid, prefix: str, inputs: Sequence[str], *, heads: int, bias: str
 ) -> str:
-    """Add attention on query, key and value [tokens, hidden]; returns the context, as large.
+    """Add attention on query, key and value `[tokens, hidden]`; return the context, same shape.
 
-    `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, if anything.
+    `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, or is empty.
     """
     if isinstance(grid, Grid) and not bias:
         return grid.attend_by_length(prefix, inputs, heads=heads)
@@ -183,9 +184,9 @@ def attend_first(
     heads: int,
     bias: str,
 ) -> str:
-    """Do what `attend_gathered` does for the first token of every row: `[batch, hidden]`.
+    """Add attention for the first token of every row; return the context, `[batch, hidden]`.
 
-    The query is as large; key and value are of all tokens.
+    The query is `[batch, hidden]`. Key, value and `bias` are as in `attend_gathered`.
     """
     query, *others = inputs
     axis = graph.constant("first.axis", np.array([1], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Collects the nodes and weights of a graph while it is written, in one precision."""
+"""Collects the nodes and weights of an ONNX graph in one precision."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,16 +21,16 @@ TYPES: Mapping[Precision, int] = {
 }
 
 
-# Weights that lie in another file already: by name, tensors that say where.
+# Weights that are already in another file. The tensors name the file and the place.
 StoredWeights = Mapping[str, TensorProto]
 NOTHING_STORED: StoredWeights = MappingProxyType({})
 
 
 class GraphBuilder:
-    """Collects nodes and initializers; a method adds one and returns its output's name.
+    """Collects nodes and initializers; each method adds some and returns the name of its output.
 
-    A weight that is `stored` is read from its file, and cast to the graph's precision there: that
-    is done once, when the graph is loaded. A `plain` graph has operators of ONNX alone.
+    A `stored` weight is read from its file and cast to the graph's precision, once, when the graph
+    is loaded. A `plain` graph uses only ONNX's own operators.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class GraphBuilder:
     def weight(
         self, name: str, precision: Precision | None = None, *, transposed: bool = False
     ) -> str:
-        """Add a weight by its name, in the graph's precision unless another is given.
+        """Add a weight by its name, in the graph's precision unless `precision` is given.
 
-        One that several layers share is added once.
+        A weight that several layers share is added once.
         """
         tensor = self.weights[name]
         key = (id(tensor), precision or self.precision, transposed)
@@ -64,13 +64,13 @@ class GraphBuilder:
         return self._added[key]
 
     def norm(self, prefix: str, precision: Precision | None = None) -> list[str]:
-        """Add the two weights of a layer normalisation."""
+        """Add the weight and bias of a layer normalization."""
         return [self.weight(f"{prefix}.{part}", precision) for part in ("weight", "bias")]
 
     def floats(
         self, name: str, tensor: NDArray[np.float32], precision: Precision | None = None
     ) -> str:
-        """Add floats, in the graph's precision unless another is given.
+        """Add floats, in the graph's precision unless `precision` is given.
 
         Raises:
             WeightsError: a value is too large for the precision.
@@ -86,14 +86,14 @@ class GraphBuilder:
         return self.plain("Cast", [name], f"{name}.{wanted}", to=TYPES[wanted])
 
     def constant(self, name: str, tensor: NDArray[np.float32 | np.int32 | np.int64]) -> str:
-        """Add a constant as it is."""
+        """Add a constant of any type."""
         self.initializers.append(numpy_helper.from_array(np.asarray(tensor, order="C"), name))
         return name
 
     def plain(
         self, operator: str, inputs: list[str], *outputs: str, **attributes: float | str | list[int]
     ) -> str:
-        """Add an operator of ONNX itself."""
+        """Add one of ONNX's own operators."""
         self._add(operator, inputs, outputs, "", attributes)
         return outputs[0]
 
@@ -103,10 +103,7 @@ class GraphBuilder:
         return outputs[0]
 
     def gelu(self, operator: str, inputs: list[str], output: str) -> str:
-        """Add one of ONNX Runtime's GELUs, or what it computes: the sum of its inputs, activated.
-
-        That of `FastGelu` is approximated by tanh.
-        """
+        """Add the GELU of the sum of `inputs`; `FastGelu` is the tanh approximation."""
         if not self.is_plain:
             return self.fused(operator, inputs, output)
         state = inputs[0]
@@ -116,17 +113,17 @@ class GraphBuilder:
         return self.plain("Gelu", [state], output, approximate=approximation)
 
     def matmul(self, prefix: str, inputs: str) -> str:
-        """Add a product with a weight, without its bias."""
+        """Add the product with a weight, without its bias."""
         kernel = self.weight(f"{prefix}.weight", transposed=True)
         return self.plain("MatMul", [inputs, kernel], prefix)
 
     def linear(self, prefix: str, inputs: str) -> str:
-        """Add a product with a weight, and its bias."""
+        """Add the product with a weight, and its bias."""
         bias = self.weight(f"{prefix}.bias")
         return self.plain("Add", [self.matmul(prefix, inputs), bias], f"{prefix}.biased")
 
     def layer_norm(self, prefix: str, state: str, output: str, *, epsilon: float) -> str:
-        """Add a layer normalisation with its weights."""
+        """Add a layer normalization with its weights."""
         return self.plain(
             "LayerNormalization", [state, *self.norm(prefix)], output, epsilon=epsilon
         )
@@ -141,7 +138,10 @@ class GraphBuilder:
         epsilon: float,
         activation: str = "BiasGelu",
     ) -> str:
-        """Add what follows attention in a BERT layer; `context` is what it gave for `state`."""
+        """Add the steps after attention in a BERT layer.
+
+        `context` is the output of attention, and `state` its input.
+        """
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, attended, epsilon)
         inner = self.matmul(f"{prefix}.intermediate.dense", state)
@@ -191,7 +191,7 @@ class GraphBuilder:
 
 
 def copy_model(model: ModelProto) -> ModelProto:
-    """Return a copy, to be changed."""
+    """Return a deep copy."""
     copy = ModelProto()
     copy.CopyFrom(model)
     return copy
@@ -205,7 +205,7 @@ def _tensor(name: str, tensor: NDArray[np.float32], precision: Precision) -> Ten
         raw = _bfloat16(tensor).tobytes()
         return helper.make_tensor(name, TensorProto.BFLOAT16, tensor.shape, raw, raw=True)
     if np.abs(tensor).max(initial=0.0) > _LARGEST_HALF:
-        raise WeightsError(f"the weight `{name}` holds a value too large for fp16; try bf16")
+        raise WeightsError(f"the weight `{name}` has a value that is too large for fp16; use bf16")
     return numpy_helper.from_array(tensor.astype(np.float16), name)
 
 

@@ -1,4 +1,4 @@
-"""Rewrites a graph in fp32 so that it computes in fp16, its outputs in fp32 as before."""
+"""Converts an fp32 graph to compute in fp16, with outputs in fp32."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-# Shapes are computed from smaller tensors alone.
+# Tensors up to this many bytes are kept for shape inference; shapes depend on small tensors only.
 _LARGE = 1024
 _EXACT = ".exact"
 
@@ -16,9 +16,9 @@ _EXACT = ".exact"
 def halve(model: ModelProto) -> ModelProto:
     """Return the graph in fp16, by ONNX Runtime's converter.
 
-    What follows the last normalisation of layers stays in fp32: pooling adds up rows, and the sum
-    of a long one is more than fp16 holds. What fp16 cannot hold before that, such as the least
-    number that masks padding, becomes its extreme.
+    Nodes after the last layer normalization stay in fp32, because pooling sums rows, and the sum of
+    a long row is too large for fp16. Other values that do not fit into fp16, such as the score that
+    masks padding, are clipped.
     """
     outputs = [*model.graph.output]
     values = {value.name: value for value in (*outputs, *infer_types(model))}
@@ -26,7 +26,7 @@ def halve(model: ModelProto) -> ModelProto:
     read = {name for node in rest for name in _reads(node)} | {value.name for value in outputs}
     made = [name for node in first for name in node.output if name in read]
     if not values.keys() >= {*made}:
-        # Nobody knows which of them are floats.
+        # The types of some values are unknown, so all nodes become fp16.
         first, rest, read = [*first, *rest], [], {value.name for value in outputs}
         made = [value.name for value in outputs]
 
@@ -36,7 +36,7 @@ def halve(model: ModelProto) -> ModelProto:
     exact.graph.output.extend(values[name] for name in made)
     within = {name for node in first for name in _reads(node)}
     exact.graph.initializer.extend(t for t in model.graph.initializer if t.name in within)
-    # Its inputs and outputs stay as they are, so what follows reads fp32.
+    # Its inputs and outputs stay in fp32, so the nodes after it read fp32.
     half: ModelProto = convert_float_to_float16(exact, keep_io_types=True, disable_shape_infer=True)
 
     shared = {t.name for t in model.graph.initializer if t.name in within & read}
@@ -54,10 +54,10 @@ def halve(model: ModelProto) -> ModelProto:
 
 
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield the type of every value of a graph, as far as it follows from its operators.
+    """Yield the type of every value of a graph, as far as operators define it.
 
-    What `onnx` does not know, such as fused operators, is taken to answer floats. Nothing is
-    yielded where the types of a graph contradict each other.
+    An operator that `onnx` does not know, such as a fused one, is assumed to return floats. If the
+    types of a graph contradict each other, nothing is yielded.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)
@@ -91,7 +91,7 @@ def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
 
 
 def _without_graph(model: ModelProto) -> ModelProto:
-    """Return a model of the same versions, name and inputs, which computes nothing yet."""
+    """Return a model with the same versions, name and inputs, but without nodes."""
     graph = GraphProto(name=model.graph.name)
     graph.input.extend(model.graph.input)
     return ModelProto(
@@ -105,9 +105,10 @@ def _without_graph(model: ModelProto) -> ModelProto:
 
 
 def _split(nodes: Sequence[NodeProto]) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Return the nodes up to the last normalisation of layers, and those it does not depend on.
+    """Return the nodes up to the last layer normalization, and the nodes after it.
 
-    Of a graph without such an operator the latter are none.
+    The first list has every node that a layer normalization depends on. If there is no layer
+    normalization, the second list is empty.
     """
     needed: set[str] = set()
     first, rest = [], []
@@ -125,6 +126,6 @@ def _normalises(node: NodeProto) -> bool:
 
 
 def _reads(node: NodeProto) -> Collection[str]:
-    """Return the values that a node reads, those of its branches from around them too."""
+    """Return the values that a node reads, also inside its branches."""
     inner = [a.g for a in node.attribute if a.HasField("g")]
     return {*node.input, *(name for graph in inner for each in graph.node for name in _reads(each))}

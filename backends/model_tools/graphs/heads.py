@@ -1,7 +1,7 @@
-"""Puts the head of a checkpoint, or a pooling, on top of an encoder's graph.
+"""Adds the head of a checkpoint, or a pooling, to an encoder's graph.
 
-Whatever the family: one vector a row (that of the first token) or one a token, maybe through a
-dense layer with its activation, then a product to as many logits as there are labels.
+A head reads one vector a row (the first token's) or one vector a token. It may have a dense layer
+with an activation. Its last layer has one logit for each label.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,9 +35,9 @@ _ARCHITECTURES: Mapping[str, Purpose] = {
 
 
 class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the weights of a head: `dense` (with `activation`) if there is one, then `out`.
+    """Describes the weights of a head: an optional `dense` layer with `activation`, then `out`.
 
-    `reads` is the encoder's output that it is applied to; `norm` normalises what `dense` makes.
+    `reads` is the encoder's output that the head reads. `norm` is a normalization after `dense`.
     """
 
     out: str
@@ -50,17 +50,17 @@ class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_head(config: Mapping[str, Any]) -> HeadShape | None:
-    """Return the head that `config.json` says a checkpoint has; `None` for a bare encoder.
+    """Return the head that `config.json` declares; `None` for a checkpoint without a head.
 
     Raises:
-        WeightsError: it has one that no graph computes.
+        WeightsError: the head is not supported.
     """
     name = str((config.get("architectures") or [""])[0])
     purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
     if purpose is not None:
         return _HEADS.get(str(config.get("model_type")), _bert)(config, purpose)
     if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
-        raise WeightsError(f"`architectures` is `{name}`, a head that no graph computes")
+        raise WeightsError(f"`architectures` is `{name}`, whose head is not supported")
     return None
 
 
@@ -148,9 +148,9 @@ def add_head(
     exact: bool = False,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
-    """Return `model` with an output `logits` in the place of all others.
+    """Return `model` with one output `logits` instead of its own outputs.
 
-    `exact` is that of `add_pooling`.
+    For `exact`, see `add_pooling`.
 
     Raises:
         WeightsError: a weight of the head is missing or does not fit.
@@ -175,9 +175,9 @@ def add_head(
 def add_pooling(
     model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False
 ) -> ModelProto:
-    """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens.
+    """Return `model` with the outputs `pooled`, `[batch, hidden]`, and `tokens`.
 
-    An `exact` mean has the same bits at any width of the batch on a CPU.
+    An `exact` mean has the same bits on a CPU at any width of the batch.
     """
     graph = GraphBuilder({}, "fp32")
     _pool(graph, pooling, exact=exact)
@@ -208,7 +208,7 @@ def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
 
 
 def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
-    # An empty row pools to zeros, not to NaN.
+    # The mean of an empty row is zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
@@ -220,7 +220,7 @@ def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
 
 
 def _pool_exact_mean(graph: GraphBuilder, rows: str) -> None:
-    # An empty row pools to zeros, not to NaN.
+    # The mean of an empty row is zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     mask = pad_for_sum(graph, "attention_mask", "pool.places")
     pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)

@@ -1,7 +1,7 @@
-"""Writes attention of rows in classes of like lengths, each on a grid of its own width.
+"""Writes attention of rows in classes of similar lengths, each class on its own grid.
 
-On one grid the shortest row is as wide as the longest. Here a row's width follows from its own
-length, so that it costs what it is, and its bits do not depend on the lengths of rows beside it.
+On a single grid, the shortest row would be as wide as the longest. Here the width of a row depends
+on its own length alone. So a short row is cheap, and its bits do not depend on other rows.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 
-# The widths of all classes but the last, which is as wide as the longest row. They suit sentences;
-# each takes some six small nodes a layer, whether it has rows or not.
+# The widths of all classes but the last, whose width is that of the longest row. They suit
+# sentences. Each class adds about six small nodes to a layer, even if it has no rows.
 WIDTHS = (12, 20)
 
 
 class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the tensors of one class.
+    """Holds the names of the tensors of one class.
 
-    `rows` [rows of the class] are their numbers, `lengths` their tokens, `widths` that of the class
-    for each of them, `filled` [rows of the class, width] the number of the token at each place.
+    `rows` are the indices of its rows, `lengths` their numbers of tokens, and `widths` the width of
+    the class for each row. `filled` `[rows of the class, width]` is the index of the token at each
+    place.
     """
 
     rows: str
@@ -31,16 +32,16 @@ class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthGrids:
-    """Names the tensors that lay out rows by classes of lengths.
+    """Holds the names of the tensors that lay out rows by classes of lengths.
 
-    The tokens of all rows stand below each other, `[tokens, hidden]`, in the order of the rows.
+    States are `[tokens, hidden]`: the tokens of all rows below each other, in the order of rows.
     """
 
     def __init__(self, graph: GraphBuilder, *, mask: str, lengths: str, places: str) -> None:
-        """Add the nodes that read `mask`, int32 [batch, sequence].
+        """Add the nodes that read `mask`, int32 `[batch, sequence]`.
 
-        `lengths` [batch] is the number of tokens in each row, `places` [tokens, 2] the row and
-        position of each token.
+        `lengths` `[batch]` is the number of tokens in each row. `places` `[tokens, 2]` is the row
+        and position of each token.
         """
         self._graph = graph
         self._flat = graph.constant("class.flat", np.array([-1], dtype=np.int64))
@@ -55,9 +56,9 @@ class LengthGrids:
         self._places = self._add_places(places)
 
     def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, mask_value: float) -> str:
-        """Add attention on query, key and value [tokens, hidden]; returns the context, as large.
+        """Add attention on query, key and value `[tokens, hidden]`; return the context, same shape.
 
-        `mask_value` is what is added to the scores of free places, which repeat a row's last token.
+        `mask_value` is added to the scores of free places, which repeat a row's last token.
         """
         graph, parts = self._graph, []
         sizes = f"{prefix}.sizes"
@@ -86,7 +87,7 @@ class LengthGrids:
         width = self._width(number, mask)
         graph.plain("Range", [self._zero, width, self._one], f"{prefix}.line")
         graph.plain("Sub", [lengths, self._one], f"{prefix}.highest")
-        # A row without tokens has the place before it, and the first row none before it.
+        # An empty row gets the index of the token before it, which is -1 for the first row.
         graph.plain("Unsqueeze", [f"{prefix}.highest", self._column], f"{prefix}.last")
         graph.plain("Unsqueeze", [f"{prefix}.starts", self._column], f"{prefix}.start")
         graph.plain("Min", [f"{prefix}.line", f"{prefix}.last"], f"{prefix}.offset")
@@ -97,7 +98,7 @@ class LengthGrids:
         return _LengthGrid(rows=rows, lengths=lengths, widths=widths, filled=filled)
 
     def _find(self, number: int) -> str:
-        """Add the numbers of the rows of a class: `[1, rows of the class]`."""
+        """Add the indices of the rows of a class: `[1, rows of the class]`."""
         graph, prefix = self._graph, f"class.{number}"
         conditions = []
         if number > 0:
@@ -114,7 +115,7 @@ class LengthGrids:
         return graph.plain("NonZero", [belongs], f"{prefix}.found")
 
     def _width(self, number: int, mask: str) -> str:
-        """Add the width of a class, of which that of the last is the sequence's."""
+        """Add the width of a class; the last class is as wide as the sequence."""
         graph, prefix = self._graph, f"class.{number}"
         if number < len(WIDTHS):
             return f"{prefix}.width"
@@ -123,7 +124,7 @@ class LengthGrids:
         return graph.plain("Cast", [f"{prefix}.sequence"], f"{prefix}.width", to=TensorProto.INT32)
 
     def _add_places(self, places: str) -> str:
-        """Add the place of each token among those of all classes below each other: `[tokens]`."""
+        """Add the index of each token in the concatenated grids of all classes: `[tokens]`."""
         graph = self._graph
         order = graph.plain("Concat", [each.rows for each in self._classes], "class.order", axis=0)
         widths = [each.widths for each in self._classes]

@@ -1,9 +1,10 @@
 """Builds a ModernBERT encoder as an ONNX graph, without torch.
 
-Warner et al. 2024 (arXiv:2412.13663): rotated queries and keys in the place of position embeddings,
-normalisation before each step, gated feed-forward, and in most layers attention to near tokens
-only. Inputs and outputs are those of `backends.model_tools.graphs.bert`, without `token_type_ids`.
-The forms are `gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
+ModernBERT (Warner et al. 2024, arXiv:2412.13663) rotates queries and keys instead of adding
+position embeddings. It normalizes before each step, has gated feed-forward layers, and most layers
+attend to near tokens only. Inputs and outputs are described in `backends.model_tools.graphs.bert`;
+there is no `token_type_ids`. The forms are `gathered` and `plain`, and for GPUs `heads`, `ranges`
+and `packed` in fp32 or fp16.
 """
 
 from collections.abc import Mapping
@@ -25,13 +26,13 @@ from backends.model_tools.graphs.weights import Weights, WeightsError
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 _FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
-# Added to the scores of tokens that are too far: their weight is lost in rounding, and no denormal
-# number, with which a CPU is slow.
+# Added to the scores of tokens that are too far. Rounding removes their weight, and it is not a
+# denormal number, which would be slow on a CPU.
 _FAR = -80.0
 
 
 class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a ModernBERT encoder, by the names of its `config.json`."""
+    """Holds the size of a ModernBERT encoder, with the field names of `config.json`."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -48,7 +49,7 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
     local_rope_theta: float | None = None
 
     def attention(self, layer: int) -> str:
-        """Return which tokens a layer attends to."""
+        """Return the kind of attention of a layer: global or local."""
         if self.layer_types is not None:
             return self.layer_types[layer]
         return _LOCAL if layer % self.global_attn_every_n_layers else _GLOBAL
@@ -69,7 +70,7 @@ def build_modernbert(
     """Return the encoder of a ModernBERT checkpoint, with the output `tokens` or `first`.
 
     Raises:
-        WeightsError: a weight is missing, or the configuration asks for what is not computed.
+        WeightsError: a weight is missing, or the configuration has an option that is not supported.
     """
     check_form(form, attention=("gathered", "plain", *_FUSED))
     (output,) = form.outputs
@@ -96,7 +97,7 @@ def build_modernbert(
 
 
 class _ModernBertWriter:
-    """Writes the nodes that all forms have."""
+    """Writes the nodes that all forms share."""
 
     def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
         self._shape = shape
@@ -121,14 +122,14 @@ class _ModernBertWriter:
         state = graph.plain("Gather", [table, ids], "embedded.words")
         return self._norm("embeddings.norm", state)
 
-    def _near_table(self) -> str:
-        """Add what local attention adds to the score of each distance."""
+    def _local_table(self) -> str:
+        """Add the table of what local attention adds to a score, by distance."""
         positions = self._shape.max_position_embeddings
         distances = np.abs(np.arange(1 - positions, positions))
         far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
         return self._graph.floats("near.table", far.astype(np.float32))
 
-    def _near(self, table: str, pairs: str) -> str:
+    def _local_bias(self, table: str, pairs: str) -> str:
         """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
         graph = self._graph
         axes = graph.constant("near.axes", np.array([0, 1], dtype=np.int64))
@@ -136,16 +137,15 @@ class _ModernBertWriter:
         return graph.plain("Unsqueeze", ["near.all", axes], "near")
 
     def _normed(self, layer: int, state: str) -> str:
-        """Add what attention reads; the first layer's input is normalised already."""
+        """Add the input of attention; the first layer's input is already normalized."""
         return self._norm(f"layers.{layer}.attn_norm", state) if layer else state
 
     def _projections(self, layer: int, *tokens: str) -> list[str]:
-        """Add query, key and value of three states."""
         prefix = f"layers.{layer}.attn.Wqkv"
         return [self._part(prefix, each, part, of=3) for part, each in enumerate(tokens)]
 
-    def _feed(self, layer: int, context: str, state: str) -> str:
-        """Add what follows attention in a layer; `context` is what it gave for `state`."""
+    def _feed_forward(self, layer: int, context: str, state: str) -> str:
+        """Add the steps after attention; `context` is its output, and `state` its input."""
         prefix = f"layers.{layer}"
         state = self._add(f"{prefix}.attn.Wo", context, state)
         inner = self._gated(f"{prefix}.mlp.Wi", self._norm(f"{prefix}.mlp_norm", state))
@@ -158,7 +158,7 @@ class _ModernBertWriter:
         return graph.plain("Mul", [active, gate], f"{prefix}.gated")
 
     def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:
-        """Add the product with a part of a weight's columns, and that part of its bias."""
+        """Add the product with one of `of` equal parts of a weight, and of its bias."""
         graph, name = self._graph, f"{prefix}.{part}"
         kernel = np.split(graph.weights[f"{prefix}.weight"], of)[part].T
         product = graph.plain("MatMul", [state, graph.floats(f"{name}.weight", kernel)], name)
@@ -179,7 +179,7 @@ class _ModernBertWriter:
     def _norm(self, prefix: str, state: str, output: str = "") -> str:
         graph = self._graph
         parts = [f"{prefix}.{part}" for part in ("weight", "bias")]
-        # Published models have no biases.
+        # Published models have no biases here.
         inputs = [state, *(graph.weight(name) for name in parts if name in graph.weights)]
         return graph.plain(
             "LayerNormalization", inputs, output or f"{prefix}.normed", epsilon=self._shape.norm_eps
@@ -187,7 +187,7 @@ class _ModernBertWriter:
 
 
 class _GridWriter(_ModernBertWriter):
-    """Writes a graph of operators that CPUs and compilers have."""
+    """Writes a graph for CPUs and compilers."""
 
     def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
         super().__init__(shape, graph)
@@ -201,17 +201,17 @@ class _GridWriter(_ModernBertWriter):
         graph.plain("Unsqueeze", ["rotation.flat", row], "rotation.positions")
         near = ""
         if _LOCAL in self._kinds:
-            table, positions = self._near_table(), self._shape.max_position_embeddings
-            near = self._near(table, add_distances(graph, positions=positions))
+            table, positions = self._local_table(), self._shape.max_position_embeddings
+            near = self._local_bias(table, add_distances(graph, positions=positions))
         state = self._embed(self._grid.take("input_ids", "input_ids.real"))
         for layer in layers:
-            # Nobody reads what the last layer makes of the other tokens then.
+            # With the output `first`, the last layer computes first tokens only.
             only_first = layer == layers[-1] and output == FIRST
             bias = near if self._shape.attention(layer) == _LOCAL else ""
             context = self._attend(layer, state, bias, only_first=only_first)
             if only_first:
                 state = self._grid.first(state, f"layers.{layer}.first")
-            state = self._feed(layer, context, state)
+            state = self._feed_forward(layer, context, state)
         if output == FIRST:
             self._norm("final_norm", state, FIRST)
         else:
@@ -224,7 +224,7 @@ class _GridWriter(_ModernBertWriter):
         query, key, value = self._projections(layer, read, normed, normed)
         key = self._rotate(key, shape.attention(layer))
         if only_first:
-            # The first position is the one that is not rotated.
+            # The query of the first position is not rotated, because its angle is zero.
             return attend_first(
                 graph,
                 self._grid,
@@ -239,18 +239,18 @@ class _GridWriter(_ModernBertWriter):
         )
 
     def _rotate(self, tokens: str, kind: str) -> str:
-        """Add the rotation of every token's heads; the kernel treats each token as a row."""
+        """Add the rotation of each token's heads; the kernel treats each token as a row."""
         graph = self._graph
         if graph.is_plain:
             return self._rotate_plain(tokens, kind)
         rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
         inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
-        # Its defaults, which not every runtime knows.
+        # `interleaved=0` is the default, but not every runtime knows that.
         rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
         return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
 
     def _rotate_plain(self, tokens: str, kind: str) -> str:
-        """Add the same by operators of ONNX alone, for the rows of a padded grid."""
+        """Add the rotation with ONNX's own operators, for the rows of a padded grid."""
         graph = self._graph
         heads = [0, 0, self._shape.num_attention_heads, self._width]
         split = graph.constant(f"{tokens}.split", np.array(heads, dtype=np.int64))
@@ -259,7 +259,7 @@ class _GridWriter(_ModernBertWriter):
         low, high = f"{tokens}.low", f"{tokens}.high"
         graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
         cosine, sine = (
-            # One for all rows and heads: `[sequence, 1, width / 2]`.
+            # The same for all rows and heads: `[sequence, 1, width / 2]`.
             graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
             for part in ("cos", "sin")
         )
@@ -286,8 +286,8 @@ class _FusedWriter(_ModernBertWriter):
         rotations = self._rows.rotations(places)
         near = ""
         if _LOCAL in self._kinds:
-            table, positions = self._near_table(), shape.max_position_embeddings
-            near = self._near(table, subtract_places(graph, places, positions=positions))
+            table, positions = self._local_table(), shape.max_position_embeddings
+            near = self._local_bias(table, subtract_places(graph, places, positions=positions))
         state = self._rows.enter(self._embed("input_ids"))
         for layer in range(shape.num_hidden_layers):
             kind = shape.attention(layer)
@@ -300,5 +300,5 @@ class _FusedWriter(_ModernBertWriter):
                 heads=shape.num_attention_heads,
                 bias=near if kind == _LOCAL else "",
             )
-            state = self._feed(layer, context, state)
+            state = self._feed_forward(layer, context, state)
         self._rows.leave(self._norm("final_norm", state), output)

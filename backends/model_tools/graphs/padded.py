@@ -1,7 +1,7 @@
-"""Writes what takes the place of a grid of real tokens where padding is computed, too.
+"""Writes a grid that keeps padding, for `plain` graphs.
 
-All of it are operators of ONNX itself, whose sizes follow from those of the inputs: a compiler such
-as TensorRT's takes the whole graph, and fuses attention and GELU itself.
+It uses ONNX's own operators, with sizes that follow from the inputs' shapes. So a compiler such as
+TensorRT takes the whole graph, and fuses attention and GELU itself.
 """
 
 import math
@@ -12,13 +12,13 @@ from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 
-# Added to the scores of padding: its weight is lost in rounding, and no denormal number, with which
-# a CPU is slow.
+# Added to the scores of padding. Rounding removes its weight, and it is not a denormal number,
+# which would be slow on a CPU.
 _PADDING = -80.0
 
 
 def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
-    """Add what is added to the scores of keys: `[batch, 1, 1, sequence]`."""
+    """Add the values that are added to the scores of keys: `[batch, 1, 1, sequence]`."""
     axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
     one = graph.constant("mask.one", np.array(1, dtype=np.float32))
     least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))
@@ -29,10 +29,10 @@ def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
 
 
 class PaddedGrid:
-    """Has the methods of `Grid`; its tokens are those of the rows, `[batch, sequence, ...]`."""
+    """Has the methods of `Grid`, but its tokens keep their rows: `[batch, sequence, ...]`."""
 
     def __init__(self, graph: GraphBuilder, mask: str, *, width: int) -> None:
-        """Add the nodes that read `mask`, int32 [batch, sequence]; heads are `width` wide."""
+        """Add the nodes that read `mask`, int32 `[batch, sequence]`; `width` is a head's width."""
         self._graph = graph
         self._scale = graph.constant(
             "padded.scale", np.array(1 / math.sqrt(width), dtype=np.float32)
@@ -42,11 +42,11 @@ class PaddedGrid:
         self._padding = add_padding_scores(graph, mask)
 
     def take(self, padded: str, output: str) -> str:
-        """Add another name of the same."""
+        """Add `padded` under another name."""
         return self._graph.plain("Identity", [padded], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Add another name of the same."""
+        """Add `tokens` under another name."""
         return self._graph.plain("Identity", [tokens], output)
 
     def first(self, tokens: str, output: str) -> str:
@@ -54,7 +54,7 @@ class PaddedGrid:
         return self._graph.plain("Gather", [tokens, self._first], output, axis=1)
 
     def positions(self) -> str:
-        """Add the number of every place of a row: int64 [sequence]."""
+        """Add the position of every place of a row: int64 `[sequence]`."""
         graph = self._graph
         zero = graph.constant("padded.zero", np.array(0, dtype=np.int64))
         step = graph.constant("padded.step", np.array(1, dtype=np.int64))
@@ -78,7 +78,7 @@ class PaddedGrid:
             )
             for table, ids in tokens.items()
         )
-        # The order of the fused operator.
+        # The same order of additions as in the fused operator.
         graph.plain("Add", [words, kinds], f"{prefix}.typed")
         graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
         return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)

@@ -1,7 +1,7 @@
-"""Rewrites an encoder's graph so that products with weights are computed in eight bits.
+"""Rewrites an encoder's graph to compute products with weights in int8.
 
-Every scale is a constant of the graph: a row's answer depends on that row alone, not on those
-beside it. The rest (attention's own products, norms, GELU, embeddings) stays in float.
+Every scale is a constant of the graph, so the output of a row depends on that row alone. Other
+operators stay in float: attention's own products, normalizations, GELU and embeddings.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from backends.model_tools.graphs.ranges import ProductPlan
 from backends.types import FloatArray
 
 _MATRIX = 2
-# What the quantized attention can do as well; a node with more stays in float.
+# Attributes that the quantized attention supports. A node with others stays in float.
 _ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "mask_filter_value"}
 _ATTENTION_INPUTS = 4
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Describes a product of activations and constant weights; `name` is its output's."""
+    """Describes a product of activations and constant weights; `name` is the output's name."""
 
     name: str
     activations: str
@@ -29,7 +29,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def find_products(model: ModelProto) -> list[Product]:
-    """Return the products of a graph that can be computed in eight bits, in its order."""
+    """Return the products that can be computed in int8, in the order of the graph."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     return [
         Product(
@@ -43,7 +43,7 @@ def find_products(model: ModelProto) -> list[Product]:
 
 
 def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
-    """Return the graph with the tensors `names` among its outputs."""
+    """Return the graph with the tensors `names` as additional outputs."""
     exposed = copy_model(model)
     known = {output.name for output in exposed.graph.output}
     for name in dict.fromkeys(names):
@@ -54,7 +54,7 @@ def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
 
 
 def quantize(model: ModelProto, plans: Mapping[str, ProductPlan]) -> ModelProto:
-    """Return the graph with the products that have a plan in eight bits, the others as they are."""
+    """Return the graph with the products that have a plan in int8, and the others unchanged."""
     quantized = copy_model(model)
     rewriter = _Rewriter(quantized.graph, plans)
     nodes = [made for node in quantized.graph.node for made in rewriter.rewrite(node)]
@@ -70,7 +70,7 @@ def quantize(model: ModelProto, plans: Mapping[str, ProductPlan]) -> ModelProto:
 
 
 class _Rewriter:
-    """Makes the nodes that stand for one, and the tensors they need."""
+    """Replaces nodes, and collects the tensors that the new nodes need."""
 
     def __init__(self, graph: GraphProto, plans: Mapping[str, ProductPlan]) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -78,7 +78,7 @@ class _Rewriter:
         self.initializers: list[TensorProto] = []
 
     def rewrite(self, node: NodeProto) -> list[NodeProto]:
-        """Return the nodes that stand for `node`: itself, where nothing is planned for it."""
+        """Return the nodes that replace `node`; `node` itself if it has no plan."""
         if not _is_product(node, self._tensors) or node.output[0] not in self._plans:
             return [node]
         name, plan = node.output[0], self._plans[node.output[0]]
@@ -99,7 +99,7 @@ class _Rewriter:
         return [*scaling, quantizing, _fused("QAttention", inputs, node)]
 
     def _scale(self, node: NodeProto, plan: ProductPlan) -> tuple[list[NodeProto], str]:
-        """Return what divides the activations by their factors, and the name of the result."""
+        """Return the nodes that divide the activations by their factors, and the output's name."""
         if plan.factors is None:
             return [], node.input[0]
         scaled = f"{node.output[0]}.scaled"

@@ -1,11 +1,11 @@
-"""Chooses how a product of activations and weights is computed in eight bits.
+"""Chooses how a product of activations and weights is computed in int8.
 
-Activations become uint8 in one step for the whole tensor, weights int8 in one step per column.
-A few channels of a transformer's activations are ten times as large as the rest and would leave it
-few of the 256 values. So each channel is first divided by a factor its row of weights is multiplied
-by: the product is the same, and the difficulty is shared with the weights, which have a step per
-column (SmoothQuant). How much is shared, and how much of the largest values is cut off, is what
-gives the least error of the product on samples.
+Activations become uint8 with one step for the whole tensor, and weights int8 with one step for each
+column. A few channels of a transformer's activations are ten times larger than the others, so most
+channels would use few of the 256 values. SmoothQuant therefore divides each channel by a factor,
+and multiplies its row of the weights by the same factor. The product stays the same, and part of
+the difficulty moves to the weights. The factors, and how many of the largest values are clipped,
+are chosen by the least error of the product on samples.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _LEAST = np.float32(1e-5)
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds inputs of a product: some rows, and each channel's extremes over all rows."""
+    """Holds sample inputs of a product: some rows, and each channel's extremes over all rows."""
 
     rows: FloatArray
     low: FloatArray
@@ -32,10 +32,11 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ProductPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the way one product is computed.
+    """Holds how one product is computed.
 
-    `factors` divide the channels of the activations (`None`: they stay), `correction` is what to
-    add to the product's columns, on average, and `error` the share of its energy that is lost.
+    `factors` divide the channels of the activations; `None` leaves them unchanged. `correction` is
+    the mean error of each column, which is added to the product. `error` is the share of the
+    product's energy that is lost.
     """
 
     factors: FloatArray | None
@@ -48,7 +49,7 @@ class ProductPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def plan_product(samples: Samples, kernel: FloatArray) -> ProductPlan:
-    """Return the plan of least error for `samples @ kernel`."""
+    """Return the plan with the least error for `samples @ kernel`."""
     exact = samples.rows @ kernel
     plans = (
         _plan(samples, kernel, exact, share=share, cut=cut)
@@ -58,7 +59,7 @@ def plan_product(samples: Samples, kernel: FloatArray) -> ProductPlan:
 
 
 def quantize_rows(rows: FloatArray, plan: ProductPlan) -> NDArray[np.uint8]:
-    """Return activations as the graph makes them."""
+    """Return activations in uint8, as the graph computes them."""
     given = rows if plan.factors is None else rows * (1 / plan.factors)
     values = np.rint(given / np.float32(plan.step)) + plan.zero
     quantized: NDArray[np.uint8] = np.clip(values, 0, _LEVELS).astype(np.uint8)
@@ -100,7 +101,7 @@ def _plan(
 
 
 def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
-    """Return what to divide each channel by; `share` of its size goes to the weights."""
+    """Return the factor of each channel; `share` of its size moves to the weights."""
     size = np.maximum(np.maximum(-samples.low, samples.high), _LEAST)
     factors = size**share / np.maximum(np.abs(kernel).max(axis=1), _LEAST) ** (1 - share)
     balanced: FloatArray = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
@@ -108,12 +109,12 @@ def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
 
 
 def _range(samples: Samples, divisor: FloatArray | np.float32, cut: float) -> tuple[float, int]:
-    """Return step and zero of a range that leaves out `cut` of the values at either end."""
+    """Return the step and the zero point; the range clips `cut` of the values at each end."""
     if cut:
         low, high = np.quantile(samples.rows / divisor, (cut, 1 - cut))
     else:
         low, high = (samples.low / divisor).min(), (samples.high / divisor).max()
-    # Zero must be one of the values: padding and cut-off activations are exactly zero.
+    # Zero must be exact, because padding and clipped activations are zero.
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     step = (high - low) / _LEVELS or 1.0
     return float(np.float32(step)), round(min(max(-low / step, 0), _LEVELS))

@@ -1,7 +1,8 @@
-"""Writes what relative positions add to the scores of attention, as MPNet learns them.
+"""Writes the bias that MPNet adds to attention scores for relative positions.
 
-The bias of a pair of tokens depends on their distance, in buckets: near ones exact, farther ones
-in logarithmic steps (Raffel et al. 2020, arXiv:1910.10683). All layers share it.
+The bias of a pair of tokens depends on the bucket of their distance. Buckets of near tokens have
+one distance, and farther buckets grow logarithmically (Raffel et al. 2020, arXiv:1910.10683). All
+layers share the bias.
 """
 
 import numpy as np
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 from backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
 
-# From here on all distances are one.
+# All distances from here on are in one bucket.
 _FARTHEST = 128
 
 
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
     """Add the distance from the first to the second place of each pair, plus `positions - 1`.
 
-    The output is `[sequence, sequence]`.
+    The output is int64 `[sequence, sequence]`.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))
@@ -32,10 +33,10 @@ def add_distances(graph: GraphBuilder, *, positions: int) -> str:
 
 
 def count_places(graph: GraphBuilder) -> str:
-    """Add the number of every place of a row, padding too: int32 `[batch, sequence]`.
+    """Add the index of every place of a row, also of padding: int32 `[batch, sequence]`.
 
-    Made of the inputs' values, not of their shapes: shapes are computed on the CPU, and a graph
-    with a part on the CPU is no CUDA graph.
+    It is computed from the values of the inputs, not from their shapes. Shapes are computed on the
+    CPU, and a graph that needs the CPU cannot become a CUDA graph.
     """
     zero = graph.constant("columns.zero", np.array(0, dtype=np.int32))
     one = graph.constant("columns.one", np.array(1, dtype=np.int32))
@@ -46,7 +47,7 @@ def count_places(graph: GraphBuilder) -> str:
 
 
 def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
-    """Add what `add_distances` does, int32, from the `places` that `count_places` added."""
+    """Add the distances of `add_distances` in int32; `places` is the output of `count_places`."""
     row = graph.constant("distance.row", np.array(0, dtype=np.int64))
     across = graph.constant("distance.across", np.array([1], dtype=np.int64))
     centre = graph.constant("distance.centre", np.array(positions - 1, dtype=np.int32))
@@ -59,7 +60,8 @@ def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
 def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: bool) -> str:
     """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`.
 
-    It is made `from_values` of the inputs or of their shapes, which suit GPUs and compilers.
+    It is computed from the inputs' values, for GPUs, if `from_values` is true. Otherwise it is
+    computed from their shapes, for compilers.
     """
     distances = np.arange(1 - shape.positions, shape.positions)
     buckets = bucket_distances(distances, buckets=shape.buckets)
@@ -74,11 +76,11 @@ def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: boo
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int) -> NDArray[np.int64]:
-    """Return the bucket of each distance; the upper half are those of tokens that follow."""
+    """Return the bucket of each distance; the upper half of the buckets is for later tokens."""
     half = buckets // 2
     exact = half // 2
     size = np.abs(distances)
-    # In float32, as where the bias was learned: rounding decides at the edge of a bucket.
+    # float32, as in training: rounding decides at the edge of a bucket.
     steps = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
     steps = steps / np.float32(np.log(_FARTHEST / exact)) * np.float32(half - exact)
     far = np.minimum(exact + steps.astype(np.int64), half - 1)

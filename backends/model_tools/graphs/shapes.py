@@ -1,4 +1,4 @@
-"""Describes sizes of BERT encoders, and the names and shapes of the weights each needs."""
+"""Describes the size of a BERT encoder, and the names and shapes of its weights."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,8 +9,8 @@ import msgspec
 # Names of weights that only some families have.
 PROJECTION = "embeddings_project"
 RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
-# Operators that add a bias and activate, by the names of `hidden_act`; the latter approximate by
-# tanh.
+# ONNX Runtime's operators that add a bias and activate, by `hidden_act`. `FastGelu` is the tanh
+# approximation.
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
         "gelu": "BiasGelu",
@@ -22,11 +22,12 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 
 
 class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a BERT encoder. The defaults are those of every published size.
+    """Holds the size of a BERT encoder. The defaults are common to all published sizes.
 
-    Embeddings of another width, `embedding`, are projected to `hidden`. With `buckets` of relative
-    positions each has a bias that is added to the scores of attention. With a `padding` positions
-    count the tokens of a row that are another one; the first row of the table is its own.
+    `embedding` is the width of the embeddings if it differs from `hidden`; they are then projected.
+    `buckets` is the number of buckets of relative positions, each with a bias for the attention
+    scores. With `padding`, the id of the padding token, positions count only other tokens, and
+    position 0 belongs to padding.
     """
 
     layers: int
@@ -44,10 +45,10 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the shape that a Hugging Face `config.json` of a `BertModel` states.
+        """Return the shape that the `config.json` of a `BertModel` describes.
 
         Raises:
-            ValueError: the configuration asks for what the graph does not compute.
+            ValueError: the configuration has an option that the graph does not support.
         """
         known = {"hidden_act": tuple(ACTIVATIONS), "position_embedding_type": ("absolute",)}
         for field, names in known.items():
@@ -76,7 +77,7 @@ PRESETS: Mapping[str, BertShape] = MappingProxyType(
 
 
 def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight, by its name in Hugging Face's `BertModel`."""
+    """Return the shape of every weight by its name in Hugging Face's `BertModel`."""
     hidden, wide = shape.hidden, shape.intermediate
     embedding = shape.embedding or hidden
     shapes: dict[str, tuple[int, ...]] = {

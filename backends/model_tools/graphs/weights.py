@@ -1,4 +1,4 @@
-"""Reads the weights of a BERT encoder from a safetensors file, or makes them from a seed."""
+"""Reads the weights of an encoder from a safetensors file, or generates them from a seed."""
 
 import json
 import math
@@ -20,21 +20,21 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-# Counters and masks, which no graph takes from here.
+# Integer and boolean tensors are counters and masks, which no graph needs.
 _NO_WEIGHTS = ("I", "U", "BOOL")
 
 
 class WeightsError(ValueError):
-    """Reports weights that are unreadable or not of the requested shape."""
+    """Reports weights that cannot be read, or a checkpoint that no graph can be built for."""
 
 
 def read_safetensors(path: Path) -> Weights:
-    """Return the floating-point tensors of a safetensors file, as float32.
+    """Return the floating-point tensors of a safetensors file as float32.
 
-    float32 tensors are views of the memory-mapped file: nothing is copied.
+    float32 tensors are views of the memory-mapped file, without a copy.
 
     Raises:
-        WeightsError: the file is missing, cut short or not in this format.
+        WeightsError: the file is missing, truncated or not in this format.
     """
     try:
         content = np.memmap(path, dtype=np.uint8, mode="r")
@@ -55,23 +55,23 @@ def read_safetensors(path: Path) -> Weights:
 def _check_length(length: int, start: int, header: dict[str, Any]) -> None:
     whole = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if length < whole:
-        raise ValueError(f"it is cut short, with {length} of {whole} bytes; copy it again")
+        raise ValueError(f"the file is cut short: {length} of {whole} bytes; copy it again")
 
 
 def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.float32]:
     begin, end = entry["data_offsets"]
     kind = entry["dtype"]
     if kind not in _DTYPES:
-        raise ValueError(f"weights in {kind} are not read; save them in float32 or bfloat16")
+        raise ValueError(f"weights in {kind} are not supported; save them in float32 or bfloat16")
     tensor = content[begin:end].view(_DTYPES[kind]).reshape(entry["shape"])
     if kind == "BF16":
-        # The upper half of a float32.
+        # bfloat16 is the upper half of a float32.
         return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return tensor.astype(np.float32, copy=False)
 
 
 def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
-    """Return weights of no meaning but of the real size: equal for equal seeds."""
+    """Return random weights of the right shapes; equal seeds give equal weights."""
     random = np.random.default_rng(seed)
     weights: dict[str, NDArray[np.float32]] = {}
     for name, size in weight_shapes(shape).items():
@@ -82,10 +82,10 @@ def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
 
 
 def check_weights(shape: BertShape, weights: Weights) -> None:
-    """Refuse weights that lack a tensor of `shape` or have one of another size.
+    """Refuse weights that lack a tensor of `shape`, or have one of another size.
 
     Raises:
-        WeightsError: names the first tensor that is wrong.
+        WeightsError: names the first wrong tensor.
     """
     for name, size in weight_shapes(shape).items():
         if name not in weights:

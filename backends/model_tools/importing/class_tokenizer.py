@@ -1,9 +1,9 @@
-"""Builds the tokenizer that `transformers` loads from `tokenizer.json` and the files beside it.
+"""Builds the tokenizer that `transformers` would load from a folder.
 
-Its classes of tokenizers take no more of `tokenizer.json` than the vocabulary and the added tokens:
-normalizer, pre-tokenizer and template follow from the class and from `tokenizer_config.json`. What
-each of them does is that of `transformers` 5.23.0, `src/transformers/models/*/tokenization_*.py`
-(Apache-2.0).
+The tokenizer classes of `transformers` read only the vocabulary and the added tokens from
+`tokenizer.json`. The class and `tokenizer_config.json` decide on the normalizer, the pre-tokenizer
+and the template. The rules are those of `transformers` 5.23.0 (Apache-2.0),
+`src/transformers/models/*/tokenization_*.py`.
 """
 
 import base64
@@ -34,7 +34,7 @@ _ROLES = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
 _SPACE = "▁"
-# Fields that the built tokenizer applies; transformers would apply them a second time.
+# The built tokenizer applies these fields, so they are removed from `tokenizer_config.json`.
 _APPLIED = {
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents"),
     *("add_prefix_space", "split_by_punct", "trim_offsets", "unk_id", "added_tokens_decoder"),
@@ -42,22 +42,22 @@ _APPLIED = {
 }
 _TYPES = "token_type_ids"
 _INPUTS = ["input_ids", _TYPES, "attention_mask"]
-# The parts of a tokenizer that decide on its tokens.
+# The sections of `tokenizer.json` that decide which tokens a text has.
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
 _REMEDY = (
-    f'; if that file is right as it is, write `"tokenizer_class": "{GENERIC}"` in `{CONFIG}`, '
-    "as transformers would then take it, too"
+    f'; if `transformers` should use that file unchanged, set `"tokenizer_class": "{GENERIC}"` in '
+    f"`{CONFIG}`"
 )
 _Token = str | AddedToken
-# A token as files have it.
+# A token in the form that files have.
 _Written = str | dict[str, Any]
 
 
 class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the file of a tokenizer as its class makes it, and the `config` that goes with it.
+    """Holds the `tokenizer.json` that a class builds, and the matching `tokenizer_config.json`.
 
-    `changed` names the parts that differ from `tokenizer.json`. `types` says whether token types
-    tell the texts of a pair apart; `None` if no file says it.
+    `changed` names the sections that differ from the folder's `tokenizer.json`. `types` says
+    whether the tokenizer sends token types; it is `None` if no file says so.
     """
 
     text: str
@@ -67,10 +67,12 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
 
     def check_types(self, known: int) -> None:
-        """Check that a model which knows `known` token types has those of this tokenizer.
+        """Check that the model has embeddings for the token types of this tokenizer.
+
+        `known` is the model's number of token types.
 
         Raises:
-            StartProblem: it does not, or the tokenizer gives a single text other types than 0.
+            StartProblem: a token type is too large, or a single text has token types other than 0.
         """
         if not self.types:
             return
@@ -78,14 +80,14 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         largest = max(tokenizer.encode("0", "0").type_ids, default=0)
         if largest >= known:
             raise StartProblem(
-                f"its tokenizer gives pairs the token types 0 to {largest}, but `type_vocab_size` "
+                f"the tokenizer gives pairs the token types 0 to {largest}, but `type_vocab_size` "
                 f"is {known}; remove `{_TYPES}` from `model_input_names` in `{CONFIG}`"
             )
         if any(tokenizer.encode("0").type_ids):
-            raise StartProblem("its tokenizer gives a single text token types other than 0")
+            raise StartProblem("the tokenizer gives a single text token types other than 0")
 
     def load(self) -> Tokenizer:
-        """Return the tokenizer, which neither pads nor cuts."""
+        """Return the tokenizer, without padding and truncation."""
         tokenizer = Tokenizer.from_str(self.text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -93,28 +95,28 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> ClassTokenizer:
-    """Return the tokenizer of a folder whose `config.json` is given.
+    """Return the tokenizer of a folder; `config` is the content of its `config.json`.
 
     Raises:
-        StartProblem: its class, or its kind of model, is not supported.
+        StartProblem: the tokenizer's class, or its kind of vocabulary, is not supported.
     """
     path, fields = folder / file, read_object(folder / CONFIG)
     try:
         text = path.read_text(encoding="utf-8")
         own = Tokenizer.from_str(text)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
-        raise StartProblem(f"`{path}`: it is no tokenizer file: {error}") from None
+        raise StartProblem(f"`{path}`: cannot be read as a tokenizer: {error}") from None
     name, types = find_class(config, fields), sends_types(config, fields)
     if name is None:
         return ClassTokenizer(text=text, config=None, types=types)
     if name not in CLASSES:
         raise StartProblem(
-            f"`{folder / CONFIG}`: what a `{name}` makes of `{file}` is not computed{_REMEDY}"
+            f"`{folder / CONFIG}`: the tokenizer class `{name}` is not supported{_REMEDY}"
         )
     try:
         built = _build(_read_given(folder, json.loads(text), fields, own, name), own, name)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
-        raise StartProblem(f"`{path}`: no `{name}` can be made of it: {error}{_REMEDY}") from None
+        raise StartProblem(f"`{path}`: cannot build a `{name}`: {error}{_REMEDY}") from None
     before, after = json.loads(Tokenizer.from_str(text).to_str()), json.loads(built.to_str())
     changed = tuple(part for part in _PARTS if before[part] != after[part])
     kept = {field: value for field, value in fields.items() if field not in _APPLIED}
@@ -129,9 +131,10 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
 
 
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what the files beside a vocabulary say.
+    """Holds the content of the tokenizer's files.
 
-    `tokens` have a role, such as padding; `added` are the added tokens in the order of their ids.
+    `tokens` maps roles, such as `pad_token`, to tokens. `added` are the added tokens in the order
+    of their ids.
     """
 
     model: dict[str, Any]
@@ -142,29 +145,29 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
     added: list[AddedToken]
 
     def token(self, role: str) -> str:
-        """Return the text of the token that has a role.
+        """Return the text of the token with a role.
 
         Raises:
-            ValueError: none has it.
+            ValueError: no token has the role.
         """
         if f"{role}_token" not in self.tokens:
-            raise ValueError(f"its `{role}_token` is null")
+            raise ValueError(f"`{role}_token` is null")
         return str(self.tokens[f"{role}_token"])
 
     def vocabulary(self, kind: str) -> Any:
-        """Return the vocabulary, as the models of `tokenizers` take it.
+        """Return the vocabulary in the form that the models of `tokenizers` take.
 
         Raises:
-            ValueError: the file holds a model of another kind.
+            ValueError: the file's vocabulary is of another kind.
         """
         found = self.model.get("type") or _guess_kind(self.model)
         if found != kind:
-            raise ValueError(f"it holds a model of {found}, but the class takes {kind}")
+            raise ValueError(f"the vocabulary is {found}, but the class needs {kind}")
         words = self.model["vocab"]
         return words if isinstance(words, dict) else [(piece, score) for piece, score in words]
 
     def charsmap(self) -> bytes | None:
-        """Return the table by which SentencePiece normalizes, if there is one."""
+        """Return SentencePiece's table of normalizations, if there is one."""
         normalizer = self.normalizer or {}
         for each in normalizer.get("normalizers", [normalizer]):
             if each.get("type") == "Precompiled" and each.get("precompiled_charsmap"):
@@ -173,7 +176,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _guess_kind(model: Mapping[str, Any]) -> str:
-    """Return the kind of a model in an old file that does not name it."""
+    """Return the kind of a vocabulary in an old file that does not name it."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if isinstance(model["vocab"], dict) else "Unigram"
@@ -253,7 +256,7 @@ def _build(given: _Given, own: Tokenizer, name: str) -> Tokenizer:
 
 
 def _add_tokens(built: Tokenizer, given: _Given) -> None:
-    """Add the tokens of all files, in the order in which new ones get their ids."""
+    """Add the tokens of all files, in the order in which `transformers` gives ids to new ones."""
     adding: list[_Token] = list(given.added)
     known = {str(token) for token in built.get_added_tokens_decoder().values()}
     known |= {str(token) for token in adding}
@@ -369,12 +372,12 @@ def _add_metaspace(given: _Given, built: Tokenizer, first: list[Any], *, without
 def _id(built: Tokenizer, token: str) -> int:
     number = built.token_to_id(token)
     if number is None:
-        raise ValueError(f"its vocabulary has no `{token}`")
+        raise ValueError(f"the vocabulary has no `{token}`")
     return number
 
 
 def _bert_template(given: _Given, built: Tokenizer, start: str = "", end: str = "") -> Any:
-    """Return the template of BERT; ALBERT's has fixed names for its tokens."""
+    """Return BERT's template; ALBERT passes fixed names for its tokens."""
     cls, sep = given.token("cls"), given.token("sep")
     start, end = start or cls, end or sep
     return processors.TemplateProcessing(
@@ -408,7 +411,7 @@ def _xlm_template(given: _Given, built: Tokenizer) -> Any:
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """Describes a class: its special tokens, and what it makes of a vocabulary."""
+    """Describes a tokenizer class: its special tokens, and how it builds a tokenizer."""
 
     tokens: Mapping[str, _Written]
     build: Callable[[_Given], Tokenizer] | None = None

@@ -22,7 +22,7 @@ from backends.repository.graph_file import read_graph_file
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
-# Files from which the rest is inferred: task, labels, lengths, pooling.
+# Files that a backend reads to infer the task, labels, lengths and pooling.
 _KEPT = (
     "config.json",
     TOKENIZER_CONFIG,
@@ -35,12 +35,12 @@ _GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
-    """Write `model.onnx` and what describes it to `target`; return what the graph was made of.
+    """Write `model.onnx` and its other files to `target`; return what the graph was made from.
 
-    Fields that are `given` win over those of a `model.yaml` in the folder.
+    Fields that are `given` win over the fields of a `model.yaml` in the folder.
 
     Raises:
-        StartProblem: the folder holds no model, or one that no graph can be built of here.
+        StartProblem: the folder has no model, or no graph can be made from it.
     """
     source = open_source(folder, given)
     target.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     tokenizer = source.tokenizer
     _check_types(source, target / _GRAPH)
     if tokenizer.changed:
-        origin += f"; {', '.join(tokenizer.changed)} of the tokenizer as `{tokenizer.name}` has it"
+        origin += f"; {', '.join(tokenizer.changed)} of the tokenizer as in `{tokenizer.name}`"
     finish_graph(target / _GRAPH, source, fields)
     if weights is not None:
         write_forms(
@@ -76,10 +76,10 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
 
 
 def _check_types(source: CheckpointFolder, graph: Path) -> None:
-    """Refuse a tokenizer that sends token types for which the model has no vectors."""
+    """Refuse a tokenizer that sends token types for which the model has no embeddings."""
     known, file = source.config.get("type_vocab_size"), read_graph_file(graph)
     takes = any(value.name == _TYPES for value in file.inputs)
-    # Models that answer vectors, or logits of tokens, never get pairs.
+    # Pairs of texts are sent only to models with logits for each text.
     pairs = any(value.name == _LOGITS and value.rank == _TEXT_RANK for value in file.outputs)
     if takes and pairs and isinstance(known, int) and source.fields.get("token_types", True):
         try:
@@ -89,7 +89,7 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
-    """Return what the graph was made of, and the weights where it was built of them."""
+    """Return what the graph was made from, and the weights if it was built from them."""
     kind = str(source.config.get("model_type"))
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
@@ -97,7 +97,7 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
             model, weights = rebuild(source, source.graph)
         except WeightsError as error:
             copy_graph(source.graph, target)
-            return f"{name}, as it is: {error}", None
+            return f"{name}, unchanged: {error}", None
         (target / _GRAPH).write_bytes(model.SerializeToString())
         return f"{name}, rebuilt as a `{kind}`", weights
     if kind not in FAMILIES:

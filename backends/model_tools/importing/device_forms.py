@@ -1,8 +1,8 @@
-"""Writes the forms of a graph that suit other devices beside it, over the same weights.
+"""Writes forms of a graph for other devices, which share the weights of the graph.
 
-A form's file holds its nodes and what is small; its weights are where they lie in the file of the
-graph itself, by ONNX's way to name external data, in half precision too: a form casts them when it
-is loaded. So a form takes some hundred kilobytes, and all of them no time worth mentioning.
+A form's file has only its nodes and small tensors. Its weights are references into the file of the
+graph, by ONNX's external data. A form in half precision casts the weights when it is loaded. So a
+form takes a few hundred kilobytes, and writing it takes little time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.qualification.forms import Device, form_name
 from backends.types import Pooling
 
-# Which of them is quickest on a device is measured by the backend that runs them. Those of CUDA:
+# Kinds of attention for CUDA. The backend measures which is quickest on its device.
 _KERNELS: tuple[Attention, ...] = ("heads", "ranges", "packed")
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 _LEAST_BYTES = 1024
@@ -31,9 +31,9 @@ def write_forms(
     pooling: Pooling,
     finish: Callable[[ModelProto], object],
 ) -> None:
-    """Write `model.cuda-heads.onnx` and so on beside `graph`, which is made of the same weights.
+    """Write `model.cuda-heads.onnx` and the other forms beside `graph`.
 
-    `finish` adds to a graph what comes after the encoder, as was done with `graph`.
+    `finish` adds the steps after the encoder to a form, as was done with `graph`.
     """
     stored = StoredTensors(graph)
     for device, form in _forms():
@@ -42,7 +42,7 @@ def write_forms(
                 config, weights, pooling=pooling, form=form, stored=stored.by_name
             )
         except WeightsError:
-            continue  # no kernel computes it so
+            continue  # no kernel supports this form
         finish(model)
         stored.write(model, form_name(graph, device, form.attention, form.precision))
 
@@ -57,7 +57,7 @@ def _forms() -> Iterator[tuple[Device, GraphForm]]:
 
 
 class StoredTensors:
-    """Finds weights in the file of a graph, or beside it: by their names, and by their bytes."""
+    """Finds weights in the file of a graph, and in its external data, by name or by content."""
 
     def __init__(self, graph: Path) -> None:
         self.by_name: dict[str, TensorProto] = {}
@@ -72,7 +72,7 @@ class StoredTensors:
                 raw = tensor.raw_data
                 if len(raw) < _LEAST_BYTES:
                     continue
-                # They lie in their order: one search over the file finds all.
+                # Weights lie in the file in order, so one pass finds all.
                 at = content.index(raw, at)
                 tensor.ClearField("raw_data")
                 tensor.data_location = TensorProto.EXTERNAL
@@ -83,13 +83,13 @@ class StoredTensors:
             self._by_length.setdefault(len(raw), []).append((raw, tensor))
 
     def write(self, model: ModelProto, name: str) -> None:
-        """Write a model beside the graph, without the numbers that lie there already."""
+        """Write a model beside the graph; weights that the graph has become references."""
         for tensor in model.graph.initializer:
             self.replace(tensor)
         self._graph.with_name(name).write_bytes(model.SerializeToString())
 
     def replace(self, tensor: TensorProto) -> bool:
-        """Take the numbers out of a tensor that are in the file; return whether they are."""
+        """Replace a tensor's content by a reference if it is stored; return whether it is."""
         if uses_external_data(tensor):
             return True
         raw = tensor.raw_data

@@ -1,4 +1,4 @@
-"""Exports families that no graph is built of here, with optimum where that is installed."""
+"""Exports models with optimum, for families that Sluicegate builds no graph for."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 
 _EXPORTER = "optimum.exporters.onnx"
-# How optimum names what a head is for; without one a model gives its last hidden states.
+# The names of optimum's tasks by the model's head.
 _TASKS: Mapping[str, str] = MappingProxyType(
     {
         "ForSequenceClassification": "text-classification",
@@ -21,28 +21,28 @@ _TASKS: Mapping[str, str] = MappingProxyType(
 
 
 def export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
-    """Write the graph of a folder of weights to `target`, as `optimum-cli export onnx` does.
+    """Write the graph of a folder to `target`, as `optimum-cli export onnx` does.
 
     Raises:
-        StartProblem: optimum is not installed, or cannot export it.
+        StartProblem: optimum is not installed, or cannot export the model.
     """
     kind = config.get("model_type")
     try:
         exporter = importlib.import_module(_EXPORTER)
     except ImportError as error:
         raise StartProblem(
-            f"`{folder}`: `{kind}` models must be exported by optimum (the package `{error.name}` "
-            "is missing): in a separate environment, since it needs transformers 4, run `pip "
-            f"install optimum-onnx` and `optimum-cli export onnx --model {folder} --task "
-            f"{_task(config)} FOLDER`, then import FOLDER; these need no export: "
+            f"`{folder}`: `{kind}` models must be exported by optimum, but the package "
+            f"`{error.name}` is missing; it needs transformers 4, so use a separate environment: "
+            f"`pip install optimum-onnx`, `optimum-cli export onnx --model {folder} --task "
+            f"{_task(config)} FOLDER`, then import FOLDER; these models need no export: "
             f"{', '.join(FAMILIES)}"
         ) from None
     try:
         exporter.main_export(str(folder), output=target, task=_task(config), do_validation=False)
-    except Exception as error:  # noqa: BLE001 - whatever torch and the exporter raise is the reason
+    except Exception as error:  # noqa: BLE001 - torch and the exporter raise many types of errors
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StartProblem(
-            f"`{folder}`: optimum cannot export it: {reason[0]}; export it with "
+            f"`{folder}`: optimum cannot export the model: {reason[0]}; export it with "
             "`torch.onnx.export` and inputs `input_ids` and `attention_mask`, and import the result"
         ) from None
 

@@ -1,4 +1,4 @@
-"""Finishes the graph of an import: names of inputs, modules after the encoder, its numbers."""
+"""Completes the graph of an import: renames inputs, adds modules, and checks its weights."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,17 +22,17 @@ from backends.types import Pooling
 
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", POOLED)
-# Graphs that were built here pool as they were told, and no more than that.
+# The producer of graphs that Sluicegate built. They have a pooling, but no other modules.
 _PRODUCER = "sluicegate"
 _PLAIN: tuple[Pooling, ...] = ("mean", "cls", "max")
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def copy_graph(graph: Path, target: Path) -> None:
-    """Copy a graph as `model.onnx`, and the files that its weights are kept in.
+    """Copy a graph to `target` as `model.onnx`, with the files of its external data.
 
     Raises:
-        StartProblem: it cannot be read, or one of those files is missing or cut short.
+        StartProblem: the graph cannot be read, or one of these files is missing or truncated.
     """
     model = _load(graph)
     copied = set()
@@ -51,12 +51,13 @@ def copy_graph(graph: Path, target: Path) -> None:
 
 
 def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -> None:
-    """Rewrite a graph so that its inputs have the names of an encoder's and it does all there is.
+    """Rewrite a graph file with the input names of an encoder and with all modules.
 
-    Of `fields`, those of the manifest, `outputs` is completed and `inputs` is taken out.
+    `fields` are the manifest's fields: `outputs` is completed, and `inputs` is removed.
 
     Raises:
-        StartProblem: it names what is not there, holds NaN, or cannot be completed.
+        StartProblem: the fields name an input or output that does not exist, a weight is NaN, or
+            the graph cannot be completed.
     """
     model = _load(path)
     if source.graph is not None:
@@ -66,14 +67,15 @@ def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -
 
 
 def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
-    """Do the same with a graph in memory; return whether anything was changed.
+    """Change a graph in memory like `finish_graph`; return whether anything was changed.
 
     Raises:
-        StartProblem: it names what is not there, or cannot be completed.
+        StartProblem: the fields name an input or output that does not exist, or the graph cannot
+            be completed.
     """
     inputs = fields.pop("inputs", None) or {}
     if not isinstance(inputs, dict):
-        raise StartProblem("`inputs` holds no names; write `inputs: {input_ids: NAME}`")
+        raise StartProblem("`inputs` must map names; write `inputs: {input_ids: NAME}`")
     changed = _rename_inputs(model, inputs, source)
     if model.producer_name != _PRODUCER:
         try:
@@ -84,7 +86,7 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
 
 
 def is_half(graph: Path) -> bool:
-    """Tell whether the matrices of a graph are in fp16."""
+    """Return whether the matrices of a graph are in fp16."""
     try:
         tensors = _load(graph).graph.initializer
     except StartProblem:
@@ -98,9 +100,9 @@ def _load(path: Path) -> ModelProto:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (OSError, DecodeError) as error:
-        raise StartProblem(f"`{path}` is no ONNX file, or is cut short: {error}") from None
+        raise StartProblem(f"`{path}` is not an ONNX file, or is cut short: {error}") from None
     if not model.graph.output:
-        raise StartProblem(f"`{path}` is no ONNX file, or is cut short")
+        raise StartProblem(f"`{path}` is not an ONNX file, or is cut short")
     return model
 
 
@@ -113,17 +115,16 @@ def _check_numbers(model: ModelProto, path: Path, graph: Path) -> None:
         if tensor.data_type in _FLOATS:
             values = numpy_helper.to_array(tensor, base_dir=str(path.parent))
             if np.isnan(values).any():
-                raise StartProblem(f"`{graph}`: its weight `{tensor.name}` holds NaN")
+                raise StartProblem(f"`{graph}`: the weight `{tensor.name}` has a NaN")
 
 
 def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: CheckpointFolder) -> bool:
-    """Give the inputs that are named the names that every encoder's have."""
     found = [value.name for value in model.graph.input]
     for ours, theirs in inputs.items():
         if ours not in INPUTS or theirs not in found:
             raise StartProblem(
-                f"`{source.graph or source.folder}`: there is no input `{theirs}` that could be "
-                f"`{ours}`; its inputs are {', '.join(found)}, and those of an encoder "
+                f"`{source.graph or source.folder}`: cannot map the input `{theirs}` to `{ours}`; "
+                f"the graph's inputs are {', '.join(found)}, and an encoder's are "
                 f"{', '.join(INPUTS)}"
             )
     new = {theirs: ours for ours, theirs in inputs.items() if ours != theirs}
@@ -136,7 +137,7 @@ def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: Checkpo
 
 
 def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
-    """Add what sentence transformers compute after the encoder, unless the graph does it."""
+    """Add the modules of a sentence transformer, unless the graph has them."""
     modules = source.modules
     if modules is None:
         return False
@@ -149,8 +150,9 @@ def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
     tokens = next((name for name in (named.get("tokens"), *_TOKENS) if name in outputs), None)
     if tokens is None:
         raise StartProblem(
-            f"`{source.graph or source.folder}`: none of its outputs {', '.join(sorted(outputs))} "
-            "is known as the vectors of tokens; name it: `--output tokens=NAME`"
+            f"`{source.graph or source.folder}`: none of the outputs "
+            f"{', '.join(sorted(outputs))} is known to be the token vectors; name the output "
+            "with `--output tokens=NAME`"
         )
     skipped = _skipped(source, fields)
     is_plain = modules.pooling == (source.pooling(),) and not skipped
@@ -171,7 +173,7 @@ def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
 
 
 def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> None:
-    """Refuse a graph whose vectors are not as wide as those of the last module."""
+    """Refuse a graph whose vectors are not as wide as the last module's output."""
     dense = (
         [m for m in source.modules.after if isinstance(m, DenseModule)] if source.modules else []
     )
@@ -180,16 +182,16 @@ def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> No
     width = sizes[-1].dim_value if sizes else 0
     if dense and width and width != dense[-1].outputs:
         raise StartProblem(
-            f"`{source.graph}`: its output `{pooled}` is {width} wide, and `{dense[-1].folder}` "
-            f"makes {dense[-1].outputs} values; export the whole model"
+            f"`{source.graph}`: the output `{pooled}` is {width} wide, but `{dense[-1].folder}` "
+            f"has {dense[-1].outputs} outputs; export the whole model"
         )
 
 
 def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
-    """Return how many tokens of the prompt, and before it, are not pooled.
+    """Return how many tokens at the start of a row are not pooled: a special token and the prompt.
 
-    Their number is part of the graph, so texts with another prompt cannot be asked of it: documents
-    are then not ranked.
+    The number becomes part of the graph, which then works with one prompt only. So a model with
+    several prompts does not rank documents.
     """
 
     def find(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Says what a folder without `config.json` holds, to refuse its import in plain words."""
+"""Explains why a folder without `config.json` cannot be imported."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,21 +9,20 @@ from backends.repository.sentence_modules import read_modules
 
 ADAPTER = "adapter_config.json"
 _MERGE = (
-    "is an adapter (LoRA or another) and no model; merge it into its model with "
+    "is an adapter (such as LoRA), not a model; merge it into its model with "
     "`merge_and_unload()`, save the result and import that"
 )
 _ONNX = "if it needs only token ids, export it to ONNX and import that"
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "gliner_config.json": "is a GLiNER model, which is not supported; an `algorithm` of your "
-        "own can run it",
+        "gliner_config.json": "is a GLiNER model, which is not supported; run it as a custom "
+        "`algorithm`",
         "config_setfit.json": "is a SetFit model without its encoder; copy all of its files",
-        "model_index.json": "is a diffusers pipeline, which makes images and is not supported",
-        "open_clip_config.json": "is an OpenCLIP model, which reads images and is not supported",
-        "params.json": "has the weights of a language model in its makers' own format, which is "
-        "not supported",
-        "meta.json": "is a spaCy pipeline, which is not supported; an `algorithm` of your own can "
-        "run it",
+        "model_index.json": "is a diffusers pipeline, which generates images; it is not supported",
+        "open_clip_config.json": "is an OpenCLIP model, which reads images; it is not supported",
+        "params.json": "has the weights of a language model in its vendor's format, which is not "
+        "supported",
+        "meta.json": "is a spaCy pipeline, which is not supported; run it as a custom `algorithm`",
         "flair_config.json": f"is a Flair model, which is not supported; {_ONNX}",
         "config_sentence_transformers.json": "is a sentence transformer without `config.json`; "
         "save it again with sentence-transformers, or copy all of its files",
@@ -31,35 +30,35 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 )
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
-        "*.gguf": "holds weights for llama.cpp, which are not supported; import the model's "
+        "*.gguf": "has weights for llama.cpp, which are not supported; import the model's "
         "safetensors or ONNX",
         "*.ftz": "is a fastText model, which is not supported",
-        "*.onnx": "holds a graph without a `config.json`; copy the `config.json` of the model that "
+        "*.onnx": "has a graph without a `config.json`; copy the `config.json` of the model that "
         "was exported",
     }
 )
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse a folder that holds an adapter, with or without its model.
+    """Refuse a folder with an adapter.
 
     Raises:
-        StartProblem: it does.
+        StartProblem: the folder has an adapter, with or without its model.
     """
     if (folder / ADAPTER).is_file():
         raise StartProblem(f"`{folder / ADAPTER}`: the folder {_MERGE}")
 
 
 def not_a_model(folder: Path) -> StartProblem:
-    """Return the error of a folder that has no `config.json`.
+    """Return the error for a folder that has no `config.json`.
 
     Raises:
-        ModelProblem: it has modules of sentence transformers that are not computed.
+        ModelProblem: the folder has a sentence transformer's module that is not supported.
     """
     read_modules(lambda name: folder / name)
     for name, what in _KINDS.items():
         if (folder / name).is_file():
-            return StartProblem(f"`{folder}` {what} (it has `{name}` and no `config.json`)")
+            return StartProblem(f"`{folder}` {what} (it has `{name}` but no `config.json`)")
     for pattern, what in _PATTERNS.items():
         if found := sorted(folder.glob(pattern)):
             return StartProblem(f"`{folder}` {what} (it has `{found[0].name}`)")

@@ -1,4 +1,4 @@
-"""Fetches a model's files from the Hugging Face hub, where it can be reached."""
+"""Fetches a model's files from the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from backends.model_tools.importing.leftovers import files_of
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# What an import reads; weights of other frameworks and of other precisions stay there.
+# The files that an import reads. Weights for other frameworks are not fetched.
 _FILES = (
     "config.json",
     "tokenizer.json",
@@ -29,27 +29,27 @@ _FILES = (
 
 
 class FoundFolder(NamedTuple):
-    """Holds a folder, and the names of all of the model's files; the folder may lack some."""
+    """Holds a local folder, and the names of all of the model's files, fetched or not."""
 
     path: Path
     files: list[str]
 
 
 def find_folder(source: str, *, revision: str | None) -> FoundFolder:
-    """Return the folder `source`, or that of a hub name (`owner/name`) fetched to the hub's cache.
+    """Return the folder `source`, or the cached folder of a model on the hub (`owner/name`).
 
     Raises:
-        StartProblem: it is neither, or the hub does not give it.
+        StartProblem: there is no such folder or model, or the hub cannot be reached.
     """
     folder = Path(source)
     if folder.is_dir():
         if revision is not None:
-            raise StartProblem(f"`--revision` is of the hub; `{source}` is a folder")
+            raise StartProblem(f"`--revision` is only for the hub, but `{source}` is a folder")
         return FoundFolder(folder, files_of(folder))
     if folder.is_file():
-        raise StartProblem(f"`{source}` is a file; name the folder that it lies in")
+        raise StartProblem(f"`{source}` is a file; name its folder")
     if not _NAME.fullmatch(source):
-        raise StartProblem(f"there is no folder `{source}`; a name on the hub is `owner/name`")
+        raise StartProblem(f"there is no folder `{source}`; a model on the hub is `owner/name`")
     return _fetch(source, revision)
 
 
@@ -67,9 +67,9 @@ def _fetch(name: str, revision: str | None) -> FoundFolder:
         path = Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
         siblings = model_info(name, revision=revision).siblings or []
         return FoundFolder(path, sorted(each.rfilename for each in siblings))
-    except Exception as error:  # noqa: BLE001 - the hub's client and its HTTP client have their own
+    except Exception as error:  # noqa: BLE001 - the hub's and the HTTP client raise many types
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StartProblem(
-            f"there is no folder `{name}`, and the hub does not give it: {reason[0]}; without the "
-            "hub, copy the model's folder here and import that"
+            f"there is no folder `{name}`, and the hub failed: {reason[0]}; to import without the "
+            "hub, copy the model's folder to this machine"
         ) from None

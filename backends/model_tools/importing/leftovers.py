@@ -1,7 +1,7 @@
-"""Finds the files that an import would leave out, and refuses those that would change answers.
+"""Finds the files that an import would leave out, and refuses files that would change results.
 
-Training state and second copies of the weights change none: they are reported and left out. Other
-files that hold weights or modules are refused by name, unless the operator says to ignore them.
+Training state and second copies of the weights are reported and left out. Other files with weights
+or modules are an error, unless the operator ignores them by name.
 """
 
 import difflib
@@ -14,15 +14,14 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper
 
 from backends.errors import StartProblem
-from backends.model_tools.importing.source import CheckpointFolder, read_json
+from backends.model_tools.importing.source import SHARDS, WEIGHTS, CheckpointFolder, read_json
 from backends.repository.sentence_modules import module_folders
 
-WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
     *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
 }
-# The number of a module and its class, as sentence transformers name folders.
+# A module's folder as sentence transformers names it: a number and the class.
 _MODULE = re.compile(r"\d{1,2}_[A-Z]\w*/")
 _TRAINING = re.compile(
     r"(.*/)?(optimizer.*\.(pt|bin)|scheduler.*\.(pt|bin)|scaler.*\.pt|training_args\.bin"
@@ -44,14 +43,14 @@ _KNOWN = {
     "model_head.pkl": "the head of SetFit",
     "model_head.joblib": "the head of SetFit",
 }
-_STATE, _COPY = "state of its training", "a second copy of its weights"
+_STATE, _COPY = "training state", "a second copy of the weights"
 _WORDS = ("ForMaskedLM", "ForPreTraining")
 _TOLD = ("tasks", "outputs", "pooling")
 _MOST_NAMED = 3
 
 
 def files_of(folder: Path) -> list[str]:
-    """Return the names of the files in a folder and below it, but for hidden ones."""
+    """Return the names of all files below a folder, except hidden files."""
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(
         name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)
@@ -61,17 +60,17 @@ def files_of(folder: Path) -> list[str]:
 def check_leftovers(
     source: CheckpointFolder, names: Iterable[str], ignored: Collection[str]
 ) -> list[str]:
-    """Return a line for each file, or folder of files, that is left out.
+    """Return one line for each file or folder that is left out.
 
     `names` are the names of all files, and `ignored` those that the operator leaves out.
 
     Raises:
-        StartProblem: a file holds weights or a module that no answer would use, or no file has a
-            name that is `ignored`.
+        StartProblem: a file has weights or a module that the import cannot use, or an `ignored`
+            name does not exist.
     """
     found = list(names)
     if source.graph is None and not {WEIGHTS, SHARDS}.intersection(found):
-        return []  # reading the weights says what is wrong
+        return []  # reading the weights raises a better error
     unread = dict(_unread(source, found))
     words = _words_alone(source)
     left = [given.rstrip("/") for given in ignored]
@@ -81,9 +80,9 @@ def check_leftovers(
         raise StartProblem(_refusal(source.folder, wrong))
     if words is not None and words not in left:
         raise StartProblem(
-            f"`{source.folder / 'config.json'}` names `{words}`, whose head predicts words, which "
-            "is not supported; import a model that was trained for a task, or drop the head with "
-            f"`--ignore {words}`: the mean of the tokens is then the vector of a text"
+            f"`{source.folder / 'config.json'}` names `{words}`, a head that predicts words and is "
+            "not supported; import a model that was trained for a task, or drop the head with "
+            f"`--ignore {words}`, so that the mean of the tokens becomes the text's vector"
         )
     return [
         *(f"{name}: named by `--ignore`" for name in left),
@@ -92,7 +91,6 @@ def check_leftovers(
 
 
 def _check_known(folder: Path, left: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a name of `--ignore` that no file has."""
     for name in left:
         if not any(_is_left(each, [name]) for each in known):
             close = difflib.get_close_matches(name, known, n=1)
@@ -101,7 +99,7 @@ def _check_known(folder: Path, left: Iterable[str], known: Collection[str]) -> N
 
 
 def _is_left(name: str, left: Iterable[str]) -> bool:
-    """Tell whether a file, or a folder around it, is one of those that are `left`."""
+    """Return whether a file, or a folder that contains it, is in `left`."""
     return any(name == each or name.startswith(f"{each}/") for each in left)
 
 
@@ -110,7 +108,7 @@ def _refusal(folder: Path, names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     options = " ".join(f"--ignore {name}" for name in names)
     return (
-        f"`{folder}` has {', '.join(named)}{more}: weights or modules that would not be used; "
+        f"`{folder}` has {', '.join(named)}{more}: weights or modules that the import cannot use; "
         f"export the whole model to ONNX and import that, or leave them out with `{options}`"
     )
 
@@ -121,9 +119,9 @@ def _meaning(name: str) -> str:
 
 
 def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the files with weights and the folders of modules that an import does not read.
+    """Yield files with weights and folders of modules that an import does not read.
 
-    With each comes the reason why it may be left out without `--ignore`, or an empty string.
+    Each comes with the reason why it may be left out, or with an empty string if it may not.
     """
     listed = module_folders(lambda name: source.folder / name)
     used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
@@ -151,7 +149,7 @@ def _is_training(folder: str) -> bool:
 
 
 def _is_copy(name: PurePosixPath, listed: Collection[str]) -> bool:
-    """Tell by its name whether a file has the weights beside it in another form."""
+    """Return whether a file, by its name, has a second copy of the weights."""
     is_beside = name.parent.as_posix() in {".", *listed}
     return is_beside and _COPIES.fullmatch(name.name) is not None
 
@@ -166,14 +164,14 @@ def _used_weights(source: CheckpointFolder) -> set[str]:
 
 
 def _graph_files(source: CheckpointFolder) -> set[str]:
-    """Return the file of the graph, and those in which it keeps weights."""
+    """Return the file of the graph, and the files of its external data."""
     if source.graph is None:
         return set()
     folder = source.graph.relative_to(source.folder).parent
     try:
         model = onnx.load(str(source.graph), load_external_data=False)
     except (OSError, DecodeError):
-        return {(folder / source.graph.name).as_posix()}  # it is refused when it is read
+        return {(folder / source.graph.name).as_posix()}  # reading the graph raises the error
     places = [
         external_data_helper.ExternalDataInfo(tensor).location
         for tensor in model.graph.initializer
@@ -183,7 +181,10 @@ def _graph_files(source: CheckpointFolder) -> set[str]:
 
 
 def _words_alone(source: CheckpointFolder) -> str | None:
-    """Return the class of a folder whose only head predicts words, if it says no other use."""
+    """Return the class of a checkpoint whose only head predicts words; `None` for others.
+
+    Modules, or fields such as `tasks`, show that the checkpoint has another use.
+    """
     names = source.config.get("architectures") or [""]
     is_told = source.modules is not None or any(name in source.fields for name in _TOLD)
     if source.graph is not None or is_told or not str(names[0]).endswith(_WORDS):

@@ -1,8 +1,8 @@
-"""Adds nodes to a graph of another exporter that compute its other inputs from ids and mask.
+"""Adds nodes to an exported graph that compute inputs which a backend does not send.
 
-A backend gives every graph ids, a mask and types, and fills rows up with the id 0. A graph with an
-input `position_ids` gets nodes that compute it. A graph whose padding has another id gets nodes
-that put it in: what such a graph derives from the ids, a mask or positions, is then right.
+A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
+`position_ids`, nodes compute it from the ids and the mask. If the model's padding token has another
+id, nodes replace the id of padding, because the graph may derive a mask or positions from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ _PREFIX = "sluicegate_"
 
 
 def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
-    """Add the nodes that a graph needs; return whether it needs any.
+    """Add the nodes that a graph needs; return whether any were added.
 
-    `config` is that of the checkpoint, complete: its family and the id of its padding.
+    `config` is the checkpoint's complete configuration.
 
     Raises:
-        ValueError: positions are counted, and `config` names no token to count from.
+        ValueError: the model counts positions from its padding token, and has no such token.
     """
     inputs = {value.name: value for value in model.graph.input}
     padding = padding_id(config)
@@ -54,7 +54,7 @@ def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
 
 
 def _padded(model: ModelProto, ids: str, padding: int, kind: int) -> Iterator[NodeProto]:
-    """Yield nodes that put the id of the padding where the mask is 0."""
+    """Yield nodes that put the padding token's id where the mask is 0."""
     real, pad = f"{_PREFIX}real", f"{_PREFIX}pad_id"
     _constant(model, pad, padding, kind)
     yield helper.make_node("Cast", [_MASK], [real], to=TensorProto.BOOL)
@@ -64,7 +64,7 @@ def _padded(model: ModelProto, ids: str, padding: int, kind: int) -> Iterator[No
 def _positions(
     model: ModelProto, ids: str, padding: int | None, kind: int, wanted: int
 ) -> Iterator[NodeProto]:
-    """Yield nodes that count positions: all from 0, or non-padding ones from the padding's id."""
+    """Yield nodes that count positions from 0, or real tokens from the padding token's id."""
     names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
     one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
     _constant(model, axis, 1, TensorProto.INT64)
@@ -89,7 +89,7 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 
 
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
-    """Have nodes read other values, also nodes of subgraphs, which may read outer values."""
+    """Rename values that nodes read, also in subgraphs, which may read outer values."""
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:
         for node in waiting.pop():

@@ -1,8 +1,8 @@
-"""Writes forms for CUDA of a graph that was not built here, by ONNX Runtime's own optimizer.
+"""Writes forms for CUDA of a graph that Sluicegate did not build, by ONNX Runtime's optimizer.
 
-The optimizer knows how exporters write attention, and puts one node in its place. What it does not
-know stays as it is. The forms lie beside the graph, over the same weights, as those of
-`backends.model_tools.importing.device_forms` do, and a backend compares their answers.
+The optimizer recognizes the attention that exporters write, and replaces it by one node. The forms
+share the weights of the graph, like those of `backends.model_tools.importing.device_forms`. A
+backend compares their outputs before it uses one.
 """
 
 import logging
@@ -21,14 +21,14 @@ from backends.model_tools.importing.device_forms import StoredTensors
 from backends.model_tools.importing.finishing import is_half
 from backends.qualification.forms import form_name
 
-# Quantized graphs are written for the device they were quantized for.
+# Quantized graphs are optimized for one device already.
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what the optimizer logs: it speaks of arguments of its own."""
+    """Drop the optimizer's log messages, which are about its own arguments."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -41,8 +41,8 @@ def _quiet() -> Iterator[None]:
 def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
 
-    Without attention that can be fused there is the graph as it is in fp16 alone, and of a graph
-    that is in fp16 there are forms in fp16 alone.
+    If no attention can be fused, only an fp16 form is written. For a graph in fp16, only fp16 forms
+    are written.
     """
     model = onnx.load(str(graph))
     operators = [node.op_type for node in model.graph.node]
@@ -64,11 +64,11 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
 
 
 def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
-    """Return `model`, changed to have fused attention; `None` where none of it is known.
+    """Return `model` with fused attention; `None` if no attention can be fused.
 
-    What is left of `model` is then of no use.
+    `model` is changed, and must not be used afterwards.
     """
-    # It puts its folder on the path of imports, and takes two seconds to load.
+    # Imported late, because the package changes `sys.path` and takes two seconds to load.
     from onnxruntime.transformers.fusion_options import (  # type: ignore[import-untyped] # noqa: PLC0415
         FusionOptions,
     )
@@ -77,9 +77,9 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
     )
 
     options = FusionOptions("bert")
-    # Query, key and value stay three products, so that their weights are those of the graph.
+    # Query, key and value stay separate products, so that their weights can be shared.
     options.use_multi_head_attention = True
-    # Its own inference needs `sympy`, which an installation lacks. Without types it keeps casts.
+    # The optimizer's shape inference needs `sympy`. It needs types, so they are inferred below.
     options.enable_shape_inference = False
     try:
         types = [*infer_types(model)]
@@ -91,7 +91,7 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
             hidden_size=_number(config, "hidden_size", "dim"),
             optimization_options=options,
         ).model
-    except Exception:  # noqa: BLE001 - a graph that it stumbles over is served as it is
+    except Exception:  # noqa: BLE001 - if the optimizer fails, the graph is served without forms
         return None
     if not _has(fused, "MultiHeadAttention"):
         return None
@@ -102,7 +102,7 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
 
 
 def _pack(model: ModelProto) -> ModelProto | None:
-    """Return the fused graph without padding; `None` where it cannot be left out."""
+    """Return the fused graph for rows without padding; `None` if it cannot be converted."""
     from onnxruntime.transformers.convert_to_packing_mode import (  # type: ignore[import-untyped] # noqa: PLC0415
         PackingMode,
     )
@@ -114,7 +114,7 @@ def _pack(model: ModelProto) -> ModelProto | None:
     try:
         PackingMode(packed).convert(use_symbolic_shape_infer=False)
         packed.topological_sort()
-    except Exception:  # noqa: BLE001 - a graph that it stumbles over has no such form
+    except Exception:  # noqa: BLE001 - if the converter fails, there is no such form
         return None
     found: ModelProto = packed.model
     return found if _has(found, "PackedMultiHeadAttention") else None
@@ -125,15 +125,15 @@ def _has(model: ModelProto, operator: str) -> bool:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of the fields that holds a number; 0 lets the optimizer look for it."""
+    """Return the first field that is a number; with 0 the optimizer detects the value."""
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
 def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
-    """Return the graph in fp16, its stored weights cast from fp32 when it is loaded."""
+    """Return the graph in fp16; stored weights are cast from fp32 when it is loaded."""
     try:
         half = halve(model)
-    except Exception:  # noqa: BLE001 - a graph that the converter stumbles over has no such form
+    except Exception:  # noqa: BLE001 - if the converter fails, there is no such form
         return None
     exact = {tensor.name: tensor for tensor in model.graph.initializer}
     casts: list[NodeProto] = []
@@ -155,5 +155,5 @@ def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
 
 
 def _fits(tensor: TensorProto) -> bool:
-    """Tell whether fp16 holds the numbers; the converter makes its extreme of larger ones."""
+    """Return whether all values fit into fp16; the converter clips larger values."""
     return bool(np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= _LARGEST_HALF)

@@ -1,4 +1,4 @@
-"""Rebuilds an exported graph in the form of our own, and compares the answers of both."""
+"""Rebuilds an exported graph with Sluicegate's own nodes, and compares the outputs of both."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from backends.model_tools.importing.source import CheckpointFolder
 from backends.repository.config_defaults import padding_id
 from backends.types import OutputKind
 
-# The outputs of exporters, and those of a rebuilt graph that stand for them.
+# The outputs of exported graphs, and the matching outputs of a rebuilt graph.
 _OUTPUTS = {
     "logits": "logits",
     "last_hidden_state": "tokens",
@@ -30,44 +30,45 @@ _OUTPUTS = {
     "sentence_embedding": "pooled",
     "pooled": "pooled",
 }
-# Fields of a manifest that name what a rebuilt graph calls otherwise.
+# Manifest fields with names that a rebuilt graph would not have.
 _NAMED = {"inputs", "output", "outputs"}
 _LENGTHS = (3, 48, 1, 17, 9)
 _TOLERANCE = 1e-4
-# Ids and positions that a model has which does not say how many.
+# The number of ids and positions if the configuration does not name them.
 _WORDS = 100
 _CPU = DeviceOptions(provider="cpu")
 
 
 def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]:
-    """Return the graph of a known family, rebuilt of its weights, once it answers as before.
+    """Rebuild the graph of a known family from its weights, and check that its outputs are equal.
 
-    The weights come with it, by their names in the checkpoint.
+    Returns:
+        The rebuilt graph, and the weights by their names in the checkpoint.
 
     Raises:
-        WeightsError: it is of no known family, lacks a weight, or answers otherwise.
+        WeightsError: the family is unknown, a weight is missing, or the outputs differ.
     """
     kind = str(source.config.get("model_type"))
     if _NAMED & set(source.fields):
-        raise WeightsError("its inputs or outputs have names of their own")
+        raise WeightsError("`model.yaml` or an option names its inputs or outputs")
     if kind not in FAMILIES:
-        raise WeightsError(f"`{kind}` is no family that graphs are built of")
+        raise WeightsError(f"no graph can be built for the family `{kind}`")
     try:
         weights = read_exported(onnx.load(str(graph)))
         rebuilt = build_checkpoint(source.config, weights, pooling=source.pooling())
     except WeightsError:
         raise
-    except Exception as error:  # noqa: BLE001 - a file that is odd may still be served as it is
+    except Exception as error:  # noqa: BLE001 - the graph is then served unchanged
         raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
     _compare(graph, rebuilt, source)
     return rebuilt, weights
 
 
 def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None:
-    """Run both over the same rows.
+    """Run both graphs over the same rows.
 
     Raises:
-        WeightsError: an answer is apart by more than rounding explains, or cannot be compared.
+        WeightsError: outputs differ by more than rounding explains, or cannot be compared.
     """
     config = source.config
     batch = make_batch(config, special_ids(source))
@@ -80,7 +81,7 @@ def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None
             raise WeightsError(str(error)) from None
     shared = [name for name in expected if _OUTPUTS.get(name) in found]
     if not shared or any(name in _OUTPUTS and name not in shared for name in expected):
-        raise WeightsError(f"its outputs are {', '.join(expected)}")
+        raise WeightsError(f"the outputs are {', '.join(expected)}")
     for name in shared:
         right, other = expected[name], found[_OUTPUTS[name]]
         if right.shape != other.shape:
@@ -92,14 +93,14 @@ def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None
 
 
 def special_ids(source: CheckpointFolder) -> list[int]:
-    """Return the ids that a family may treat apart: those of special tokens, the padding's too."""
+    """Return the ids of special tokens, which a family may treat differently."""
     added = source.tokenizer.load().get_added_tokens_decoder()
     named = (value for name, value in source.config.items() if name.endswith("_token_id"))
     return sorted({*added, *(value for value in named if isinstance(value, int))})
 
 
 def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch:
-    """Return random rows of different lengths and types; each special id is in one of them."""
+    """Return random rows of different lengths and types; each special id is in one row."""
     random = np.random.default_rng(0)
     words = int(config.get("vocab_size") or _WORDS)
     longest = int(config.get("max_position_embeddings") or _WORDS) // 2
@@ -107,7 +108,7 @@ def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch
         random.integers(words, size=min(length, longest), dtype=np.int32) for length in _LENGTHS
     ]
     known = np.array([number for number in special if 0 <= number < words], dtype=np.int32)
-    # Each stands between other tokens, since the following ones may depend on it.
+    # Each special id is between other tokens, which may depend on it.
     mixed = np.stack([known, random.integers(words, size=len(known), dtype=np.int32)], axis=1)
     flat = mixed.reshape(-1)
     step = max(1, longest // 2 * 2)
@@ -120,19 +121,19 @@ def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch
 def _run(
     path: Path, batch: PaddedBatch, config: Mapping[str, Any]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return what a graph makes of a batch, by the names of its outputs.
+    """Return the outputs of a graph for a batch, by name.
 
     Raises:
-        ModelProblem: it cannot be run.
+        ModelProblem: the graph cannot be run.
     """
     session = open_session(path, _CPU)
     given = batch.by_input()
-    # Some families count positions by what is not the padding's id.
+    # Some families count positions from the padding token's id.
     given["input_ids"] = np.where(batch.mask, batch.ids, padding_id(config))
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
     names = [node.name for node in session.get_outputs()]
     try:
         feeds = {n.name: given[n.name].astype(types[n.type]) for n in session.get_inputs()}
         return dict(zip(names, session.run(names, feeds), strict=True))
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
-        raise ModelProblem(f"it cannot be run: {type(error).__name__}") from error
+    except Exception as error:  # ONNX Runtime's errors have no other common base class
+        raise ModelProblem(f"the graph cannot be run: {type(error).__name__}") from error

@@ -1,8 +1,8 @@
-"""Puts what sentence transformers compute after an encoder into its graph, as an output `pooled`.
+"""Adds the modules of a sentence transformer to its encoder's graph, with an output `pooled`.
 
-Operators are written as far back as opset 11, so that graphs of older exporters are completed too.
-The formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm`
-and `Normalize`. Rows are padded on the right.
+All operators exist in opset 11, so that graphs of older exporters can be completed. The formulas
+are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and
+`Normalize`. Rows are padded on the right.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from backends.repository.sentence_modules import (
 )
 
 POOLED = "pooled"
-# What an output of that name is called once there is another.
+# The new name of an existing output `pooled`.
 _BEFORE = "sentence.pooled"
 _MASK = "attention_mask"
 # The first opset in which an operator takes its axes as an input.
@@ -53,19 +53,19 @@ def complete_graph(
     is_pooled: bool,
     skipped: int = 0,
 ) -> None:
-    """Add an output `pooled` of the output `tokens`, through all modules.
+    """Add an output `pooled`, computed from the output `tokens` through all modules.
 
-    Where the graph `is_pooled` already, its output of that name is what later modules take. Of each
-    row the first `skipped` tokens are left out of pooling.
+    If `is_pooled`, the modules after pooling read the graph's own output `pooled`. The first
+    `skipped` tokens of each row are not pooled.
 
     Raises:
-        ModelProblem: the weights of a module do not fit, or its activation is not computed.
+        ModelProblem: a module's weights do not fit, or its activation is not supported.
     """
     opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
     if opset < _OLDEST_OPSET or _MASK not in {value.name for value in model.graph.input}:
         raise ModelProblem(
-            f"nothing can be added to a graph of opset {opset}, or without `{_MASK}`; export it "
-            "again with a recent version of optimum"
+            f"the graph has opset {opset} or lacks the input `{_MASK}`, so no module can be added; "
+            "export it again with a recent version of optimum"
         )
     writer = _SentenceWriter(opset)
     _rename_value(model, POOLED, _BEFORE)
@@ -88,10 +88,10 @@ def complete_graph(
 
 
 def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
-    """Add what was written to a model, its output before all others of the same width."""
+    """Add the new nodes to a model; their output comes first, before others of the same width."""
     model.graph.node.extend(graph.nodes)
     model.graph.initializer.extend(graph.initializers)
-    # What serves a graph expects one width of all its outputs.
+    # All outputs of a served graph must have the same width.
     kept = [
         value
         for value in model.graph.output
@@ -105,14 +105,13 @@ def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
 
 
 def _prune(model: ModelProto) -> None:
-    """Take out the nodes that no output needs any more."""
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
         if needed & set(node.output):
             kept.append(node)
             needed.update(node.input)
-            # Branches of a node read values from around it.
+            # A branch of a node may read values from outside.
             graphs = [a.g for a in node.attribute if a.HasField("g")]
             needed.update(name for graph in graphs for inner in graph.node for name in inner.input)
     del model.graph.node[:]
@@ -138,15 +137,12 @@ def _rename_value(model: ModelProto, old: str, new: str) -> None:
 
 
 class _SentenceWriter:
-    """Writes the nodes after an encoder, in their order."""
-
     def __init__(self, opset: int) -> None:
         self.graph = GraphBuilder({}, "fp32")
         self._opset = opset
         self._values = 0
 
     def add(self, operator: str, *inputs: str, **attributes: int) -> str:
-        """Add an operator and return the name of its output."""
         self._values += 1
         return self.graph.plain(
             operator, list(inputs), f"sentence.value.{self._values}", **attributes
@@ -160,7 +156,7 @@ class _SentenceWriter:
         return self.graph.constant(f"sentence.constant.{self._values}", value)
 
     def over(self, operator: str, state: str, axis: int, **attributes: int) -> str:
-        """Add an operator over one axis."""
+        """Add an operator that works along one axis."""
         if self._opset >= _AXES_AS_INPUT[operator]:
             return self.add(operator, state, self.array(np.array([axis])), **attributes)
         name = self.add(operator, state, **attributes)
@@ -168,15 +164,15 @@ class _SentenceWriter:
         return name
 
     def pool(self, tokens: str, modes: tuple[PoolingMode, ...], skipped: int) -> str:
-        """Return one vector a row, of the tokens after those that are skipped."""
+        """Add the pooling of each row's tokens, without the first `skipped` ones."""
         mask = self.add("Cast", _MASK, to=TensorProto.FLOAT)
-        # From 1 on, for tokens; padding has the place of the last one.
+        # Tokens are counted from 1. Padding repeats the last token's number.
         places = self.add("CumSum", mask, self.array(np.array(1)))
         if skipped:
             later = self.add("Greater", places, self.number(skipped))
             mask = self.add("Mul", mask, self.add("Cast", later, to=TensorProto.FLOAT))
         is_real = self.over("Unsqueeze", self.add("Cast", mask, to=TensorProto.BOOL), -1)
-        # What the graph leaves at padding may be no number.
+        # A graph's output at padding may be NaN.
         real = self.add("Where", is_real, tokens, self.number(0.0))
         count = self.over("ReduceSum", mask, 1, keepdims=1)
         vectors = []
@@ -202,20 +198,19 @@ class _SentenceWriter:
         return vectors[0] if len(vectors) == 1 else self.add("Concat", *vectors, axis=-1)
 
     def dense(self, state: str, module: DenseModule, weights: Weights, width: int | None) -> str:
-        """Return a product with a matrix, and its activation."""
         matrix, bias = weights.get("linear.weight"), weights.get("linear.bias")
         shape = (module.outputs, module.inputs)
         fits = width in (None, module.inputs) and (bias is not None) is module.bias
         if not fits or matrix is None or matrix.shape != shape or set(weights) - _LINEAR:
             raise ModelProblem(
-                f"`{module.folder}`: its weights are not those of a `Dense` from {width or 'some'} "
-                f"values to {module.outputs}"
+                f"`{module.folder}`: the weights do not fit a `Dense` with {width or 'any'} inputs "
+                f"and {module.outputs} outputs"
             )
         path, _, name = module.activation.rpartition(".")
         if not path.startswith("torch.") or name not in _ACTIVATIONS:
             raise ModelProblem(
                 f"`{module.folder}/config.json`: the activation `{module.activation}` is not "
-                f"computed; there are those of torch named {', '.join(_ACTIVATIONS)}"
+                f"supported; use one of torch's {', '.join(_ACTIVATIONS)}"
             )
         product = self.add("MatMul", state, self.array(np.ascontiguousarray(matrix.T)))
         if bias is not None:
@@ -223,11 +218,10 @@ class _SentenceWriter:
         return _ACTIVATIONS[name](self, product)
 
     def layer_norm(self, state: str, module: LayerNormModule, weights: Weights) -> str:
-        """Return a layer normalisation."""
         parts = [weights.get("norm.weight"), weights.get("norm.bias")]
         if any(part is None or part.shape != (module.width,) for part in parts):
             raise ModelProblem(
-                f"`{module.folder}`: its weights are not those of a `LayerNorm` of {module.width}"
+                f"`{module.folder}`: the weights do not fit a `LayerNorm` of {module.width} values"
             )
         scale, shift = (self.array(np.asarray(part)) for part in parts)
         centred = self.add("Sub", state, self.over("ReduceMean", state, -1, keepdims=1))
@@ -237,19 +231,18 @@ class _SentenceWriter:
         return self.add("Add", self.add("Mul", self.add("Div", centred, spread), scale), shift)
 
     def normalize(self, state: str) -> str:
-        """Return vectors of length one; a zero vector stays zero."""
+        """Add vectors scaled to length one; a zero vector stays zero."""
         squares = self.over("ReduceSum", self.add("Mul", state, state), -1, keepdims=1)
         length = self.add("Max", self.add("Sqrt", squares), self.number(1e-12))
         return self.add("Div", state, length)
 
     def gelu(self, state: str) -> str:
-        """Return the exact form of GELU."""
         error = self.add("Erf", self.add("Mul", state, self.number(2.0**-0.5)))
         half = self.add("Mul", state, self.number(0.5))
         return self.add("Mul", half, self.add("Add", error, self.number(1.0)))
 
     def _chosen(self, places: str, mask: str) -> str:
-        """Return one for a token at one of the places, and zero for all others."""
+        """Add a mask of the real tokens at the given places."""
         return self.add("Mul", mask, self.add("Cast", places, to=TensorProto.FLOAT))
 
     def _weighted_sum(self, tokens: str, weights: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face folder for an import, and refuses what an import would leave out."""
+"""Reads a Hugging Face folder for an import, and refuses content that an import cannot use."""
 
 import json
 import re
@@ -20,24 +20,24 @@ from backends.repository.sentence_modules import FILE as MODULES, SentenceModule
 from backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
-_WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 _MANIFEST = "model.yaml"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _POINTER = b"version https://git-lfs"
 _HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
 _BARE = ("Model", "ForMaskedLM", "ForPreTraining")
-# What `config.json` may ask for and no graph that is built of weights has.
+# Settings of `config.json` that Sluicegate's own graphs do not support.
 _NOT_BUILT = {
-    "auto_map": "names code of its own, which is not run",
-    "quantization_config": "says that the weights are quantized, which are not read",
-    "pruned_heads": "leaves out heads, which is not computed",
+    "auto_map": "names custom code, which is not run",
+    "quantization_config": "says that the weights are quantized, which is not supported",
+    "pruned_heads": "removes attention heads, which is not supported",
 }
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
 _LAYERS = ("num_hidden_layers", "n_layers")
 _ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
 _BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"}
-# The parts of the families that graphs are built of; below, those of their training alone.
+# The modules of the supported families; from `cls` on, modules that are used in training only.
 _PARTS = {
     *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
     *("pooler", "head", "pre_classifier", "classifier", "sequence_summary", "qa_outputs"),
@@ -50,11 +50,11 @@ _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\."
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a folder of `save_pretrained`; `graph` is its ONNX file, if any.
+    """Describes a folder that `save_pretrained` wrote; `graph` is its ONNX file, if any.
 
-    `modules` is what sentence transformers compute after the encoder, `fields` what the owner
-    wrote: in a `model.yaml` beside the checkpoint, or as options of the command. The `tokenizer` is
-    the one that its class builds from the files.
+    `modules` are the modules of a sentence transformer. `fields` are manifest fields from a
+    `model.yaml` in the folder, or from options of the command. `tokenizer` is the tokenizer that
+    the folder's tokenizer class builds.
     """
 
     folder: Path
@@ -65,11 +65,11 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: ClassTokenizer
 
     def weights(self) -> Weights:
-        """Return the weights, of one file or several.
+        """Return the weights, from one file or several.
 
         Raises:
-            StartProblem: there are none, they cannot be read, or the model is not made of them
-                alone.
+            StartProblem: there are no weights, they cannot be read, or `config.json` has a setting
+                that is not supported.
         """
         for field, what in _NOT_BUILT.items():
             if self.config.get(field):
@@ -83,47 +83,50 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         for name, tensor in weights.items():
             if not np.isfinite(tensor).all():
                 raise StartProblem(
-                    f"`{self.folder}`: its weight `{name}` holds NaN or infinity; train again, or "
-                    "take an earlier checkpoint"
+                    f"`{self.folder}`: the weight `{name}` has a NaN or an infinity; train the "
+                    "model again, or use an earlier checkpoint"
                 )
         return weights
 
     def module_weights(self, folder: str) -> Weights:
-        """Return the weights of a module of sentence transformers.
+        """Return the weights of a sentence transformer's module.
 
         Raises:
-            StartProblem: there are none, or they cannot be read.
+            StartProblem: there are no weights, or they cannot be read.
         """
-        path = self.folder / folder / _WEIGHTS
+        path = self.folder / folder / WEIGHTS
         if not path.is_file():
-            raise StartProblem(f"`{path}` is missing{_instead(path.parent)}")
+            raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
 
     def pooling(self) -> Pooling:
-        """Return how to pool this encoder; the mean where it is done after the graph is built."""
+        """Return the pooling to build into the graph.
+
+        It is the mean if a later step adds the pooling instead.
+        """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
         return simple.get(modes[0], "mean") if len(modes) == 1 else "mean"
 
     def _read_weights(self) -> Weights:
-        if (self.folder / _WEIGHTS).is_file():
-            return self._read(self.folder / _WEIGHTS)
-        index = self.folder / _SHARDS
+        if (self.folder / WEIGHTS).is_file():
+            return self._read(self.folder / WEIGHTS)
+        index = self.folder / SHARDS
         if not index.is_file():
             raise StartProblem(
-                f"`{self.folder}` holds neither `model.onnx` nor `{_WEIGHTS}`"
-                f"{_instead(self.folder)}"
+                f"`{self.folder}` has neither `model.onnx` nor `{WEIGHTS}`"
+                f"{_unusable_weights(self.folder)}"
             )
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(_is_beside(name) for name in places.values()):
-            raise StartProblem(f"`{index}` does not say in which files the weights are")
+            raise StartProblem(f"`{index}` does not say which files have the weights")
         found: dict[str, Any] = {}
         for shard in sorted(set(places.values())):
             found |= self._read(self.folder / shard)
         missing = sorted(set(places) - set(found))
         if missing:
             raise StartProblem(
-                f"`{index}` names `{missing[0]}`, which `{places[missing[0]]}` lacks"
+                f"`{index}` names `{missing[0]}`, but `{places[missing[0]]}` does not have it"
             )
         return found
 
@@ -135,7 +138,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             raise StartProblem(str(error)) from None
 
     def _check_names(self, weights: Weights) -> None:
-        """Refuse weights that the layers in `config.json` would not use."""
+        """Refuse weights that a model with this `config.json` would not use."""
         layers = next(
             (self.config[n] for n in _LAYERS if isinstance(self.config.get(n), int)), None
         )
@@ -145,46 +148,46 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             found = _LAYER.search(name)
             if found and layers is not None and int(found[1]) >= layers:
                 raise StartProblem(
-                    f"`{self.folder / 'config.json'}` says {layers} layers, and the weights have "
-                    f"`{name}`; write the number of layers that the model was trained with"
+                    f"`{self.folder / 'config.json'}` says {layers} layers, but the weights have "
+                    f"`{name}`; correct the number of layers"
                 )
             if _ADAPTED.search(name):
                 raise StartProblem(
-                    f"`{self.folder}`: `{name}` is of an adapter, which is not computed; merge it "
-                    "with `merge_and_unload()` and save the model"
+                    f"`{self.folder}`: `{name}` belongs to an adapter, which is not supported; "
+                    "merge it with `merge_and_unload()` and save the model"
                 )
             if self.config.get("model_type") in FAMILIES and _part(name) not in _PARTS:
                 raise StartProblem(
-                    f"`{self.folder}`: `{name}` is of no layer that a "
-                    f"`{self.config['model_type']}` has; export the model to ONNX and import that"
+                    f"`{self.folder}`: no layer of a `{self.config['model_type']}` has the weight "
+                    f"`{name}`; export the model to ONNX and import that"
                 )
             if is_bare and _HEAD.match(name):
                 raise StartProblem(
-                    f"`{self.folder / 'config.json'}` names no head in `architectures`, and the "
-                    f"weights have `{name}`; write the class that the model was trained as"
+                    f"`{self.folder / 'config.json'}` names no head in `architectures`, but the "
+                    f"weights have `{name}`; name the class that the model was trained with"
                 )
 
     def _check_embeddings(self, weights: Weights) -> None:
-        """Refuse a tokenizer with tokens beyond the embeddings."""
+        """Refuse a tokenizer with a token that has no embedding."""
         rows = next((len(t) for name, t in weights.items() if name.endswith(_EMBEDDINGS)), None)
         path = self.folder / str(self.fields.get("tokenizer", "tokenizer.json"))
         vocabulary = self.tokenizer.load().get_vocab()
         token, number = max(vocabulary.items(), key=lambda item: item[1])
         if rows is not None and number >= rows:
             raise StartProblem(
-                f"`{path}`: its token `{token}` has the id {number}, and the model has {rows} "
+                f"`{path}`: the token `{token}` has the id {number}, but the model has {rows} "
                 "embeddings; call `model.resize_token_embeddings(len(tokenizer))`, and save both"
             )
 
 
 def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return what a folder holds; fields that are `given` win over those of its `model.yaml`.
+    """Return the content of a folder; `given` fields win over the fields of its `model.yaml`.
 
     Raises:
-        StartProblem: it is no folder of a model; the message says what is missing.
+        StartProblem: the folder has no model; the message says what is missing.
     """
     if not folder.is_dir():
-        raise StartProblem(f"`{folder}` is no folder; name the one that the model lies in")
+        raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
     refuse_adapter(folder)
@@ -193,7 +196,7 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
         raise StartProblem(
-            f"`{folder}` has no `{tokenizer.name}`{slow}: save it with "
+            f"`{folder}` has no `{tokenizer.name}`{slow}; save the tokenizer with "
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
     check_content(tokenizer)
@@ -209,50 +212,50 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     names = source.config.get("architectures") or [""]
     if source.modules is not None and str(names[0]).endswith(_HEADED):
         raise StartProblem(
-            f"`{folder / MODULES}` pools the vectors of tokens, and `config.json` names a head, "
-            f"`{names[0]}`; take out the file, or write the encoder's class in `architectures`"
+            f"`{folder / MODULES}` pools token vectors, but `config.json` names the head "
+            f"`{names[0]}`; remove the file, or name the encoder's class in `architectures`"
         )
     return source
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
-    """Return the fields of the `model.yaml` that may lie beside a checkpoint."""
+    """Return the fields of a `model.yaml` in a checkpoint's folder, if there is one."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise StartProblem(f"cannot read `{path}` as YAML: {reason}") from None
     if not isinstance(fields or {}, dict):
-        raise StartProblem(f"`{path}` holds no fields")
+        raise StartProblem(f"`{path}` must map fields to values")
     kind = (fields or {}).get("kind", "encoder")
     if kind not in ("encoder", "classifier") or "upstream" in (fields or {}):
         raise StartProblem(
-            f"`{path}`: an import is of an `encoder` or a `classifier` with a graph of its own; "
-            "put the folder into the repository as it is"
+            f"`{path}`: only an `encoder` or a `classifier` with its own graph can be imported; "
+            "copy other models into the repository"
         )
     return fields or {}
 
 
 def _find_graph(folder: Path, named: Any) -> Path | None:
     if named is not None and not (folder / str(named)).is_file():
-        raise StartProblem(f"`{folder / _MANIFEST}` names `{named}`, which is not there")
+        raise StartProblem(f"`{folder / _MANIFEST}` names `{named}`, which does not exist")
     names = _GRAPHS if named is None else (str(named),)
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def check_content(path: Path) -> None:
-    """Refuse a file that only stands for another one.
+    """Refuse a pointer to a file that was not fetched.
 
     Raises:
-        StartProblem: it is a pointer of Git LFS.
+        StartProblem: the file is a pointer of Git LFS.
     """
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise StartProblem(f"`{path}` is a pointer of Git LFS: fetch it with `git lfs pull`")
 
 
-def _instead(folder: Path) -> str:
-    """Return what a folder has in place of weights that can be read, and what to do with it."""
+def _unusable_weights(folder: Path) -> str:
+    """Return which unusable weights a folder has, and what to do about it."""
     remedy = "save the model with `save_pretrained(folder, safe_serialization=True)`"
     pickle = next((name for name in _PICKLES if (folder / name).is_file()), None)
     if pickle is not None:
@@ -264,7 +267,7 @@ def _instead(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the part of a model that a weight is of."""
+    """Return the module of a model that a weight belongs to."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 
@@ -273,15 +276,15 @@ def _is_beside(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        StartProblem: it cannot be read, or is none.
+        StartProblem: the file cannot be read, or is not a JSON object.
     """
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StartProblem(f"cannot read `{path}`: {error}") from None
     if not isinstance(document, dict):
-        raise StartProblem(f"`{path}` is no JSON object")
+        raise StartProblem(f"`{path}` is not a JSON object")
     return document

@@ -1,4 +1,4 @@
-"""Imports a folder: converts it, runs the result, and publishes it in the repository."""
+"""Imports a folder: converts it, runs the model, and publishes it in the repository."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ from backends.telemetry.spans import NO_TRACING
 
 _STAGING = ".importing-"
 _DEADLINE = 600.0
-# A tokenizer may have thousands.
+# The most special tokens to try. A tokenizer may have thousands.
 _MOST_SPECIAL = 16
 
 
@@ -53,23 +53,27 @@ def import_model(
     dry_run: bool,
     echo: Echo,
 ) -> bool:
-    """Write the next revision of a model, complete before it is seen, and report on it.
+    """Write the next revision of a model, atomically, and print a report.
 
-    The fields that are `given` win over those that the folder's `model.yaml` has. `files` are the
-    names of the model's files, where the folder has not all of them; the import does without those
-    `ignored`. Return whether the `variant` in another precision, if one is named, was accepted.
+    `given` fields win over the fields of the folder's `model.yaml`. `files` are the names of all of
+    the model's files, if the folder does not have all of them. `ignored` files are left out.
+
+    Returns:
+        Whether the `variant` in another precision was accepted; true without a variant.
 
     Raises:
-        StartProblem: the folder holds no model that can be served; nothing is written then.
+        StartProblem: the folder has no model that can be served. Nothing is written then.
     """
     root = settings.models
     if not NAME.fullmatch(name):
-        raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
+        raise StartProblem(
+            f"`{name}` is not a valid model name; use lower-case letters, digits, `.`, `_` and `-`"
+        )
     try:
         with open_staging(root, _STAGING) as staging:
             source = open_source(folder, given)
             if variant is not None and variant.judge is None:
-                given, variant = _as_it_is(source, variant, given), None
+                given, variant = _with_half_profile(source, variant, given), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)
             origin, info = _convert(source, staging, name, given)
             model = read_catalogue(staging).models[name]
@@ -93,13 +97,13 @@ def import_model(
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
 
-def _as_it_is(
+def _with_half_profile(
     source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the fields of a graph that is in fp16 already, with its precision as the profile.
+    """Return the fields with the precision of a graph that is in fp16 already.
 
     Raises:
-        StartProblem: the graph is not, and there are no texts to judge a variant by.
+        StartProblem: the graph is not in fp16, and there are no texts to judge a variant by.
     """
     if source.graph is None or not is_half(source.graph):
         variant.golden_file()
@@ -109,23 +113,23 @@ def _as_it_is(
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
-    """Make a revision and run it; return its origin, and the model as a backend describes it."""
+    """Write a revision and run it; return its origin, and the model as a backend describes it."""
     entry, folder = staging / name / "1", source.folder
     try:
         origin = convert(folder, entry, given)
         return origin, asyncio.run(_try(staging, name))
     except StartProblem as error:
-        # Name the folder that the operator gave, not the hidden one.
+        # The message must name the operator's folder, not the hidden one.
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
         if source.graph is not None and "profile" not in given and is_half(source.graph):
-            hint = "; the graph is in fp16: `--precision fp16` compares it by fp16's tolerance"
+            hint = "; the graph is in fp16: `--precision fp16` allows fp16's tolerance"
         raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 
 
 async def _try(staging: Path, name: str) -> ModelInfo:
-    """Load the model and ask it for each of its tasks, as a backend would."""
+    """Load the model and run each of its tasks, as a backend would."""
     settings = BackendSettings(models=staging, threads=1)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
@@ -140,17 +144,17 @@ async def _try(staging: Path, name: str) -> ModelInfo:
 
 
 def _trial_texts(tokenizer: Path) -> list[str]:
-    """Return short texts, one with each special token that a text may contain."""
+    """Return short texts, one for each special token that a text may contain."""
     added = Tokenizer.from_file(str(tokenizer)).get_added_tokens_decoder().values()
     special = [token.content for token in added if token.special][:_MOST_SPECIAL]
     return ["a", "A text, to be read once.", *(f"a {token} b" for token in special)]
 
 
 async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
-    """Answer every text, and a pair if the task takes pairs.
+    """Run every text, and a pair of texts if the task takes pairs.
 
     Raises:
-        StartProblem: the model fails on one.
+        StartProblem: the model fails on a text.
     """
     algorithm = entry.served_model.algorithms.get(task)
     kind: Any = PARAMETERS[task]
@@ -165,14 +169,14 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
     elif task is Task.CLASSIFY:
         items += [(text, texts[0]) for text in texts]
     if algorithm is None:
-        return  # this task only tokenizes
+        return  # the task only tokenizes
     for item in items:
         caller = RowCaller(scope="import", deadline=time.monotonic() + _DEADLINE)
         ask = AlgorithmContext(entry.model_set.pipelines, caller)
         try:
             await algorithm.run(item, parameters, ask)
         except ItemRefused:
-            continue  # too long for a model of so few positions
+            continue  # the text is too long for the model
         except BackendError as error:
             raise StartProblem(
                 f"`{name}` cannot be served: a trial of its task `{task}` failed: {error}"

@@ -1,4 +1,4 @@
-"""Extracts the model repository of a container image: what its layers hold below `models/`."""
+"""Extracts the model repository of a container image: the files below `models/` in its layers."""
 
 import shutil
 import tarfile
@@ -10,15 +10,15 @@ from backends.model_tools.syncing.manifest import SyncProblem, check_path, check
 FOLDER = "models/"
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-# Beside `models/`: a layer says that it is gone, or all of the image is.
+# A whiteout of `models`, or of everything beside it, removes the whole repository.
 _ALL_REMOVED = (_WHITEOUT + FOLDER.removesuffix("/"), _OPAQUE)
 
 
 def extract(archives: Sequence[Path], folder: Path, where: str) -> dict[str, Path]:
-    """Extract layers, the lowest first, into `folder`; return the files by their paths.
+    """Extract layers into `folder`, lowest layer first; return the files by their paths.
 
     Raises:
-        SyncProblem: a layer is no archive that can be read, or holds no models.
+        SyncProblem: a layer cannot be read, or there are no models.
         OSError: the disk is full, for example.
     """
     for archive in archives:
@@ -28,13 +28,13 @@ def extract(archives: Sequence[Path], folder: Path, where: str) -> dict[str, Pat
                     _apply(layer, member, folder, where)
         except SyncProblem:
             raise
-        # Of a broken archive nearly anything is raised, errors of the disk without a number too.
+        # A broken archive may raise nearly anything, also an `OSError` without a number.
         except Exception as error:
             if isinstance(error, OSError) and error.errno:
                 raise
             raise SyncProblem(
-                f"{where}: a layer is no archive of tar or gzip ({error}); build the image with "
-                "layers in that form, or use `sluicegate models push`"
+                f"{where}: a layer is not a tar or gzip archive ({error}); build the image with "
+                "such layers, or use `sluicegate models push`"
             ) from None
     found = {
         path.relative_to(folder).as_posix(): path
@@ -46,7 +46,7 @@ def extract(archives: Sequence[Path], folder: Path, where: str) -> dict[str, Pat
 
 
 def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where: str) -> None:
-    """Extract a file, or remove what a layer says is removed."""
+    """Extract a file of a layer, or remove what the layer removes."""
     if _relative(member.name) in _ALL_REMOVED:
         _remove(folder)
     path = _below_models(member.name)
@@ -59,7 +59,7 @@ def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where:
     if not (member.isfile() or member.islnk()):
         raise SyncProblem(
             f"{where}: `{member.name[:100]}` is a symbolic link or a device; build the image "
-            "with a copy of the file in its place"
+            "with a copy of the file instead"
         )
     if "/" not in path:
         return
@@ -73,14 +73,15 @@ def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where:
     content = layer.extractfile(member)
     if content is None or member.size > shutil.disk_usage(folder).free:
         raise SyncProblem(
-            f"{where}: `{path}` has {member.size} bytes, more than the disk of {folder} has free"
+            f"{where}: `{path}` has {member.size} bytes, but the disk of {folder} has less space; "
+            "free some"
         )
     with content, target.open("wb") as copy:
         shutil.copyfileobj(content, copy)
 
 
 def _below_models(name: str) -> str:
-    """Return the path below `models/` of a member's name, empty for one elsewhere."""
+    """Return a member's path below `models/`; empty for a member elsewhere."""
     name = _relative(name)
     return name.removeprefix(FOLDER) if name.startswith(FOLDER) else ""
 
@@ -90,28 +91,28 @@ def _relative(name: str) -> str:
 
 
 def _removed(parent: str, file: str, folder: Path, where: str) -> Path:
-    """Return what a layer says is removed: one place, or all of a folder."""
+    """Return the path that a whiteout removes: a file, a folder, or the content of a folder."""
     parts = parent.split("/") if parent else []
     if file != _OPAQUE:
         parts.append(file.removeprefix(_WHITEOUT))
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise SyncProblem(
-            f"{where}: a layer removes `{'/'.join(parts)[:100]}`, which is no path of a model "
+            f"{where}: a layer removes `{'/'.join(parts)[:100]}`, which is not a path in a model "
             "repository"
         )
     return folder.joinpath(*parts)
 
 
 def _copy_link(member: tarfile.TarInfo, target: Path, folder: Path, where: str) -> None:
-    """Copy a file that was extracted, as a hard link of a layer says: not all disks have these."""
+    """Copy the target of a hard link, because not all disks support hard links."""
     source = _below_models(member.linkname)
     found = folder / source
     if source:
         check_path(source, where)
     if not source or not found.is_file():
         raise SyncProblem(
-            f"{where}: `{member.name[:100]}` is a link to `{member.linkname[:100]}`, which is no "
-            f"file below `/{FOLDER}`; build the image with a copy in its place"
+            f"{where}: `{member.name[:100]}` links to `{member.linkname[:100]}`, which is not a "
+            f"file below `/{FOLDER}`; build the image with a copy instead"
         )
     shutil.copyfile(found, target)
 

@@ -1,4 +1,4 @@
-"""Keeps objects in a bucket of S3, or of a server that speaks its protocol."""
+"""Stores objects in an S3 bucket."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from backends.installing import install_command
 from backends.model_tools.syncing.layout import ObjectMissing
 from backends.model_tools.syncing.manifest import SyncProblem
 
-# Small: the library returns whole ones, and only then is it seen that an object arrives slowly.
+# The library returns whole chunks, so small ones show sooner that an object arrives slowly.
 _CHUNK = 64 << 10
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
@@ -19,12 +19,12 @@ class _BeyondTheEnd(Exception):
 
 
 class S3Objects:
-    """Implements `Objects` in `bucket`, below `prefix`.
+    """Implements `Objects` with the objects below `prefix` in `bucket`.
 
-    Credentials, region and endpoint are those of the AWS libraries, from the environment.
+    Credentials, region and endpoint come from the environment, as for other AWS programs.
 
     Raises:
-        SyncProblem: the library is not installed.
+        SyncProblem: boto3 is not installed.
     """
 
     def __init__(self, bucket: str, prefix: str) -> None:
@@ -45,7 +45,7 @@ class S3Objects:
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield an object; see `Objects`."""
         with contextlib.suppress(_BeyondTheEnd), self._translated(name):
-            # An empty object has no range.
+            # An empty object has no range, so a read from 0 asks for none.
             own = {"Range": f"bytes={start}-"} if start else {}
             found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **own)
             yield from found["Body"].iter_chunks(_CHUNK)
@@ -68,7 +68,7 @@ class S3Objects:
                 self._client.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=content)
 
     def close(self) -> None:
-        """Close connections; see `Objects`."""
+        """Close the connections; see `Objects`."""
         self._client.close()
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ class S3Objects:
                 raise ObjectMissing(name) from None
             if code == "InvalidRange":
                 raise _BeyondTheEnd from None
-            raise SyncProblem(f"{where}: the storage refuses: {code}") from None
+            raise SyncProblem(f"{where}: the storage refused the request: {code}") from None
         except (BotoCoreError, Boto3Error, OSError) as error:
             reason = type(error).__name__
             raise SyncProblem(f"{where}: the storage cannot be reached: {reason}") from None

@@ -1,4 +1,4 @@
-"""Implements `models sync` and `models push`: repositories on object storage and in registries."""
+"""Implements `models sync` and `models push`, for object storage and registries."""
 
 import signal
 import sys
@@ -16,19 +16,19 @@ from backends.model_tools.syncing.synchronise import Synchroniser, SyncResult
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _PLAIN_HTTP = click.option(
-    "--plain-http", is_flag=True, help="Ask a registry over HTTP, on other hosts than loopback."
+    "--plain-http", is_flag=True, help="Use HTTP for a registry that is not on loopback."
 )
 
 
 @click.command("sync")
 @click.argument("source")
 @click.argument("folder", metavar="DIR", type=_FOLDER)
-@click.option("--once", is_flag=True, help="Synchronise once, which is the default.")
+@click.option("--once", is_flag=True, help="Synchronise once (the default).")
 @click.option(
     "--watch",
     type=click.FloatRange(min=0.1),
     metavar="SECONDS",
-    help="Look for changes so often, until SIGTERM.",
+    help="Synchronise again after this time, until SIGTERM.",
 )
 @click.option(
     "--model",
@@ -36,9 +36,9 @@ _PLAIN_HTTP = click.option(
     multiple=True,
     metavar="PATTERN",
     default=("*",),
-    help="Bring these models alone, with what they build on named, too.",
+    help="Sync only these models. Name also the models that they build on.",
 )
-@click.option("--prune", is_flag=True, help="Remove what left the source although it is served.")
+@click.option("--prune", is_flag=True, help="Remove revisions that are served but left the source.")
 @_PLAIN_HTTP
 def sync_command(
     *,
@@ -50,15 +50,15 @@ def sync_command(
     prune: bool,
     plain_http: bool,
 ) -> None:
-    """Make the repository DIR hold what SOURCE holds.
+    """Copy the model repository SOURCE to the repository DIR.
 
-    SOURCE is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`, or one manifest
-    there, with `@sha256:...` behind it. It is written by `models push`, by `oras push`, or as a
+    SOURCE is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`; `@sha256:...`
+    after it selects one manifest. The source was written by `models push` or `oras push`, or is a
     container image with the models in `/models`.
 
-    Each file is checked against its digest; when all are there, whole revisions are renamed into
-    place. A backend over DIR takes them up. What is truncated, altered or missing is refused, and
-    nothing changes. A sync that was killed goes on where it was.
+    Every file is checked against its digest. Whole revisions are then renamed into place, and a
+    backend over DIR loads them. If a file is truncated, altered or missing, nothing changes. A
+    sync that was killed continues where it stopped.
     """
     if once and watch is not None:
         raise StartProblem("`--once` and `--watch` exclude each other")
@@ -68,7 +68,7 @@ def sync_command(
         if watch is None:
             _show(source, synchroniser.run(place.reference), is_first=True)
             return
-        # The first process of a container ignores signals that it does not handle.
+        # Without a handler, the first process of a container ignores SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         is_in_place = False
         while True:
@@ -79,33 +79,35 @@ def sync_command(
 @click.command("push")
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("target")
-@click.option("--model", "models", multiple=True, metavar="NAME", help="Push this model alone.")
-@click.option("--force", is_flag=True, help="Send what is there already, too: it may be altered.")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="Push only this model.")
+@click.option("--force", is_flag=True, help="Send files that are already there, to repair them.")
 @_PLAIN_HTTP
 def push_command(
     *, folder: Path, target: str, models: tuple[str, ...], force: bool, plain_http: bool
 ) -> None:
     """Push the repository DIR to TARGET, for `models sync`.
 
-    TARGET is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Prints the digest
-    of the manifest, which lists each file with digest and size. What is there already is not sent
-    again; the manifest is written last.
+    TARGET is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Files that are
+    already there are not sent again. The manifest, which lists each file's digest and size, is
+    written last, and its digest is printed.
     """
     place = read_source(target)
     if place.is_pinned:
-        raise SyncProblem(f"`{target}`: a manifest has the digest of its content; leave it out")
+        raise SyncProblem(
+            f"`{target}`: a target cannot have a digest, which follows from the content; remove it"
+        )
     with closing(open_store(place, plain_http=plain_http)) as store:
         click.echo(push(folder, store, tag=place.reference, models=models, force=force))
 
 
 def _try(synchroniser: Synchroniser, source: str, reference: str, *, is_first: bool) -> bool:
-    """Synchronise; print what is wrong, and return whether nothing is."""
+    """Synchronise once; print an error, and return whether there was none."""
     try:
         _show(source, synchroniser.run(reference), is_first=is_first)
     except SyncProblem as error:
         click.echo(f"sluicegate models: {error}", err=True)
         return False
-    except Exception as error:  # noqa: BLE001 - a source must not end what follows it
+    except Exception as error:  # noqa: BLE001 - an error of the source must not end `--watch`
         click.echo(f"sluicegate models: {source}: {type(error).__name__}", err=True)
         return False
     return True

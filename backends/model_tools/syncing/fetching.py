@@ -1,4 +1,4 @@
-"""Fetches blobs into files, and verifies them: a fetch that was cut goes on where it ended."""
+"""Fetches blobs into files and verifies them; an interrupted fetch continues where it stopped."""
 
 import hashlib
 import os
@@ -20,40 +20,42 @@ from backends.repository.sync_record import FileDigest
 _MOST_NESTED = 3
 _PATIENCE = 60.0
 _LEAST_RATE = 256 << 10
-"""How long a blob may take: seconds, and one more for so many bytes."""
+"""A fetch may take `_PATIENCE` seconds, and one more second for this many bytes."""
 
 
 def fetch_manifest(store: ArtifactStore, reference: str) -> tuple[str, Manifest]:
-    """Return the manifest that a reference leads to, and its digest.
+    """Return the digest of the manifest that a reference names, and the manifest.
 
-    Of an image for several machines the one for this machine is taken.
+    For an image of several platforms, it is the manifest for this machine.
 
     Raises:
-        SyncProblem: it is missing, altered or no manifest.
+        SyncProblem: the manifest is missing, altered or invalid.
     """
     for _ in range(_MOST_NESTED):
         digest, content = store.manifest(reference)
         if sha256(content) != digest:
             raise SyncProblem(
-                f"the manifest {digest} was altered or cut: its digest is {sha256(content)}"
+                f"the manifest {digest} was altered or truncated: its digest is {sha256(content)}"
             )
         manifest = read_manifest(content, f"the manifest {digest}")
         if not manifest.manifests:
             return digest, manifest
         reference = for_this_machine(manifest.manifests).digest
-    raise SyncProblem("its manifests name further ones without end")
+    raise SyncProblem("the manifests are nested too deep")
 
 
 def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) -> Path:
-    """Return a file of `folder` with the verified content of a blob; `what` names it in messages.
+    """Return a file in `folder` with the verified content of a blob.
+
+    `what` names the blob in messages.
 
     Raises:
-        SyncProblem: it is missing, truncated or altered, or cannot be reached.
+        SyncProblem: the blob is missing, truncated or altered, or cannot be reached.
         OSError: the disk is full, for example.
     """
     path = folder / blob.digest.partition(":")[2]
     if path.exists():
-        # A run that failed left it, and a file in place may be a second name of it.
+        # An earlier run left the file. It may be hard-linked to a file in the repository.
         if digest_file(path) == FileDigest(digest=blob.digest, size=blob.size):
             return path
         path.unlink()
@@ -61,21 +63,21 @@ def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) 
     resumed = part.exists()
     missing, free = blob.size - _size(part), shutil.disk_usage(folder).free
     if missing > free:
-        raise SyncProblem(f"{what} lacks {missing} bytes, and the disk of {folder} has {free} free")
+        raise SyncProblem(f"{what} needs {missing} bytes, but the disk of {folder} has {free} free")
     problem = _append(store, blob, part, what)
     if problem and resumed:
-        # What was there before may be what is wrong.
+        # The part that an earlier run left may be wrong, so fetch all of it once more.
         problem = _append(store, blob, part, what)
     if problem:
         raise SyncProblem(
-            f"{what} {problem}; nothing of it is served. Push it again with `--force`"
+            f"{what} {problem}; the repository is unchanged; push it again with `--force`"
         )
     part.rename(path)
     return path
 
 
 def _append(store: ArtifactStore, blob: Descriptor, part: Path, what: str) -> str:
-    """Fetch what `part` lacks; return what is wrong with it then, and remove it."""
+    """Fetch the rest of `part`; if its content is wrong, remove it and return the reason."""
     with part.open("ab+") as file:
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
@@ -90,8 +92,8 @@ def _append(store: ArtifactStore, blob: Descriptor, part: Path, what: str) -> st
                 digest.update(chunk)
                 if time.monotonic() > deadline:
                     raise SyncProblem(
-                        f"{what} arrives too slowly: {size} of {blob.size} bytes; the next try "
-                        "goes on there"
+                        f"{what} arrives too slowly: {size} of {blob.size} bytes; the next sync "
+                        "continues there"
                     )
         file.flush()
         os.fsync(file.fileno())
@@ -110,7 +112,7 @@ def _size(path: Path) -> int:
 
 
 def digest_file(path: Path) -> FileDigest:
-    """Return digest and size of a file's content."""
+    """Return the digest and size of a file's content."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileDigest(digest=f"sha256:{digest}", size=file.tell())

@@ -1,4 +1,4 @@
-"""Keeps artifacts in the image layout of OCI: `index.json`, and blobs by digest, as objects."""
+"""Stores artifacts in the OCI image layout: `index.json`, and blobs by digest, as objects."""
 
 import os
 import shutil
@@ -23,38 +23,38 @@ _CHUNK = 1 << 20
 
 
 class ObjectMissing(Exception):
-    """There is no object of a name."""
+    """There is no object of that name."""
 
 
 class Objects(Protocol):
-    """Keeps whole objects by name. Calls block, and raise `SyncProblem`."""
+    """Stores objects by name. Calls block, and raise `SyncProblem`."""
 
     where: str
-    """The address, as messages name it."""
+    """The address, for messages."""
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content from byte `start` on.
 
         Raises:
-            ObjectMissing: there is none.
+            ObjectMissing: there is no such object.
         """
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size of an object in bytes, `None` where there is none."""
+        """Return the size of an object in bytes; `None` if there is none."""
         ...
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Store an object, of a file where `content` is a path; it shows up whole."""
+        """Store an object atomically; a `Path` names a file with the content."""
         ...
 
     def close(self) -> None:
-        """Close connections."""
+        """Close the connections."""
         ...
 
 
 class LayoutStore:
-    """Implements `ArtifactStore` over objects."""
+    """Implements `ArtifactStore` with objects."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -66,7 +66,7 @@ class LayoutStore:
         if not reference.startswith("sha256:"):
             named = self._named(reference)
             if not named:
-                raise SyncProblem(f"{where}: its `{_INDEX}` names no manifest `{reference}`")
+                raise SyncProblem(f"{where}: `{_INDEX}` has no manifest `{reference}`")
             digest = for_this_machine(named).digest
         return digest, read_document(self.blob(digest), f"{where}: the manifest {digest}")
 
@@ -81,7 +81,7 @@ class LayoutStore:
             ) from None
 
     def has(self, digest: str, size: int) -> bool:
-        """Return whether a blob is there; see `ArtifactStore`."""
+        """Return whether a blob exists; see `ArtifactStore`."""
         return self._objects.size(_blob(digest)) == size
 
     def put_blob(self, digest: str, path: Path) -> None:
@@ -89,7 +89,7 @@ class LayoutStore:
         self._objects.write(_blob(digest), path)
 
     def put_manifest(self, digest: str, content: bytes, tag: str) -> None:
-        """Store a manifest; see `ArtifactStore`. Manifests of other tags stay."""
+        """Store a manifest; see `ArtifactStore`. Manifests with other tags are kept."""
         try:
             others = [each for each in self._index().manifests if _ref(each) != tag]
         except ObjectMissing:
@@ -100,11 +100,11 @@ class LayoutStore:
             media_type=MANIFEST, digest=digest, size=len(content), annotations={REF: tag}
         )
         index = Manifest(media_type=INDEX, manifests=[*others, own])
-        # Last: whoever reads it finds all that it names.
+        # The index comes last, so that everything it names exists.
         self._objects.write(_INDEX, index.encode())
 
     def close(self) -> None:
-        """Close connections; see `ArtifactStore`."""
+        """Close the connections; see `Objects`."""
         self._objects.close()
 
     def _index(self) -> Manifest:
@@ -112,20 +112,20 @@ class LayoutStore:
         return read_manifest(read_document(self._objects.read(_INDEX), where), where)
 
     def _named(self, reference: str) -> list[Descriptor]:
-        """Return what the index has under a tag, or else what has none."""
+        """Return the manifests with a tag or, if there are none, the manifests without any tag."""
         try:
             found = self._index().manifests
         except ObjectMissing:
             raise SyncProblem(
-                f"{self._objects.where}/{_INDEX} is not there: files without digests are not "
-                "served; `sluicegate models push` writes them with it"
+                f"{self._objects.where}/{_INDEX} is missing, so the files have no digests; write "
+                "the source with `sluicegate models push`"
             ) from None
         tagged = [each for each in found if _ref(each) == reference]
         return tagged or [each for each in found if not _ref(each)]
 
 
 class FolderObjects:
-    """Implements `Objects` by files of a folder."""
+    """Implements `Objects` with files in a folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -141,7 +141,7 @@ class FolderObjects:
         except FileNotFoundError:
             raise ObjectMissing(name) from None
         except OSError as error:
-            raise SyncProblem(f"{self.where}/{name}: it cannot be read: {error.strerror}") from None
+            raise SyncProblem(f"{self.where}/{name}: cannot be read: {error.strerror}") from None
 
     def size(self, name: str) -> int | None:
         """Return the size of a file; see `Objects`."""
@@ -161,7 +161,7 @@ class FolderObjects:
             draft.replace(path)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise SyncProblem(f"{path}: it cannot be written: {error.strerror}") from None
+            raise SyncProblem(f"{path}: cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Do nothing; see `Objects`."""

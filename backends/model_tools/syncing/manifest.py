@@ -1,7 +1,8 @@
-"""Reads and writes manifests: lists of files by digest, in the form of OCI artifacts.
+"""Reads and writes manifests, which list files by digest, in the form of OCI artifacts.
 
-An artifact has one blob for each file, named by its path (`sentiment/1/model.onnx`), as `oras` and
-other tools write it. A container image has layers, archives of folders.
+An artifact has one blob for each file. The blob's title is the file's path, such as
+`sentiment/1/model.onnx`, as `oras` and other tools write it. A container image has layers, which
+are archives of folders.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ UNPACK = "io.deis.oras.content.unpack"
 EMPTY = b"{}"
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _FILE_TYPE = "application/octet-stream"
-# What a file system takes, with some left for the folder of the repository.
+# The limits of file systems, with some room for the repository's own path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 _MOST_BYTES = 4 << 20
 _MOST_SECONDS = 60.0
@@ -35,11 +36,11 @@ _LAYER_TYPES = ("application/vnd.oci.image.layer", "application/vnd.docker.image
 
 
 class SyncProblem(StartProblem):
-    """Says why a repository was not synchronised; nothing of it has changed."""
+    """Says why a sync or push failed; the repository is unchanged."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Names a blob by type, digest and size, as OCI's image specification does."""
+    """Identifies a blob by type, digest and size, as in OCI's image specification."""
 
     media_type: str = ""
     digest: Digest
@@ -49,19 +50,19 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     @property
     def title(self) -> str:
-        """The path of the file that it holds."""
+        """The path of the file that the blob holds."""
         return (self.annotations or {}).get(TITLE, "")
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is a layer of an image, or a folder as `oras` pushes it."""
+        """Whether the blob is an archive: an image's layer, or a folder that `oras` pushed."""
         if self.title and UNPACK not in (self.annotations or {}):
             return False
         return self.media_type.startswith(_LAYER_TYPES)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Lists the blobs of an artifact or an image (`layers`), or further `manifests`."""
+    """Lists the blobs of an artifact or image in `layers`, or nested `manifests`."""
 
     media_type: str = ""
     artifact_type: str = ""
@@ -70,20 +71,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     manifests: list[Descriptor] = []
 
     def encode(self) -> bytes:
-        """Return it as JSON; equal manifests give equal bytes."""
+        """Return the manifest as JSON; equal manifests give equal bytes."""
         return msgspec.json.encode({"schemaVersion": 2} | msgspec.to_builtins(self))
 
 
 def sha256(content: bytes) -> str:
-    """Return the digest of `content` as manifests write it."""
+    """Return the digest of `content` in the notation of manifests."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def read_document(chunks: Iterable[bytes], what: str) -> bytes:
-    """Return a manifest or the like, of which parts arrive; `what` names it in messages.
+    """Return a small document that arrives in chunks; `what` names it in messages.
 
     Raises:
-        SyncProblem: it is too large, or takes too long.
+        SyncProblem: the document is too large, or takes too long.
     """
     deadline = time.monotonic() + _MOST_SECONDS
     content = bytearray()
@@ -100,16 +101,16 @@ def read_manifest(content: bytes, where: str) -> Manifest:
     """Return the manifest in `content`.
 
     Raises:
-        SyncProblem: it is none.
+        SyncProblem: it is not a manifest.
     """
     try:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SyncProblem(f"{where}: this is no manifest of an OCI image: {error}") from None
+        raise SyncProblem(f"{where}: not a manifest of an OCI image: {error}") from None
 
 
 def for_this_machine(manifests: Sequence[Descriptor]) -> Descriptor:
-    """Return the one of several manifests that is for this machine, or else the first."""
+    """Return the manifest for this machine's platform, or else the first one."""
     machine = os.uname().machine
     wanted = ("linux", _MACHINES.get(machine, machine))
     for each in manifests:
@@ -139,17 +140,17 @@ def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
     """Return the blobs of an artifact by the paths of their files.
 
     Raises:
-        SyncProblem: a path is none of a model repository, or there are no files.
+        SyncProblem: a path is not one of a model repository, or there are no files.
     """
     files: dict[str, Descriptor] = {}
     for layer in manifest.layers:
         check_path(layer.title, where)
         if layer.title in files:
-            raise SyncProblem(f"{where}: it lists `{layer.title}` twice")
+            raise SyncProblem(f"{where}: the manifest lists `{layer.title}` twice")
         files[layer.title] = layer
     folders = {parent.as_posix() for path in files for parent in PurePosixPath(path).parents}
     if both := sorted(folders & files.keys()):
-        raise SyncProblem(f"{where}: `{both[0]}` is a file and a folder there")
+        raise SyncProblem(f"{where}: `{both[0]}` is both a file and a folder")
     check_repository(files, where)
     return files
 
@@ -158,36 +159,36 @@ def check_path(path: str, where: str) -> None:
     """Check that a path is one of a model repository: `model/file` or `model/revision/...`.
 
     Raises:
-        SyncProblem: it is not, or leads out of it.
+        SyncProblem: the path has another form, or leads out of the repository.
     """
     model, *rest = path.split("/")
     is_plain = all(part and not part.startswith(".") and part.isprintable() for part in rest)
-    # A name on a disk need not be UTF-8: such ones are not printable.
+    # A file name need not be valid UTF-8. Such a name is not printable.
     longest = max(len(part.encode(errors="surrogatepass")) for part in ("", *rest))
     shown = path[:100].encode(errors="backslashreplace").decode()
     if len(path) > _LONGEST_PATH or longest > _LONGEST_NAME:
         raise SyncProblem(
-            f"{where}: `{shown}...` is too long: names have {_LONGEST_NAME} bytes at most, "
-            f"paths {_LONGEST_PATH}"
+            f"{where}: `{shown}...` is too long: a name may have {_LONGEST_NAME} bytes, and a "
+            f"path {_LONGEST_PATH} characters"
         )
     if not NAME.fullmatch(model) or not rest or not is_plain or "\\" in path:
         raise SyncProblem(
-            f"{where}: `{shown}` is no path of a model repository, such as "
-            "`sentiment/1/model.onnx`; `sluicegate models push` writes sources"
+            f"{where}: `{shown}` is not a path in a model repository, such as "
+            "`sentiment/1/model.onnx`; write the source with `sluicegate models push`"
         )
 
 
 def check_repository(files: Mapping[str, object], where: str) -> None:
-    """Check that there is a revision of a model among `files`.
+    """Check that `files` contain a revision of a model.
 
     Raises:
-        SyncProblem: there is none.
+        SyncProblem: they contain none.
     """
     if not any(revision_of(path) for path in files):
-        raise SyncProblem(f"{where}: there is no revision of a model in it")
+        raise SyncProblem(f"{where}: there is no revision of a model")
 
 
 def revision_of(path: str) -> str:
-    """Return the folder of the revision that a file is part of, empty for a file beside them."""
+    """Return the revision folder of a file; empty for a file beside the revisions."""
     model, number, *rest = path.split("/")
     return f"{model}/{number}" if rest and number.isdecimal() else ""

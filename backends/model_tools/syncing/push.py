@@ -1,4 +1,4 @@
-"""Pushes a model repository to where `models sync` finds it."""
+"""Pushes a model repository to a store, from which `models sync` copies it."""
 
 import tempfile
 from collections.abc import Collection
@@ -14,18 +14,18 @@ from backends.model_tools.syncing.manifest import (
     write_manifest,
 )
 from backends.model_tools.syncing.stores import ArtifactStore
-from backends.model_tools.syncing.synchronise import is_hidden
+from backends.repository.model import is_hidden
 
 
 def push(
     root: Path, store: ArtifactStore, *, tag: str, models: Collection[str], force: bool = False
 ) -> str:
-    """Store the files of `models` (empty: all), then a manifest of them; return its digest.
+    """Store the files of `models` (all, if empty) and their manifest; return its digest.
 
-    Files that are there already, of the same size, are not sent again but by `force`.
+    A file that the store has, with the same size, is sent again only with `force`.
 
     Raises:
-        SyncProblem: there is no such model, or it cannot be written there.
+        SyncProblem: a model does not exist, or the store cannot be written.
     """
     found = _repository(root, models)
     digests = {path: digest_file(file) for path, file in found.items()}

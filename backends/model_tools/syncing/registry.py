@@ -1,4 +1,4 @@
-"""Keeps artifacts in a registry, by the protocol of OCI's distribution specification."""
+"""Stores artifacts in a registry, by OCI's distribution specification."""
 
 import base64
 import contextlib
@@ -40,11 +40,11 @@ _HUB = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 class RegistryStore:
-    """Implements `ArtifactStore` for the repository `name` of a registry.
+    """Implements `ArtifactStore` with the repository `name` of a registry.
 
-    Credentials are those that `docker login` and `podman login` keep. They are sent to the registry
-    itself, and to where it gives tokens, alone. On loopback, or with `plain_http`, the registry is
-    asked over HTTP, else over HTTPS alone.
+    Credentials are read from the files of `docker login` and `podman login`. They are sent only to
+    the registry and its token service. The scheme is HTTPS, or HTTP on loopback and with
+    `plain_http`.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:
@@ -59,7 +59,7 @@ class RegistryStore:
     def manifest(self, reference: str) -> tuple[str, bytes]:
         """Return a manifest; see `ArtifactStore`."""
         what = f"the manifest `{reference}`"
-        with self._asked("GET", f"manifests/{reference}", {"Accept": _ACCEPT}) as response:
+        with self._request("GET", f"manifests/{reference}", {"Accept": _ACCEPT}) as response:
             self._check(response, what, _OK)
             content = read_document(response.iter_bytes(), f"{self._where}: {what}")
         said = response.headers.get("docker-content-digest") or sha256(content)
@@ -69,51 +69,51 @@ class RegistryStore:
         """Yield a blob; see `ArtifactStore`."""
         own = {"Range": f"bytes={start}-"} if start else {}
         headers = {"Accept-Encoding": "identity", **own}
-        with self._asked("GET", f"blobs/{digest}", headers) as response:
+        with self._request("GET", f"blobs/{digest}", headers) as response:
             if start and response.status_code in (_OK, _OUT_OF_RANGE):
                 return
             self._check(response, f"the blob `{digest}`", _PARTIAL if start else _OK)
-            # As it arrives: what came before a cut is kept.
+            # Raw, so that the bytes before an interruption are kept.
             yield from response.iter_raw()
 
     def has(self, digest: str, size: int) -> bool:
         """Return whether a blob is there; see `ArtifactStore`."""
-        with self._asked("HEAD", f"blobs/{digest}") as response:
+        with self._request("HEAD", f"blobs/{digest}") as response:
             said = response.headers.get("content-length", str(size))
             return response.status_code == _OK and said == str(size)
 
     def put_blob(self, digest: str, path: Path) -> None:
         """Store a blob; see `ArtifactStore`."""
-        with self._asked("POST", "blobs/uploads/") as began:
+        with self._request("POST", "blobs/uploads/") as began:
             self._check(began, "an upload", 202)
-            place = self._led(self._base, began).copy_merge_params({"digest": digest})
+            place = self._redirect_target(self._base, began).copy_merge_params({"digest": digest})
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Length": str(path.stat().st_size),
         }
-        with path.open("rb") as file, self._asked("PUT", place, headers, file) as response:
+        with path.open("rb") as file, self._request("PUT", place, headers, file) as response:
             self._check(response, f"the blob `{digest}`", _CREATED)
 
     def put_manifest(self, digest: str, content: bytes, tag: str) -> None:
         """Store a manifest; see `ArtifactStore`."""
         for reference in (digest, tag):
             own = {"Content-Type": MANIFEST}
-            with self._asked("PUT", f"manifests/{reference}", own, content) as response:
+            with self._request("PUT", f"manifests/{reference}", own, content) as response:
                 self._check(response, f"the manifest `{reference}`", _CREATED)
 
     def close(self) -> None:
-        """Close connections; see `ArtifactStore`."""
+        """Close the connections; see `ArtifactStore`."""
         self._client.close()
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self,
         method: str,
         place: str | httpx.URL,
         headers: Mapping[str, str] | None = None,
         content: io.BufferedReader | bytes | None = None,
     ) -> Iterator[httpx.Response]:
-        """Send a request; log in where the registry asks for it, and follow where it leads."""
+        """Send a request; log in if the registry demands it, and follow redirects."""
         with self._translated():
             url = self._base.join(place)
             has_logged_in = False
@@ -128,8 +128,8 @@ class RegistryStore:
                     if method not in ("GET", "HEAD") or response.status_code not in _MOVED:
                         yield response
                         return
-                    url = self._led(url, response)
-        raise SyncProblem(f"{self._where}: the registry leads from place to place without end")
+                    url = self._redirect_target(url, response)
+        raise SyncProblem(f"{self._where}: the registry redirects too often")
 
     def _send(
         self,
@@ -148,18 +148,17 @@ class RegistryStore:
         )
         return self._client.send(request, stream=True)
 
-    def _led(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
-        """Return where an answer leads."""
+    def _redirect_target(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         target = url.join(response.headers.get("location", ""))
         if url.scheme == "https" and target.scheme != "https":
             raise SyncProblem(
-                f"{self._where}: the registry leads from HTTPS to {target.scheme}://{target.host}, "
-                "which is not secure"
+                f"{self._where}: the registry redirects from HTTPS to "
+                f"{target.scheme}://{target.host}, which is not secure"
             )
         return target
 
     def _log_in(self, challenge: str) -> bool:
-        """Answer a challenge, by a token or by name and password; return whether that was done."""
+        """Answer a login challenge with a token or a password; return whether that was possible."""
         kind, _, rest = challenge.partition(" ")
         if kind.lower() == "basic" and self._credentials:
             self._authorization = f"Basic {self._credentials}"
@@ -173,8 +172,8 @@ class RegistryStore:
 
     def _token(self, parameters: dict[str, str]) -> str:
         realm = httpx.URL(parameters.pop("realm", ""))
-        # Over HTTP anybody may have written the challenge, and a password that came over HTTPS must
-        # not leave over HTTP.
+        # A challenge that came over HTTP may be forged, so the password goes only to the registry
+        # itself. After HTTPS, it must not be sent over HTTP.
         is_over_http = self._base.scheme == "http"
         may_know = realm.host == self._base.host if is_over_http else realm.scheme == "https"
         own = {"Authorization": f"Basic {self._credentials}"} if self._credentials else {}
@@ -182,7 +181,7 @@ class RegistryStore:
             "GET", realm.copy_merge_params(parameters), headers=own if may_know else {}
         )
         with contextlib.closing(self._client.send(request, stream=True)) as told:
-            content = read_document(told.iter_bytes(), f"{self._where}: the answer with a token")
+            content = read_document(told.iter_bytes(), f"{self._where}: the token")
         try:
             document = json.loads(content) if told.status_code == _OK else {}
             token = str(document.get("token") or document.get("access_token") or "")
@@ -194,20 +193,20 @@ class RegistryStore:
         if response.status_code == expected:
             return
         if response.status_code == _NOT_FOUND:
-            raise SyncProblem(f"{self._where}: {what} is not there")
+            raise SyncProblem(f"{self._where}: {what} does not exist")
         if response.status_code == _UNAUTHORIZED:
             raise SyncProblem(
-                f"{self._where}: the registry wants credentials: log in (`docker login`), or "
-                "name the folder of its `config.json` in `DOCKER_CONFIG`; credential helpers "
-                "(`credsStore`) are not asked"
+                f"{self._where}: the registry needs credentials: log in (`docker login`), or "
+                "set `DOCKER_CONFIG` to the folder of a `config.json`; credential helpers "
+                "(`credsStore`) are not supported"
             )
-        raise SyncProblem(f"{self._where}: the registry answers {response.status_code} for {what}")
+        raise SyncProblem(f"{self._where}: the registry answered {response.status_code} for {what}")
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        # `ValueError` for addresses and headers that cannot be sent.
+        # `ValueError` stands for addresses and headers that cannot be sent.
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, ValueError) as error:
             reason = type(error).__name__
             raise SyncProblem(f"{self._where}: the registry cannot be reached: {reason}") from None
@@ -218,7 +217,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 
 def _credentials(host: str) -> str:
-    """Return name and password of a registry in base64, as login commands keep them."""
+    """Return a registry's user name and password in base64, as login commands store them."""
     key = "https://index.docker.io/v1/" if host in _HUB else host
     for path in _credential_files():
         try:

@@ -1,4 +1,4 @@
-"""Opens the places that hold repositories as artifacts: folders, buckets of S3, registries."""
+"""Opens the stores of artifacts: folders, S3 buckets and registries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,44 +11,44 @@ from backends.model_tools.syncing.manifest import SyncProblem
 
 _TAG = "latest"
 _FORMS = (
-    "`s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`, each with "
-    "`@sha256:...` behind it for one manifest"
+    "`s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`; `@sha256:...` after it "
+    "selects one manifest"
 )
 
 
 class ArtifactStore(Protocol):
-    """Keeps manifests and blobs by digest. Calls block, and raise `SyncProblem`."""
+    """Stores manifests and blobs by digest. Calls block, and raise `SyncProblem`."""
 
     def manifest(self, reference: str) -> tuple[str, bytes]:
         """Return a manifest by its tag or digest, and the digest that its content should have."""
         ...
 
     def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:
-        """Yield the content of a blob from byte `start` on; what is yielded is not verified.
+        """Yield the content of a blob from byte `start` on, without verifying it.
 
-        A store that cannot begin there yields nothing.
+        A store that cannot start there yields nothing.
         """
         ...
 
     def has(self, digest: str, size: int) -> bool:
-        """Return whether a blob is there, as large as it should be; it is not read."""
+        """Return whether a blob of this size exists; its content is not read."""
         ...
 
     def put_blob(self, digest: str, path: Path) -> None:
-        """Store the content of a file, as a whole."""
+        """Store the content of a file atomically."""
         ...
 
     def put_manifest(self, digest: str, content: bytes, tag: str) -> None:
-        """Store a manifest, and have `tag` name it from now on."""
+        """Store a manifest, and point `tag` to it."""
         ...
 
     def close(self) -> None:
-        """Close connections."""
+        """Close the connections."""
         ...
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Names an artifact: where it is, and the tag or digest of its manifest."""
+    """Identifies an artifact: its store, and the tag or digest of its manifest."""
 
     scheme: str
     host: str
@@ -57,15 +57,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it is one manifest for ever."""
+        """Whether `reference` is a digest, so that the artifact never changes."""
         return self.reference.startswith("sha256:")
 
 
 def read_source(text: str) -> Source:
-    """Return what a URL names.
+    """Parse the URL of a source.
 
     Raises:
-        SyncProblem: it has another form.
+        SyncProblem: the URL has another form.
     """
     address, at, digest = text.partition("@sha256:")
     parts = urlsplit(address)
@@ -78,11 +78,11 @@ def read_source(text: str) -> Source:
     is_complete = bool(parts.netloc if parts.scheme in ("s3", "oci") else path.startswith("/"))
     named = path.strip("/") or parts.scheme == "s3"
     if parts.scheme not in ("s3", "oci", "file") or not (is_complete and named):
-        raise SyncProblem(f"`{_without_password(text)}` is no place of models: it is {_FORMS}")
+        raise SyncProblem(f"`{_without_password(text)}` is not a source; it must be {_FORMS}")
     if parts.username is not None or parts.query or parts.fragment:
         raise SyncProblem(
-            f"`{_without_password(text)}`: credentials and parameters are no part of the address; "
-            "they come from the environment"
+            f"`{_without_password(text)}`: a source must not have credentials or parameters; "
+            "set credentials in the environment"
         )
     return Source(scheme=parts.scheme, host=parts.netloc, path=path, reference=reference)
 
@@ -93,7 +93,7 @@ def open_store(source: Source, *, plain_http: bool = False) -> ArtifactStore:
     Raises:
         SyncProblem: a library is missing.
     """
-    # Each needs a library of its own.
+    # Imported late, because each store needs another library.
     if source.scheme == "oci":
         from backends.model_tools.syncing.registry import RegistryStore  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Makes a repository hold what a source holds: verified first, then put in place by renames."""
+"""Copies a source to a repository: verifies every file, then renames revisions into place."""
 
 import fcntl
 import os
@@ -24,18 +24,19 @@ from backends.model_tools.syncing.manifest import (
 )
 from backends.model_tools.syncing.stores import ArtifactStore
 from backends.repository.last_good import read_last_good
+from backends.repository.model import is_hidden
 from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"
-# What backends write into a model's folder.
+# Files that backends write into a model's folder.
 _MEASURED = re.compile(r"\.(last-served|admitted|tuning|forms)\.json(\.\d+)?|\.prepacked")
 Files = Mapping[str, FileDigest]
 _State = Mapping[str, tuple[int, int, int]]
-"""Of each file inode, size and time of its last change."""
+"""Inode, size and modification time of each file."""
 
 
 class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which manifest is in place, and what that changed: revisions, and files beside them."""
+    """Names the manifest that is in place, and the revisions and files that changed."""
 
     digest: str
     changed: list[str] = []
@@ -43,10 +44,10 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Synchroniser:
-    """Synchronises a repository, as often as it is asked to.
+    """Synchronises a repository, once or repeatedly.
 
-    What is in place is verified by its digests at the first time, and where a file has changed
-    since; what differs is fetched anew.
+    The first run verifies the digests of all files in place. Later runs verify only files that
+    changed since. A file that differs is fetched again.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Synchroniser:
         prune: bool,
         models: Sequence[str] = ("*",),
     ) -> None:
-        """`name` is the source's, for the record and messages; `models` are patterns of names.
+        """`name` is the source, for the record and messages; `models` are patterns of model names.
 
-        Without `prune` a revision that left the source stays until a backend has served another
-        one in its place; a model that left it stays.
+        Without `prune`, a revision that left the source is kept until a backend has served another
+        one in its place, and a model that left the source is kept.
         """
         self._store = store
         self._root = root
@@ -71,11 +72,11 @@ class Synchroniser:
         self._verified: dict[str, tuple[Files, _State]] = {}
 
     def run(self, reference: str) -> SyncResult:
-        """Fetch and verify all that is missing, then put it in place.
+        """Fetch and verify all missing files, then put them in place.
 
         Raises:
-            SyncProblem: the source, or a file in it, is missing, truncated or altered, and nothing
-                in the repository has changed; or the repository cannot be written.
+            SyncProblem: a file of the source is missing, truncated or altered, and the repository
+                is unchanged; or the repository cannot be written.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -83,12 +84,12 @@ class Synchroniser:
                 try:
                     return self._run(reference)
                 finally:
-                    # Blobs stay after a failure: the next run goes on with them.
+                    # Blobs are kept after a failure, and the next run continues with them.
                     for name in ("image", "staged"):
                         shutil.rmtree(self._root / _STAGING / name, ignore_errors=True)
         except OSError as error:
             place = error.filename or self._root
-            raise SyncProblem(f"{place}: it cannot be written: {error.strerror}") from None
+            raise SyncProblem(f"{place}: cannot be written: {error.strerror}") from None
 
     def _run(self, reference: str) -> SyncResult:
         digest, manifest = fetch_manifest(self._store, reference)
@@ -103,11 +104,11 @@ class Synchroniser:
         if changed:
             needed = {path for unit in changed for path in units[unit]}
             ready = ready or self._fetch({path: files[path] for path in needed})
-            # First, so that a sync after a killed one knows what is its own.
+            # Written before files move, so that a sync after a crash knows its own files.
             self._write(SyncRecord(source=self._name, files=dict(record.files) | dict(files)))
             staged = self._stage(needed, ready)
             self._make_room(changed, gone)
-            # Files beside the revisions last: they say which of these are served.
+            # Files beside the revisions come last, because they select the served revisions.
             for unit in sorted(changed, key=lambda each: (not _is_revision(each), each)):
                 self._place(unit, staged)
                 self._verified[unit] = units[unit], _state(_files_of(self._root, unit))
@@ -129,7 +130,7 @@ class Synchroniser:
     def _contents(
         self, digest: str, manifest: Manifest, record: SyncRecord
     ) -> tuple[dict[str, FileDigest], dict[str, Path]]:
-        """Return the files of a source; those of an image as they were extracted, too."""
+        """Return the digests of a source's files, and the extracted files of an image."""
         archives = [layer for layer in manifest.layers if layer.is_archive]
         if not archives:
             found = artifact_files(manifest, self._name)
@@ -163,7 +164,7 @@ class Synchroniser:
         }
 
     def _holds(self, unit: str, files: Files) -> bool:
-        """Return whether a unit is in place as it should be, to the byte."""
+        """Return whether the files of a unit are in place, byte by byte."""
         found = _files_of(self._root, unit)
         state = _state(found)
         if self._verified.get(unit) == (files, state):
@@ -177,17 +178,17 @@ class Synchroniser:
         return True
 
     def _check_owner(self, changed: set[str], record: SyncRecord) -> None:
-        """Raise where a revision that somebody else made is in the way."""
+        """Refuse to replace a revision that no sync has written."""
         known = by_unit(record.files)
         for unit in sorted(changed):
             if unit not in known and _files_of(self._root, unit).keys() - record.files.keys():
                 raise SyncProblem(
-                    f"{self._root / unit}: it differs from that of {self._name}, and no "
-                    "`models sync` brought it; rename or remove it"
+                    f"{self._root / unit}: differs from the revision of {self._name}, and was not "
+                    "written by `models sync`; rename or remove it"
                 )
 
     def _stage(self, paths: Collection[str], ready: Mapping[str, Path]) -> Path:
-        """Lay files out as they are to be."""
+        """Link the files into a staging folder, by their paths; return the folder."""
         staged = self._folder("staged", empty=True)
         for path in paths:
             target = staged / path
@@ -196,7 +197,7 @@ class Synchroniser:
         return staged
 
     def _make_room(self, changed: set[str], gone: Collection[str]) -> None:
-        """Make the folders that units go to; files that left are removed where folders change."""
+        """Create the parent folders of units, and remove files that are in their way."""
         folders = {each.as_posix() for unit in changed for each in PurePosixPath(unit).parents}
         for unit in gone:
             place = self._root / unit
@@ -207,7 +208,7 @@ class Synchroniser:
             (self._root / unit).parent.mkdir(parents=True, exist_ok=True)
 
     def _place(self, unit: str, staged: Path) -> None:
-        """Put a revision's folder, or a file beside revisions, in place by a rename."""
+        """Rename a revision's folder, or a file beside the revisions, into place."""
         place = self._root / unit
         if place.is_dir() or (place.exists() and (staged / unit).is_dir()):
             place.rename(self._folder("replaced", empty=True) / "folder")
@@ -215,7 +216,7 @@ class Synchroniser:
         _sync_folder(place.parent)
 
     def _remove(self, unit: str, units: Mapping[str, Files]) -> bool:
-        """Remove what left the source, if it may go; return whether it is gone."""
+        """Remove a unit that left the source, if it may be removed; return whether it is gone."""
         place, model = self._root / unit, self._root / unit.partition("/")[0]
         if not place.exists():
             return True
@@ -250,7 +251,7 @@ class Synchroniser:
 
 
 def by_unit(files: Files) -> dict[str, Files]:
-    """Return files by what is put in place at once: a revision, or one file beside revisions."""
+    """Group files by unit: a revision, or a file beside revisions. A unit is replaced at once."""
     units: defaultdict[str, dict[str, FileDigest]] = defaultdict(dict)
     for path, each in files.items():
         units[revision_of(path) or path][path] = each
@@ -263,12 +264,12 @@ def _only_one(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SyncProblem(f"{root}: another `models sync` is at work there") from None
+            raise SyncProblem(f"{root}: another `models sync` is running") from None
         yield
 
 
 def _files_of(root: Path, unit: str) -> dict[str, Path]:
-    """Return the files of a unit by their paths, without those that are no part of a model."""
+    """Return the files of a unit by their paths, without hidden files and bytecode."""
     place = root / unit
     found = [place] if place.is_file() else place.rglob("*") if place.is_dir() else ()
     paths = {each.relative_to(root).as_posix(): each for each in found if each.is_file()}
@@ -280,13 +281,8 @@ def _state(files: Mapping[str, Path]) -> _State:
     return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
 
 
-def is_hidden(path: str) -> bool:
-    """Return whether a file is no part of a model: hidden, or Python's byte code."""
-    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))
-
-
 def _remove_empty(folder: Path, model: Path) -> None:
-    """Remove folders of a model that hold nothing, up to its own with what backends wrote there."""
+    """Remove a model's empty folders, and its own folder if only files of backends are left."""
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
             return
@@ -305,9 +301,9 @@ def _file_digest(blob: Descriptor) -> FileDigest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where it has one, so that no two in place are the same.
+    """Hard-link a file; copy it if it has another link.
 
-    Whoever altered one of these would alter the other.
+    Two files of the repository must not share content, because changing one would change both.
     """
     try:
         if source.stat().st_nlink == 1:
@@ -319,7 +315,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have renames in a folder outlive the machine's end."""
+    """Sync a folder to the disk, so that renames in it survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Runs texts through a graph and keeps a sample of what goes into its products."""
+"""Runs texts through a graph, and keeps samples of the inputs of its products."""
 
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _SAMPLES = 1024
 def collect(
     model: ModelProto, products: Sequence[Product], batches: Sequence[TextBatch]
 ) -> dict[str, Samples]:
-    """Return samples of the activations of every product, by the product's name."""
+    """Return samples of every product's activations, by the product's name."""
     names = list(dict.fromkeys(product.activations for product in products))
     collectors = {name: _Collector() for name in names}
     tokens = sum(int(batch.padded.mask.sum()) for batch in batches)
@@ -32,8 +32,8 @@ def collect(
     for mask, tensors in _activations(expose(model, names), names, batches):
         stop = start + int(mask.sum())
         for collector, tensor in zip(collectors.values(), tensors, strict=True):
-            # A graph that computes real tokens only has left the padding out already; behind the
-            # pooling there is a row a text, and all of those are few.
+            # Graphs that compute real tokens only have no padding. A tensor after pooling has one
+            # row for each text, and all of these are kept.
             real = tensor if tensor.ndim == mask.ndim else tensor[mask]
             few = len(real) != stop - start
             collector.add(real, np.ones(len(real), dtype=np.bool_) if few else chosen[start:stop])
@@ -42,7 +42,7 @@ def collect(
 
 
 class _Collector:
-    """Collects the rows of one tensor: keeps some, counts all in the extremes."""
+    """Collects rows of one tensor: keeps some, and the extremes of all."""
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []
@@ -65,7 +65,7 @@ class _Collector:
 def _activations(
     model: ModelProto, names: list[str], batches: Sequence[TextBatch]
 ) -> Iterable[tuple[NDArray[np.bool_], list[FloatArray]]]:
-    """Yield for each batch which places hold tokens, and the tensors `names`."""
+    """Yield for each batch the mask of its tokens, and the tensors `names`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "exposed.onnx")
         path.write_bytes(model.SerializeToString())

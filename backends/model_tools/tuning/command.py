@@ -20,10 +20,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command("tune")
 @click.argument("name", metavar="MODEL")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
-@click.option("--threads", type=int, help="The most one-thread runs at a time (0: one per core).")
-@click.option("--texts", type=_FILE, help="Texts to measure with, one a line or CSV.")
+@click.option("--threads", type=int, help="The most worker threads to try (0: one per core).")
+@click.option("--texts", type=_FILE, help="Texts to measure with: one per line, or CSV.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
-@click.option("--plot", type=_FILE, help="Where to draw the sweep.  [default: tune-MODEL.svg]")
+@click.option("--plot", type=_FILE, help="File for the plot.  [default: tune-MODEL.svg]")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 def tune_command(
@@ -37,10 +37,11 @@ def tune_command(
     dry_run: bool,
     wanted: VariantOptions | None,
 ) -> None:
-    """Find the best batches and threads for MODEL on this machine.
+    """Find the best batch size and number of threads for MODEL on this machine.
 
-    With --precision, make a variant of MODEL: it becomes the newest revision if it stays within
-    the bounds, and is refused with its numbers (exit code 1) if it does not.
+    With --precision, make a variant of MODEL in another precision instead. The variant becomes the
+    newest revision if it stays within the bounds. If not, its measurements are printed and the exit
+    code is 1.
     """
     settings = read_settings(models=models, threads=threads)
     if wanted is None:
@@ -64,7 +65,7 @@ def tune_batches(
     plot: Path,
     dry_run: bool,
 ) -> None:
-    """Sweep, print the table, draw the plot and keep the setting.
+    """Measure all settings, print the table, draw the plot and record the best setting.
 
     Raises:
         StartProblem: the model cannot be measured, or the plot cannot be written.
@@ -82,4 +83,4 @@ def tune_batches(
         click.echo(line)
     click.echo(f"plot: {plot}" if draw_sweep(sweep, plot) else NO_PLOT)
     if not dry_run and not keep(settings, sweep):
-        click.echo("the setting was not kept: the model's folder cannot be written", err=True)
+        click.echo("cannot record the setting: the model's folder is read-only", err=True)

@@ -1,4 +1,4 @@
-"""Measures the memory that an open graph takes, in a process of its own."""
+"""Measures the memory of an open graph in a separate process."""
 
 import subprocess
 import sys
@@ -11,9 +11,10 @@ _SECONDS = 120
 
 
 def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
-    """Return the bytes that a session over a graph takes after a batch on the CPU.
+    """Return the bytes that a session over a graph takes after one batch on the CPU.
 
-    `None` where its process fails. This process holds too much beside it to tell.
+    Return `None` if the process fails. The memory is measured in a new process, because this one
+    holds too much other memory.
     """
     length = str(min(max_tokens, _TOKENS))
     command = [sys.executable, "-m", "backends.model_tools.tuning.memory", str(graph), length]
@@ -25,7 +26,7 @@ def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
 
 
 def _run(graph: Path, length: int) -> int:
-    import numpy as np  # noqa: PLC0415 - before it is imported, there is nothing to compare with
+    import numpy as np  # noqa: PLC0415 - imported before the first measurement, so not counted
 
     from backends.executors.graph import read_inputs  # noqa: PLC0415
     from backends.executors.padded_batch import ones  # noqa: PLC0415

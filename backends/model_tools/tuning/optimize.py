@@ -1,4 +1,4 @@
-"""Makes the quickest variant of a model that answers alike, serves it, and measures the result."""
+"""Makes variants of a model, publishes the quickest accepted one, and measures it."""
 
 from pathlib import Path
 from typing import get_args
@@ -7,7 +7,6 @@ import msgspec
 
 from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
-from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
@@ -16,8 +15,9 @@ from backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
     describe_report,
-    written,
+    temporary_graph,
 )
+from backends.model_tools.tuning.variant_maker import VariantMaker
 from backends.model_tools.tuning.variant_options import GateOptions
 from backends.qualification.golden_texts import read_golden
 from backends.qualification.text_runs import SpeedSample, measure_speed
@@ -26,7 +26,7 @@ from backends.settings import BackendSettings
 
 
 class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what is known of one variant; without a `report` it was not judged, and says why."""
+    """Holds one variant; without a `report` it was not judged, and `reasons` says why."""
 
     name: str
     speed: SpeedSample | None = None
@@ -36,9 +36,9 @@ class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what `models optimize` did: every variant, the one that is served, and its sweep.
+    """Holds the result of `models optimize`: all variants, and the sweep of the served model.
 
-    `written` names the folders of new revisions; `sweep` is of the model that is served.
+    `chosen` is the precision of the served model. `written` holds the folders of new revisions.
     """
 
     model: str
@@ -60,17 +60,17 @@ def optimize(
     dry_run: bool,
     echo: Echo,
 ) -> OptimizeResult:
-    """Judge every precision that the device has, publish the quickest accepted, tune its batches.
+    """Judge every precision of the device, publish the quickest accepted, and tune its batching.
 
-    A third of the texts calibrates int8, the others judge.
+    A third of the texts calibrates int8. The others judge all variants.
 
     Raises:
-        StartProblem: the model is not there, is not in fp32 or cannot be measured.
+        StartProblem: the model does not exist, is not in fp32 or cannot be measured.
     """
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     calibrate, judging = (subject.suited(part, texts) for part in read_golden(texts).split())
     gate = VariantGate(subject, judging, bounds=limits.bounds, min_speedup=limits.min_speedup)
-    work = Precision(subject, bounds=limits.bounds, echo=echo)
+    maker = VariantMaker(subject, bounds=limits.bounds, echo=echo)
     graphs: dict[str, bytes | None] = {}
     variants: list[VariantEntry] = []
     for profile in get_args(Profile):
@@ -79,7 +79,7 @@ def optimize(
             variants.append(VariantEntry(name=profile, reasons=[ELSEWHERE[profile]]))
         else:
             try:
-                graphs[profile], report = work.make(profile, gate, calibrate=calibrate)
+                graphs[profile], report = maker.make(profile, gate, calibrate=calibrate)
             except (BackendError, StartProblem) as error:
                 variants.append(VariantEntry(name=profile, reasons=[str(error)]))
             else:
@@ -92,7 +92,7 @@ def optimize(
     served = folders[-1].parent.name if folders else name
     sweep = tune_speed(settings, served, texts=judging.texts, seconds=seconds)
     if not dry_run and not keep(settings, sweep):
-        echo("the setting was not kept: the model's folder cannot be written")
+        echo("cannot record the setting: the model's folder is read-only")
     return OptimizeResult(
         model=name,
         calibrated=len(calibrate.texts),
@@ -109,13 +109,13 @@ def _gain(entry: VariantEntry) -> float:
 
 
 def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
-    """Return what a graph, or the model's own, takes where ONNX Runtime runs it on the CPU."""
+    """Return the bytes that a graph takes on the CPU; without `graph`, those of the model's own."""
     if settings.provider != "cpu":
         return None
     most = subject.manifest.max_tokens
     if graph is None:
         return measure_memory(subject.graph, max_tokens=most)
-    with written(graph) as path:
+    with temporary_graph(graph) as path:
         return measure_memory(path, max_tokens=most)
 
 
@@ -130,7 +130,7 @@ def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
 
 
 def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
-    """Return what fp32 was measured at beside the variants, or measure it."""
+    """Return the entry of fp32, measured beside a variant, or now if there is no variant."""
     before = [entry.report.before for entry in variants if entry.report is not None]
     speed = before[0] if before else measure_speed(*gate.reference_runs)
     return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)

@@ -1,4 +1,4 @@
-"""Implements `models optimize`: judges variants, serves the quickest, and writes a report."""
+"""Implements `models optimize`: publishes the quickest accepted variant, and writes a report."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.command("optimize")
 @click.argument("name", metavar="MODEL")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
-@click.option("--threads", type=int, help="The most one-thread runs at a time (0: one per core).")
-@click.option("--texts", type=_FILE, required=True, help="Texts, one a line or CSV.")
-@click.option("--price", type=click.FloatRange(min=0), help="What an hour of the machine costs.")
+@click.option("--threads", type=int, help="The most worker threads to try (0: one per core).")
+@click.option("--texts", type=_FILE, required=True, help="Texts: one per line, or CSV.")
+@click.option("--price", type=click.FloatRange(min=0), help="Price of the machine per hour.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
-@click.option("--report", type=_FILE, help="Where to write.  [default: optimize-MODEL.md]")
+@click.option("--report", type=_FILE, help="File for the report.  [default: optimize-MODEL.md]")
 @gate_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 def optimize_command(
@@ -33,10 +33,10 @@ def optimize_command(
     gate: GateOptions,
     dry_run: bool,
 ) -> None:
-    """Make MODEL as quick as this machine allows, and report what was tried.
+    """Make MODEL as quick as this machine allows, and write a report.
 
-    Every precision that the device has is judged against fp32 on two thirds of the texts. The
-    quickest that stays within the bounds becomes the newest revision; its batches are tuned.
+    Every precision that the device supports is compared with fp32 on two thirds of the texts. The
+    quickest variant within the bounds becomes the newest revision, and its batching is tuned.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()

@@ -1,4 +1,4 @@
-"""Writes the report page of `models optimize` in Markdown."""
+"""Writes the report of `models optimize` in Markdown."""
 
 from collections.abc import Sequence
 
@@ -6,22 +6,22 @@ from backends.model_tools.tuning.optimize import OptimizeResult, VariantEntry
 from backends.model_tools.tuning.variant_gate import describe_verdict
 
 _HEADINGS = (
-    *("variant", "verdict", "rows/s", "times fp32", "p95 of a batch"),
-    *("answers that change", "accuracy", "memory", "a million rows"),
+    *("variant", "verdict", "rows/s", "speed (fp32 = 1)", "p95 of a batch"),
+    *("results that change", "accuracy", "memory", "a million rows"),
 )
 _MIB = 1024 * 1024
 _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
 _NONE = "-"
 _METHOD = (
-    "Rows a second and p95 are of batches of rows of like length on all threads, in turns; "
-    "memory is that of a process with the graph open on the CPU. `sluicegate models reload` has "
-    "backends read what was written."
+    "Rows a second and p95 are measured with batches of rows of similar length, on all threads, in "
+    "alternating rounds. Memory is that of a process with the graph open on the CPU. After "
+    "`sluicegate models reload`, backends use what was written."
 )
 
 
 def write_report(result: OptimizeResult, *, price: float | None, plot: str | None) -> str:
-    """Return the page; `price` is what an hour of the machine costs."""
+    """Return the report; `price` is the price of the machine per hour."""
     sweep, best = result.sweep, result.sweep.best
     machine = sweep.machine
     rows = [_row(result, entry, price) for entry in result.variants]
@@ -29,7 +29,7 @@ def write_report(result: OptimizeResult, *, price: float | None, plot: str | Non
         f"# `{result.model}`: {result.chosen}",
         "",
         f"- Machine: {', '.join([*machine.devices, *machine.runtimes])}; {machine.date}.",
-        f"- {result.judged:,} texts or pairs judge, {result.calibrated:,} others calibrate int8.",
+        f"- {result.judged:,} texts or pairs judged, {result.calibrated:,} others calibrated int8.",
         f"- Served: `{sweep.model}` in {result.chosen}.",
         f"- Batches: {best.batch_size} rows, {best.threads} at a time.",
         *(f"- Written: `{folder}`." for folder in result.written),
@@ -87,7 +87,6 @@ def _cost(rows_per_second: float, price: float | None) -> str:
 
 
 def _details(entry: VariantEntry) -> list[str]:
-    """Return what judged a variant, and why it is not served."""
     lines = [f"- {reason}" for reason in entry.reasons]
     if entry.report is not None:
         verdict = describe_verdict(entry.report.verdict, entry.name)
@@ -108,7 +107,7 @@ def _sweep(result: OptimizeResult) -> list[str]:
     return [
         *_table(("batches at a time", "rows a batch", "rows/s", "p95 of a batch"), batches),
         "",
-        *_table(("clients", "rows/s", "p95 of an answer"), clients),
+        *_table(("clients", "rows/s", "p95 of a response"), clients),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Publishes an accepted variant in the repository, as the model's next revision."""
+"""Publishes an accepted variant in the repository as the model's next revision."""
 
 import shutil
 from pathlib import Path
@@ -23,38 +23,39 @@ _STAGING = ".tuning-"
 def publish(
     models: Path, subject: TunedModel, graph: bytes | None, report: VariantReport
 ) -> list[Path]:
-    """Write the model's next revision, complete before it is seen; return what was written.
+    """Write the model's next revision atomically; return the folders that were written.
 
-    Without a `graph` its files stay, with the forms for other devices: the precision alone is new.
-    Below a head that is an encoder as well. Its name holds the head's: it was judged for that
-    head's labels and for no other. An encoder that has heads stays as it is for them, and the
-    variant gets a name of its own.
+    Without a `graph`, the model's files are kept, with their forms, and only the precision changes.
+
+    The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
+    Its name contains the head's name. The variant of an encoder that other models use gets a new
+    name too, so that those models stay unchanged.
 
     Raises:
-        StartProblem: the repository cannot be written, or the encoder's name is another model's.
+        StartProblem: the repository cannot be written, or another model has the new name.
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    model, below, profile = subject.model, subject.below, report.profile
+    model, graph_model, profile = subject.model, subject.graph_model, report.profile
     files = {FILE: certificate}
     if graph is not None:
         files[subject.manifest.graph] = graph
     try:
-        if below is model and not (subject.measure == "vectors" and subject.dependents):
+        if graph_model is model and not (subject.measure == "vectors" and subject.dependents):
             return [_write(models, model, {"profile": profile}, files)]
-        if below is model:
+        if graph_model is model:
             name = f"{model.name}-{profile}"[:_LONGEST_NAME]
             described = {"description": f"`{model.name}` in {profile}.", "profile": profile}
             _check_name(models / name, described["description"])
             return [_write(models, model, described, files, name=name)]
-        name = f"{below.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        name = f"{graph_model.name}-{profile}-{model.name}"[:_LONGEST_NAME]
         encoder = {
-            "description": f"`{below.name}` in {profile}, judged for `{model.name}`.",
+            "description": f"`{graph_model.name}` in {profile}, judged for `{model.name}`.",
             "profile": profile,
             "tasks": [],
         }
         _check_name(models / name, str(encoder["description"]))
         return [
-            _write(models, below, encoder, files, name=name),
+            _write(models, graph_model, encoder, files, name=name),
             _write(models, model, {"encoder": name}, {}),
         ]
     except OSError as error:
@@ -69,14 +70,14 @@ def _write(
     *,
     name: str | None = None,
 ) -> Path:
-    """Write a revision after the newest: the files of `source`, but for those given.
+    """Write the next revision: the files of `source`, except those in `files`.
 
-    Its `model.yaml` is that of `source` with `changes`, under another `name` where one is given.
+    `changes` replace fields of its `model.yaml`. `name` is the model's new name, if any.
     """
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        # Forms for other devices have the weights of the graph, where that is replaced.
+        # Forms share the weights of the old graph, so a new graph cannot keep them.
         forms = () if set(files) <= {FILE} else (FORM_FILES,)
         ignored = shutil.ignore_patterns(".*", *forms, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
@@ -90,10 +91,10 @@ def _write(
 
 
 def _check_name(model: Path, description: str) -> None:
-    """Refuse a folder that is there already and holds another model.
+    """Refuse a name that another model has.
 
     Raises:
-        StartProblem: a revision of it is none that was written for the same head.
+        StartProblem: a revision with this name was not written for the same head.
     """
     for revision in model.iterdir() if model.is_dir() else ():
         if not revision.name.isdecimal():
@@ -105,6 +106,6 @@ def _check_name(model: Path, description: str) -> None:
             is_own = False
         if not is_own:
             raise StartProblem(
-                f"the variant would be called `{model.name}`, and `{revision}` is another model: "
-                "rename that one"
+                f"the variant's name would be `{model.name}`, but `{revision}` is another model; "
+                "rename that model"
             )

@@ -10,9 +10,10 @@ def find_sensitive(
 ) -> frozenset[str]:
     """Return the products to keep in float so that `flips` of them is at most `bound`.
 
-    `flips` says what share of labels flips when all but the given products are in eight bits, and
-    `damage` how far logits move when one alone is. Those that do most damage for their size are
-    kept first; `damage` is only asked when not all can be in eight bits.
+    `flips` returns the share of labels that flip if all other products are in int8. `damage`
+    returns how much logits change if only the given product is in int8. The search keeps products
+    with the most damage for their size first. `damage` is called only if int8 for all products
+    exceeds `bound`.
     """
     if flips(frozenset()) <= bound:
         return frozenset()

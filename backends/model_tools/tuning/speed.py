@@ -1,4 +1,4 @@
-"""Tunes the batching of a model's rows on this machine, and reports it."""
+"""Tunes the batching of a model on this machine."""
 
 import asyncio
 import time
@@ -25,11 +25,11 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.tuned_model import find_graph_model
+from backends.model_tools.tuning.tuned_model import find_graph_model, open_tokenizer
 from backends.pipelines.ask import Pipeline
 from backends.qualification.form_trials import form_trials
 from backends.qualification.golden_texts import GoldenSet, default_texts
-from backends.qualification.judged import kind_of
+from backends.qualification.measures import kind_of
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.tuned import TunedBatching, write_tuned
@@ -39,14 +39,13 @@ from backends.repository.model import Model
 from backends.serving.loading import LoadingTools, graph_source, load_models, make_shared
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, OutputKind, Text
 
 _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all measurements of the graph of `model`, the best of them, and where they are from."""
+    """Holds all measurements of the graph of `model`, the best one, and the machine."""
 
     model: str
     provider: str
@@ -60,24 +59,27 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def tune_speed(
     settings: BackendSettings, name: str, *, texts: Sequence[Text] | None, seconds: float
 ) -> Sweep:
-    """Measure the graph of a model, each setting for `seconds`.
+    """Measure the graph of a model with each setting for `seconds`.
 
     Raises:
-        StartProblem: the model is not there, cannot be loaded or has no graph of its own.
+        StartProblem: the model does not exist, cannot be loaded, or builds on several graphs.
     """
     model = find_graph_model(read_catalogue(settings.models), name)
     return asyncio.run(_tune(settings, model, texts, seconds))
 
 
 def keep(settings: BackendSettings, sweep: Sweep) -> bool:
-    """Write the best setting beside the model; backends of this kind of machine read it."""
+    """Record the best setting in the model's folder, for backends on this kind of machine.
+
+    Return `False` if the folder cannot be written.
+    """
     model = find_graph_model(read_catalogue(settings.models), sweep.model)
     tuned = TunedBatching(rows=sweep.best.batch_size, threads=sweep.best.threads)
     return write_tuned(model.folder, tuned, digest=model.digest, provider=sweep.provider)
 
 
 class _TuningSession:
-    """Serves one model, its graph opened once, with different settings."""
+    """Serves one model with different settings; its graph is opened only once."""
 
     def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
         self._settings = settings
@@ -112,7 +114,7 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open a form of the graph, the first time; the last that is asked for is served."""
+        """Open a form of the graph, or return it if it is open; the last one opened is served."""
         key = (source.path, source.profile)
         if key not in self._executors:
             self._executors[key] = executor_opener(self._settings)(source)
@@ -121,7 +123,7 @@ class _TuningSession:
 
     @property
     def executor(self) -> ModelExecutor:
-        """What runs the graph, once it was served."""
+        """The executor of the graph; available after `serve`."""
         if self._executor is None:
             raise StartProblem(f"`{self._model.name}` was not opened")
         manifest = self._model.manifest
@@ -142,7 +144,7 @@ async def _tune(
         raise StartProblem(f"`{model.name}` has no graph of its own")
     output = _output(model, manifest)
     with ThreadPoolExecutor(settings.tokenizer_threads) as pool:
-        fitting = _fitting(model, manifest, given, pool)
+        fitting = _fitting(model, manifest, given)
         session = _TuningSession(settings, model, pool)
         async with session.serve(1, threads=settings.worker_threads):
             executor, rows = session.executor, [row for _, row in fitting]
@@ -158,16 +160,16 @@ async def _tune(
         best = choose(batches)
         async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
-            async def ask(text: Text, client: int) -> object:
+            async def send(text: Text, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
-                # A scope of its own: clients that ask the same are not to be answered together.
+                # Each client has its own scope, so that equal texts are computed separately.
                 caller = RowCaller(scope=f"client-{client}", deadline=deadline)
                 if output is OutputKind.TOKENS and isinstance(text, str):
                     return await pipeline.token_vectors(text, caller)
                 return await pipeline.vectors([text], caller)
 
             texts = [text for text, _ in fitting]
-            clients = await sweep_clients(ask, texts, clients=CLIENTS, best=best, seconds=seconds)
+            clients = await sweep_clients(send, texts, clients=CLIENTS, best=best, seconds=seconds)
     return Sweep(
         model=model.name,
         provider=executor.provider,
@@ -180,39 +182,30 @@ async def _tune(
 
 
 def _output(model: Model, manifest: GraphManifest) -> OutputKind:
-    """Return the output that most rows ask for."""
+    """Return the output that most requests use."""
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         return OutputKind.POOLED
     return graph_source(model, manifest).first_output
 
 
 def _fitting(
-    model: Model, manifest: GraphManifest, given: Sequence[Text] | None, pool: ThreadPoolExecutor
+    model: Model, manifest: GraphManifest, given: Sequence[Text] | None
 ) -> list[tuple[Text, Encoding]]:
-    """Return texts with their rows, those that the model reads whole.
+    """Return the texts that fit the model, with their rows.
 
     Raises:
-        StartProblem: there is none.
+        StartProblem: no text fits.
     """
     measure, reads_pairs = kind_of(manifest)
     texts = list(given if given is not None else default_texts())
     texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
-    cut = manifest.max_tokens if manifest.truncate else None
-    file = model.file(manifest.tokenizer)
-    tokenizer = Tokenizer(
-        file,
-        pool=pool,
-        truncate_to=cut,
-        lowercase=manifest.lowercase,
-        token_types=manifest.token_types,
-        split_special_tokens=manifest.split_special_tokens,
-    )
-    encoded = tokenizer.encode_now(texts)
+    truncate_to = manifest.max_tokens if manifest.truncate else None
+    encoded = open_tokenizer(model, manifest, truncate_to=truncate_to).encode_now(texts)
     fitting = [
         (text, row)
         for text, row in zip(texts, encoded, strict=True)
         if len(row.ids) <= manifest.max_tokens
     ]
     if not fitting:
-        raise StartProblem(f"every text is longer than `{model.name}` reads")
+        raise StartProblem(f"every text is too long for `{model.name}`; use shorter texts")
     return fitting

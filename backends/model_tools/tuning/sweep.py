@@ -1,4 +1,4 @@
-"""Measures an encoder on this machine: sizes of batches and threads, then clients."""
+"""Measures a graph on this machine with different batch sizes, threads and clients."""
 
 import asyncio
 import threading
@@ -15,16 +15,19 @@ from backends.executors.base import ModelExecutor
 from backends.qualification.text_runs import TextBatch, make_batches
 from backends.types import Encoding, OutputKind, Text
 
-# A CPU gains nothing beyond; a GPU is filled by hundreds of short rows.
+# A CPU gains nothing from larger batches. A GPU needs hundreds of short rows.
 _SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
-# A smaller batch that does nearly as much answers sooner.
+# A smaller batch with nearly the best throughput is preferred, because it answers sooner.
 _NEARLY = 0.97
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one setting and its results; `p95` is of a batch's run, or a client's answer."""
+    """Holds one setting and its measurements.
+
+    `p95` is the 95th percentile of a batch's duration or, with clients, of a response's.
+    """
 
     batch_size: int
     threads: int
@@ -33,19 +36,19 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
 
 
-# Answers one text for one of several clients, which have numbers.
-AskOne = Callable[[Text, int], Awaitable[object]]
+# Sends one text as the client with the given number, and awaits the result.
+SendText = Callable[[Text, int], Awaitable[object]]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
-    """Return the sizes to measure: as many rows of the usual length as a backend batches."""
+    """Return the sizes to measure; batches of rows of usual length must fit into `max_tokens`."""
     sizes = _SIZES_CPU if provider.startswith("CPU") else _SIZES_DEVICE
     usual = max(1, int(np.median([len(row.ids) for row in rows])))
     return [size for size in sizes if size == 1 or size * usual <= max_tokens]
 
 
 def thread_counts(most: int) -> list[int]:
-    """Return 1, 2, 4, ... and the most there may be."""
+    """Return 1, 2, 4, ... below `most`, and `most`."""
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
@@ -61,10 +64,10 @@ def sweep_batches(
     threads: Sequence[int],
     seconds: float,
 ) -> list[Point]:
-    """Run batches of every size in every number of threads, `seconds` each.
+    """Run batches of every size in every number of threads, `seconds` for each setting.
 
-    Every setting has several turns, so that a machine that is busy for a while is so for all.
-    Sizes that the device has no memory for, or that the graph does not take, are left out.
+    Settings alternate, so that other load on the machine affects all of them alike. Sizes for which
+    the device has too little memory, or that the graph refuses, are left out.
     """
     found: dict[tuple[int, int], list[Point]] = {}
     left = list(sizes)
@@ -93,7 +96,7 @@ def choose(points: Sequence[Point]) -> Point:
 
 
 async def sweep_clients(
-    ask: AskOne,
+    send: SendText,
     texts: Sequence[Text],
     *,
     clients: Sequence[int],
@@ -101,11 +104,11 @@ async def sweep_clients(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
-    """Let every number of clients ask one text after the other, `seconds` each, in turns."""
+    """Measure every number of clients for `seconds`; each client sends one text after the other."""
     rounds = [
         [
-            await _ask_all(
-                ask, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
+            await _measure_clients(
+                send, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
             )
             for count in clients
         ]
@@ -115,7 +118,6 @@ async def sweep_clients(
 
 
 def _median(points: Sequence[Point]) -> Point:
-    """Return one setting's point of all its turns."""
     return msgspec.structs.replace(
         points[0],
         rows_per_second=float(np.median([point.rows_per_second for point in points])),
@@ -131,7 +133,7 @@ def _measure(
     threads: int,
     seconds: float,
 ) -> Point:
-    # In no order of length, so that a short measurement sees all of them alike.
+    # A random order, so that a short measurement has batches of all lengths.
     order = np.random.default_rng(0).permutation(len(batches))
     source = cycle([batches[place] for place in order])
     lock = threading.Lock()
@@ -160,8 +162,8 @@ def _measure(
     return Point(batch_size=size, threads=threads, rows_per_second=rate, p95=p95)
 
 
-async def _ask_all(
-    ask: AskOne,
+async def _measure_clients(
+    send: SendText,
     texts: Sequence[Text],
     *,
     count: int,
@@ -177,7 +179,7 @@ async def _ask_all(
         ended = started
         while ended - started < seconds:
             begun = clock()
-            await ask(next(source), number)
+            await send(next(source), number)
             ended = clock()
             took.append(ended - begun)
 

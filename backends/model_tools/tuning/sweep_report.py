@@ -1,4 +1,4 @@
-"""Formats the report of a sweep: tables, and a plot where matplotlib is installed."""
+"""Formats the report of a sweep: tables, and a plot if matplotlib is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,42 +8,42 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import Point
 
-NO_PLOT = "no plot: it needs the package `matplotlib`: install it with `pip install matplotlib`"
+NO_PLOT = "no plot: the package `matplotlib` is missing; `pip install matplotlib` installs it"
 _MILLISECONDS = 1000
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
-    """Return the tables, a line each."""
+    """Return the lines of the tables."""
     lines = ["threads  rows a batch  rows/s   p95 of a batch"]
     lines += [
         f"{p.threads:7}  {p.batch_size:12}  {p.rows_per_second:6.0f}  {1000 * p.p95:11.1f} ms"
         for p in sweep.batches
     ]
-    lines += ["", "clients  rows/s   p95 of an answer"]
+    lines += ["", "clients  rows/s   p95 of a response"]
     lines += [
         f"{p.clients:7}  {p.rows_per_second:6.0f}  {1000 * p.p95:12.1f} ms" for p in sweep.clients
     ]
     best = sweep.best
     lines += ["", f"best: {best.batch_size} rows a batch, {best.threads} threads"]
     if not sweep.shares_batches:
-        lines.append("its answers depend on the rows beside them: rows run alone")
+        lines.append("rows run alone, because the outputs depend on the rows beside them")
     return lines
 
 
 def draw_sweep(sweep: Sweep, path: Path) -> bool:
-    """Draw throughput and p95 against rows of a batch and clients; `False` without matplotlib.
+    """Draw throughput and p95 by batch size and by clients; return `False` without matplotlib.
 
-    The ending of `path` is the format: `.svg`, `.png` or `.pdf`.
+    The suffix of `path` is the format: `.svg`, `.png` or `.pdf`.
 
     Raises:
-        StartProblem: the file cannot be written, or matplotlib knows no such format.
+        StartProblem: the file cannot be written, or matplotlib does not know the format.
     """
     try:
-        # An optional package, which takes half a second to import.
+        # Imported late, because it is optional and takes half a second.
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         return False
-    # A figure of its own draws with Agg or by the file's format, and needs no display.
+    # A `Figure` that is not managed by pyplot needs no display.
     figure = Figure(figsize=(11, 8), layout="constrained")
     (rates, delays), (client_rates, client_delays) = figure.subplots(2, 2)
     machine, best = sweep.machine, sweep.best
@@ -59,7 +59,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> bool:
     _draw(rates, threads, _size, _rate, ("rows a batch", "rows a second"))
     _draw(delays, threads, _size, _delay, ("rows a batch", "p95 of a batch, ms"))
     _draw(client_rates, clients, _clients, _rate, ("clients", "rows a second"))
-    _draw(client_delays, clients, _clients, _delay, ("clients", "p95 of an answer, ms"))
+    _draw(client_delays, clients, _clients, _delay, ("clients", "p95 of a response, ms"))
     for axes, value in ((rates, _rate), (delays, _delay)):
         axes.scatter([best.batch_size], [value(best)], s=160, facecolors="none", edgecolors="red")
         axes.annotate("chosen", (best.batch_size, value(best)), (6, 8), textcoords="offset points")
@@ -72,7 +72,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> bool:
 
 
 def _draw(
-    axes: Any,  # matplotlib's types come with it, and it may be absent
+    axes: Any,  # matplotlib has its own types, but may not be installed
     series: Mapping[str, Sequence[Point]],
     across: Callable[[Point], int],
     upwards: Callable[[Point], float],

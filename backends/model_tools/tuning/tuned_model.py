@@ -1,4 +1,4 @@
-"""Finds the model that a variant is made of, the graph below it, and how answers are judged."""
+"""Finds the model that a variant is made from, its graph, and how its outputs are judged."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from backends.pipelines.head import read_head_weights
 from backends.qualification.forms import find_quickest
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.text_runs import TextBatch, make_batches, run_texts
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
@@ -33,28 +33,26 @@ from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 
 _EITHER_OR = 2
-# Eight rows of like length cost a CPU the least per row; a GPU is idle with so few.
+# For a CPU, eight rows of similar length cost the least per row. A GPU needs more.
 _ROWS_CPU, _ROWS_GPU = 8, 64
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a `model`, and `below` it the graph's: itself, or the encoder of a head.
+    """Holds a `model`, and the model that has its graph: itself, or the encoder of a head.
 
-    `graph` is the file in fp32 that a backend opens here: the quickest of its forms.
-
-    `apply` makes what is judged of the graph's output, by `measure`; with `several` each logit is
-    a decision. `dependents` names the models that build on the graph, but for `model`. It is run
-    in batches of `rows`.
+    `graph` is the fp32 file that a backend opens here, the quickest form. `apply` turns the graph's
+    outputs into the values to compare, by `measure`. With `multi_label`, each logit is a decision.
+    `dependents` names the other models that build on the graph. `rows` is the batch size.
     """
 
     model: Model
-    below: Model
+    graph_model: Model
     manifest: GraphManifest
     graph: Path
     measure: Measure
     reads_pairs: bool
     labels: list[str]
-    several: bool
+    multi_label: bool
     dependents: list[str]
     rows: int
     tokenizer: Tokenizer
@@ -65,13 +63,13 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def output(self) -> OutputKind:
-        """The output of the graph that answers are made of."""
+        """The output of the graph that results are computed from."""
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
     def open(self, graph: Path, profile: str = "fp32") -> ModelExecutor:
-        """Open a graph in the place of the one in fp32, to be run in `profile`."""
-        source = graph_source(self.below, self.manifest)
-        # Without a digest nothing is kept beside a file that will be gone.
+        """Open another graph instead of the fp32 one, and run it in `profile`."""
+        source = graph_source(self.graph_model, self.manifest)
+        # Without a digest, nothing is recorded beside the temporary file.
         source = msgspec.structs.replace(source, path=graph, digest="", profile=profile)
         executor = self.open_executor(source)
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
@@ -79,11 +77,13 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return executor
 
     def find_form(self, profile: str) -> Path | None:
-        """Return the file that runs in `profile` here, the graph being in fp32; `None` without one.
+        """Return the file that runs in `profile` here; `None` if there is none.
 
-        On CUDA it is the quickest form in that precision; other runtimes round by themselves.
+        On CUDA it is the quickest form in that precision. Other runtimes round the fp32 graph.
         """
-        source = msgspec.structs.replace(graph_source(self.below, self.manifest), profile=profile)
+        source = msgspec.structs.replace(
+            graph_source(self.graph_model, self.manifest), profile=profile
+        )
         rounds = profile in ROUNDING.get(self.provider, ())
         if not rounds and self.provider != "cuda":
             return None
@@ -100,17 +100,17 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the rows of texts in batches."""
         return make_batches(self.encode(texts), size=self.rows, output=self.output)
 
-    def answers(
+    def outputs(
         self, executor: ModelExecutor, batches: Sequence[TextBatch]
     ) -> tuple[FloatArray, IntArray]:
-        """Return what is judged of every text over `executor`, and the text of each line."""
+        """Return the values to compare for every text, and the index of the text of each line."""
         layout = self.tokenizer.layout
         trim = (layout.before, layout.added - layout.before)
         found, owners = run_texts(executor, batches, trim=trim)
         return self.apply(found), owners
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the rows of texts, each cut to what the graph reads."""
+        """Return the rows of texts, truncated to what the graph reads."""
         prompt = ""
         if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
             prompt = self.manifest.prompt
@@ -123,12 +123,12 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
 
     def places(self, golden: GoldenSet) -> list[int] | None:
-        """Return the column of each text's label, where labels are known and a text has one.
+        """Return the column of each text's label; `None` if labels are unknown or not compared.
 
         Raises:
-            StartProblem: the model knows no such label.
+            StartProblem: the model has no such label.
         """
-        if golden.labels is None or self.several or self.measure != "labels":
+        if golden.labels is None or self.multi_label or self.measure != "labels":
             return None
         columns = {label: place for place, label in enumerate(self.labels)}
         unknown = next((label for label in golden.labels if label not in columns), None)
@@ -137,10 +137,10 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [columns[label] for label in golden.labels]
 
     def suited(self, golden: GoldenSet, file: Path) -> GoldenSet:
-        """Return the texts of a file as this model reads them, without those it would refuse.
+        """Return the texts of a file as this model reads them, without texts that it would refuse.
 
         Raises:
-            StartProblem: none is left.
+            StartProblem: no text is left.
         """
         suited = golden.suited_to(self.measure, reads_pairs=self.reads_pairs)
         if not self.manifest.truncate:
@@ -148,8 +148,8 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             suited = suited.take([place for place, row in rows if not row.truncated_from])
         if not suited.texts:
             raise StartProblem(
-                f"`{file}` holds too few texts that `{self.model.name}` reads: give hundreds, of a "
-                "ranking several documents for each query"
+                f"`{file}` has too few texts that `{self.model.name}` can read; give hundreds, and "
+                "for a ranking model several documents for each query"
             )
         return suited
 
@@ -158,34 +158,23 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     """Return the model `name` of a repository.
 
     Raises:
-        StartProblem: it is not there, runs no graph of its own, or none in fp32.
+        StartProblem: it does not exist, has no graph, or its graph is not in fp32.
     """
     model = find_model(catalogue, name)
-    below, graph, apply = _find_graph(catalogue, model)
+    graph_model, graph, apply = _find_graph(catalogue, model)
     manifest = model.manifest
     measure, reads_pairs = kind_of(manifest)
     labels = [] if isinstance(manifest, EncoderManifest) else list(getattr(manifest, "labels", []))
     if measure == "labels" and len(labels) < _EITHER_OR:
-        raise StartProblem(f"`{name}` has one label, which cannot flip: nothing could be judged")
+        raise StartProblem(f"`{name}` has one label, which cannot flip, so it cannot be judged")
     if graph.profile != "fp32":
         raise StartProblem(
-            f"`{name}` runs in `{graph.profile}` already; remove the folder `{model.folder}` to go "
-            "back to the revision before"
+            f"`{name}` runs in `{graph.profile}` already; to go back to the earlier revision, "
+            f"remove the folder `{model.folder}`"
         )
-    with ThreadPoolExecutor(1) as pool:
-        # No thread of it is used: everything is encoded in the calling one.
-        file = below.file(graph.tokenizer)
-        tokenizer = Tokenizer(
-            file,
-            pool=pool,
-            truncate_to=graph.max_tokens,
-            lowercase=graph.lowercase,
-            token_types=graph.token_types,
-            split_special_tokens=graph.split_special_tokens,
-        )
-    # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
+    # Many graphs are opened, so they get no second session for single batches.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
-    source = graph_source(below, graph)
+    source = graph_source(graph_model, graph)
     served = find_quickest(
         source,
         provider=settings.provider,
@@ -194,20 +183,20 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     )
     return TunedModel(
         model=model,
-        below=below,
+        graph_model=graph_model,
         manifest=graph,
         graph=source.path.with_name(served.file),
         measure=measure,
         reads_pairs=reads_pairs,
         labels=labels,
-        several=getattr(manifest, "function", "") == "sigmoid",
+        multi_label=getattr(manifest, "function", "") == "sigmoid",
         dependents=[
             other.name
             for other in catalogue.models.values()
-            if below.name in builds_on(other.manifest) and other.name != name
+            if graph_model.name in builds_on(other.manifest) and other.name != name
         ],
         rows=_ROWS_GPU if settings.provider in GPU_PROVIDERS else _ROWS_CPU,
-        tokenizer=tokenizer,
+        tokenizer=open_tokenizer(graph_model, graph, truncate_to=graph.max_tokens),
         apply=rank_scores if measure == "order" else apply,
         provider=settings.provider,
         bounds=batch_bounds(settings),
@@ -215,50 +204,64 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     )
 
 
+def open_tokenizer(model: Model, manifest: GraphManifest, *, truncate_to: int | None) -> Tokenizer:
+    """Return the tokenizer of a model, for use with `encode_now` only."""
+    # `encode_now` runs in the calling thread, so the pool may be closed.
+    with ThreadPoolExecutor(1) as pool:
+        return Tokenizer(
+            model.file(manifest.tokenizer),
+            pool=pool,
+            truncate_to=truncate_to,
+            lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
+            split_special_tokens=manifest.split_special_tokens,
+        )
+
+
 def find_model(catalogue: Catalogue, name: str) -> Model:
     """Return a model of a repository.
 
     Raises:
-        StartProblem: it is not there, broken, or run by another server.
+        StartProblem: it does not exist, is broken, or runs on another server.
     """
     if name not in catalogue.models:
         reason = catalogue.problems.get(name, "it is not in the repository")
         raise StartProblem(f"`{name}` cannot be tuned: {reason}")
     if catalogue.models[name].upstream is not None:
-        raise StartProblem(f"`{name}` is run by another server, and tuned there")
+        raise StartProblem(f"`{name}` runs on another server; tune it there")
     return catalogue.models[name]
 
 
 def find_graph_model(catalogue: Catalogue, name: str) -> Model:
-    """Return the model whose graph a model's rows go through: itself, or the one it builds on.
+    """Return the model whose graph runs a model's rows: itself, or the one it builds on.
 
     Raises:
-        StartProblem: it is not there, or builds on several.
+        StartProblem: the model does not exist, or builds on several models.
     """
     model = find_model(catalogue, name)
     if isinstance(model.manifest, GraphManifest):
         return model
-    below = list(dict.fromkeys(builds_on(model.manifest)))
-    if len(below) != 1:
-        named = ", ".join(f"`{each}`" for each in below)
-        raise StartProblem(f"`{name}` has no graph of its own; tune those it builds on: {named}")
-    return find_graph_model(catalogue, below[0])
+    needed = list(dict.fromkeys(builds_on(model.manifest)))
+    if len(needed) != 1:
+        named = ", ".join(f"`{each}`" for each in needed)
+        raise StartProblem(f"`{name}` has no graph; tune the models it builds on: {named}")
+    return find_graph_model(catalogue, needed[0])
 
 
 def _find_graph(
     catalogue: Catalogue, model: Model
 ) -> tuple[Model, GraphManifest, Callable[[FloatArray], FloatArray]]:
-    """Return the model of the graph below, its manifest, and what makes logits of its output."""
+    """Return the model of the graph, its manifest, and the function from its outputs to logits."""
     manifest = model.manifest
     if isinstance(manifest, GraphManifest):
         return model, manifest, lambda output: output
     if not isinstance(manifest, HeadManifest):
         named = ", ".join(f"`{each}`" for each in dict.fromkeys(builds_on(manifest)))
+        raise StartProblem(f"`{model.name}` has no graph; tune the models it builds on: {named}")
+    graph_model = find_model(catalogue, manifest.encoder)
+    if not isinstance(graph_model.manifest, EncoderManifest):
         raise StartProblem(
-            f"`{model.name}` has no graph of its own; tune those it builds on: {named}"
+            f"`{graph_model.name}`, which `{model.name}` builds on, is not an encoder"
         )
-    below = find_model(catalogue, manifest.encoder)
-    if not isinstance(below.manifest, EncoderManifest):
-        raise StartProblem(f"`{below.name}`, which `{model.name}` builds on, is no encoder")
-    weights = read_head_weights(model, manifest, inputs=below.manifest.dimensions)
-    return below, below.manifest, weights.apply
+    weights = read_head_weights(model, manifest, inputs=graph_model.manifest.dimensions)
+    return graph_model, graph_model.manifest, weights.apply

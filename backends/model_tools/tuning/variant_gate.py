@@ -1,4 +1,4 @@
-"""Judges variants of a model's graph: answers, batch invariance and speed against fp32."""
+"""Compares variants of a model's graph with fp32: outputs, batch invariance and speed."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from backends.executors.base import ModelExecutor
 from backends.model_tools.tuning.profile import Profile
 from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.qualification.certificate import answer
+from backends.qualification.certificate import certified_outputs
 from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.invariance import Invariance, measure_invariance
@@ -21,15 +21,15 @@ from backends.types import FloatArray, IntArray, OutputKind
 
 _SPEED_TEXTS = 1000
 _MAX_TOKENS = 48
-_DEPENDS = "its answers depend on the rows beside them"
+_DEPENDS = "its outputs depend on the rows beside them"
 
 
 class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports a variant's numbers; `reasons` is empty when it may be served.
+    """Holds the measurements of a variant; it is accepted if `reasons` is empty.
 
-    `speedup` is how many times as fast as fp32 it is on the machine named here, `least_speedup`
-    what that is at least. `expected` is what it answers to a few texts: it must do so wherever it
-    is served, by its `output`.
+    `speedup` is the ratio to the speed of fp32 on `machine`, and `least_speedup` its lower bound.
+    `expected` are outputs for a few texts; the variant must have the same ones on every machine
+    that serves it.
     """
 
     profile: Profile = "int8"
@@ -48,7 +48,7 @@ class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantGate:
-    """Compares variants of one model with its graph in fp32, on texts that judge."""
+    """Compares variants of one model with its fp32 graph, on texts to judge by."""
 
     def __init__(
         self, subject: TunedModel, against: GoldenSet, *, bounds: Bounds, min_speedup: float
@@ -61,19 +61,19 @@ class VariantGate:
         self._groups = against.groups
         self._fp32 = subject.open(subject.graph)
         self._batches = subject.batches(against.texts)
-        self._reference, self._owners = subject.answers(self._fp32, self._batches)
+        self._reference, self._owners = subject.outputs(self._fp32, self._batches)
 
     @property
     def reference_runs(self) -> tuple[ModelExecutor, Sequence[TextBatch]]:
-        """The graph in fp32, and the batches that its speed is measured by."""
+        """The fp32 graph, and the batches for measuring speed."""
         return self._fp32, _few(self._batches)
 
     def judge(self, graph: Path, *, profile: Profile) -> VariantReport:
-        """Return what a graph in the place of the one in fp32 is worth."""
+        """Compare a graph with the fp32 graph."""
         subject = self._subject
         candidate = subject.open(graph, profile)
-        found, _ = subject.answers(candidate, self._batches)
-        verdict = judge_answers(
+        found, _ = subject.outputs(candidate, self._batches)
+        verdict = judge_outputs(
             subject,
             self._reference,
             found,
@@ -97,7 +97,7 @@ class VariantGate:
             speedup=speedup.ratio,
             least_speedup=speedup.at_least,
             machine=describe_machine(),
-            expected=answer(candidate, subject.encode_ids, subject.output),
+            expected=certified_outputs(candidate, subject.encode_ids, subject.output),
             output=subject.output,
             reasons=[
                 *verdict.reasons,
@@ -107,7 +107,7 @@ class VariantGate:
         )
 
 
-def judge_answers(
+def judge_outputs(
     subject: TunedModel,
     reference: FloatArray,
     found: FloatArray,
@@ -116,37 +116,37 @@ def judge_answers(
     bounds: Bounds,
     expected: Sequence[int] | None = None,
 ) -> Verdict:
-    """Compare answers to the same texts as the kind of the model asks for."""
+    """Compare outputs for the same texts by the model's `measure`."""
     return judge(
         reference,
         found,
         expected=expected,
         bounds=bounds,
-        several=subject.several,
+        multi_label=subject.multi_label,
         measure=subject.measure,
         owners=owners,
     )
 
 
 def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
-    """Return why a speedup is not the one that is asked for, or not surely."""
+    """Return why a speedup is too small or uncertain; empty if it is large enough."""
     if ratio < asked:
-        return [f"it is {ratio:.2f} times as fast as fp32, {asked:g} is asked for"]
+        return [f"it is {ratio:.2f} times as fast as fp32; at least {asked:g} is required"]
     if at_least < asked:
-        found = f"it is {ratio:.2f} times as fast as fp32 but may be {at_least:.2f}"
+        found = f"it is {ratio:.2f} times as fast as fp32, but may be only {at_least:.2f}"
         remedy = "measure with more texts, on a machine that does nothing else"
-        return [f"{found}, {asked:g} is asked for: {remedy}"]
+        return [f"{found}; at least {asked:g} is required; {remedy}"]
     return []
 
 
 def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
-    """Return batches of all lengths with about a thousand texts."""
+    """Return some of the batches, of all lengths, with about a thousand texts."""
     return batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
 
 
 @contextmanager
-def written(graph: bytes) -> Iterator[Path]:
-    """Put a graph where a session can be opened on it."""
+def temporary_graph(graph: bytes) -> Iterator[Path]:
+    """Write a graph to a temporary file, which exists while the context is open."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes(graph)
@@ -154,7 +154,7 @@ def written(graph: bytes) -> Iterator[Path]:
 
 
 def describe_report(report: VariantReport) -> list[str]:
-    """Return the numbers of a report, a line each."""
+    """Return the lines of a report."""
     verdict, invariance, name = report.verdict, report.invariance, report.profile
     moved = f"{verdict.logit_mean:.3g}, p99 {verdict.logit_p99:.3g}, most {verdict.logit_worst:.3g}"
     gain = f"{report.speedup:.2f} x (at least {report.least_speedup:.2f})"
@@ -166,9 +166,9 @@ def describe_report(report: VariantReport) -> list[str]:
             else []
         ),
         *describe_verdict(verdict, name),
-        ("numbers move by", moved),
-        ("moved by other rows", f"{invariance.mates:.3g}"),
-        ("moved by padding", f"{invariance.shapes:.3g}"),
+        ("change of outputs", moved),
+        ("change by other rows", f"{invariance.mates:.3g}"),
+        ("change by padding", f"{invariance.shapes:.3g}"),
         (
             "rows a second",
             f"{before.rows_per_second:.0f} in fp32, {after.rows_per_second:.0f} in {name}: {gain}",
@@ -179,7 +179,7 @@ def describe_report(report: VariantReport) -> list[str]:
 
 
 def describe_verdict(verdict: Verdict, name: str) -> list[tuple[str, str]]:
-    """Return the shares and accuracies of a comparison, each with its title."""
+    """Return the results of a comparison, each with its title."""
     unit = "queries" if verdict.measure == "order" else "texts"
     sure = f"{verdict.rows} {unit}, at most {verdict.flips_at_most:.2%} (95 %)"
     lines = [("changes", f"{verdict.flips:.2%} {CHANGES[verdict.measure]}; {sure}")]

@@ -19,46 +19,54 @@ from backends.settings import BackendSettings, quiet_libraries
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--precision", type=click.Choice(get_args(Profile)), help="Make this variant."),
-    click.option("--calibrate", type=_FILE, help="Texts that int8's ranges are taken from."),
-    click.option("--judge", type=_FILE, help="Other texts, with labels, that decide on it."),
+    click.option("--calibrate", type=_FILE, help="Texts to calibrate int8 with."),
+    click.option("--judge", type=_FILE, help="Other texts, with labels, to judge the variant by."),
 )
 _BOUNDS = (
-    click.option("--max-flips", default=1.0, show_default=True, help="Per cent of answers."),
-    click.option("--max-loss", default=0.3, show_default=True, help="Points of accuracy."),
-    click.option("--min-cosine", default=0.99, show_default=True, help="Of vectors to fp32's."),
-    click.option("--min-speedup", default=1.0, show_default=True, help="Times as fast as fp32."),
+    click.option(
+        "--max-flips", default=1.0, show_default=True, help="Results that may change, in %."
+    ),
+    click.option(
+        "--max-loss", default=0.3, show_default=True, help="Allowed loss of accuracy, in points."
+    ),
+    click.option(
+        "--min-cosine", default=0.99, show_default=True, help="Required cosine to fp32's vectors."
+    ),
+    click.option(
+        "--min-speedup", default=1.0, show_default=True, help="Required speed relative to fp32."
+    ),
 )
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a variant must keep to."""
+    """Holds the bounds that a variant must keep."""
 
     bounds: Bounds
     min_speedup: float
 
 
 class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a variant's options: its texts, and what it must keep to."""
+    """Holds the options of a variant: its precision, its texts and its bounds."""
 
     precision: Profile
     calibrate: Path | None
     judge: Path | None
-    """Only a graph that is in the precision already needs none."""
+    """`None` is allowed only for a graph that is in the precision already."""
     gate: GateOptions
 
     def golden_file(self) -> Path:
-        """Return the file of texts that decide on the variant.
+        """Return the file of texts to judge by.
 
         Raises:
-            StartProblem: none is given.
+            StartProblem: no file is given.
         """
         if self.judge is None:
-            raise StartProblem("`--precision` needs `--judge`, a file of texts that decide on it")
+            raise StartProblem("`--precision` needs `--judge`, a file of texts to judge by")
         return self.judge
 
 
 def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the bounds of a variant, which it takes as one: `gate`."""
+    """Add the options of bounds to a command, which gets them as the argument `gate`."""
 
     @functools.wraps(command)
     def with_gate(
@@ -71,7 +79,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a variant, which it takes as one: `wanted`."""
+    """Add the options of a variant to a command, which gets them as the argument `wanted`."""
 
     @functools.wraps(command)
     def with_wanted(
@@ -105,32 +113,32 @@ def _with_options(
 def make_variant(
     settings: BackendSettings, name: str, wanted: VariantOptions, *, dry_run: bool, echo: Echo
 ) -> list[Path] | None:
-    """Make and judge a variant; return what was written of it, `None` where it is refused.
+    """Make and judge a variant; return the folders that were written, or `None` if it is refused.
 
     Raises:
-        StartProblem: there is nothing to make it of.
+        StartProblem: the variant cannot be made.
     """
     judge = wanted.golden_file()
     quiet_libraries()
     with needs_onnx("--precision"):
-        from backends.model_tools.tuning.precision import Precision  # noqa: PLC0415
         from backends.model_tools.tuning.publish import publish  # noqa: PLC0415
         from backends.model_tools.tuning.tuned_model import find_tuned_model  # noqa: PLC0415
         from backends.model_tools.tuning.variant_gate import (  # noqa: PLC0415
             VariantGate,
             describe_report,
         )
+        from backends.model_tools.tuning.variant_maker import VariantMaker  # noqa: PLC0415
     if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
         raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     golden = subject.suited(read_golden(judge), judge)
-    work = Precision(subject, bounds=wanted.gate.bounds, echo=echo)
+    maker = VariantMaker(subject, bounds=wanted.gate.bounds, echo=echo)
     limits = wanted.gate
     gate = VariantGate(subject, golden, bounds=limits.bounds, min_speedup=limits.min_speedup)
     calibrate = None
     if wanted.calibrate is not None:
         calibrate = subject.suited(read_golden(wanted.calibrate), wanted.calibrate)
-    graph, report = work.make(wanted.precision, gate, calibrate=calibrate)
+    graph, report = maker.make(wanted.precision, gate, calibrate=calibrate)
     for line in describe_report(report):
         echo(line)
     if report.reasons:
@@ -142,10 +150,12 @@ def make_variant(
 
 @contextmanager
 def needs_onnx(what: str) -> Iterator[None]:
-    """Name the package that making a graph needs, and serving one does not.
+    """Turn a missing package into a one-line error that says that `what` needs it.
+
+    Serving a model does not need `onnx`, so it may be missing.
 
     Raises:
-        StartProblem: it is not installed.
+        StartProblem: a package is not installed.
     """
     try:
         yield

@@ -39,10 +39,10 @@ def test_a_head_may_want_unit_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"w0": [[1], [1]]}, "logits"),
+        ({"w0": [[1], [1]]}, "has 2 outputs"),
         ({"w0": [[1]], "b0": [0]}, "does not fit 2 inputs"),
         ({"w0": [[1], [1]], "b0": [0, 0]}, "does not fit 2 inputs"),
-        ({"w0": [[1, 1], [1, 1]], "b0": [0, 0]}, "makes 2 logits, but there are 1 labels"),
+        ({"w0": [[1, 1], [1, 1]], "b0": [0, 0]}, "has 2 outputs, but there are 1 labels"),
         ({"x": [1], "y": [1]}, "`w0` or `b0` is missing"),
     ],
 )
@@ -87,12 +87,12 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) ->
     path = tmp_path / "head.npz"
     path.write_bytes(content)
 
-    with pytest.raises(ModelProblem, match="no file of head weights"):
+    with pytest.raises(ModelProblem, match=r"head\.npz: "):
         read_head(path, inputs=2, outputs=1)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "head.npz", w0=[[1], [float("nan")]], b0=[0])
 
-    with pytest.raises(ModelProblem, match="not finite"):
+    with pytest.raises(ModelProblem, match="`w0`"):
         read_head(path, inputs=2, outputs=1)

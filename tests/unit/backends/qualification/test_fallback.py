@@ -1,7 +1,7 @@
 """A graph without a form for GPUs runs on one only after trial batches answered as on a CPU."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
-from backends.qualification.fallback import RECORD, check_fallback, running, trial_batches
+from backends.qualification.fallback import RECORD, check_fallback, trial_batches
+from backends.qualification.form_trials import FormTrial, local_trials
 from backends.types import FloatArray, OutputKind
 from tests.support.expanded_graphs import expand
 
@@ -75,7 +76,7 @@ class Opening:
 
 
 def check(source: GraphSource, opening: Opening, provider: str = "cuda") -> None:
-    check_fallback(source, provider=provider, run=running(opening))
+    check_fallback(source, provider=provider, try_form=local_trials(opening))
 
 
 def fail(_: FloatArray) -> FloatArray:
@@ -110,7 +111,7 @@ def test_a_graph_without_a_form_is_logged_at_every_start_and_tried_once(
             check(source, opening, provider)
         assert len(caplog.records) == start
         assert opening.opened == 1
-    assert all("no form for this device" in record.message for record in caplog.records)
+    assert all("no graph for this device" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_graph_without_a_form_is_logged_at_every_start_and_tried_once(
 def test_a_device_that_fails_on_an_empty_class_is_not_given_the_graph(
     source: GraphSource, empty: Callable[[FloatArray], FloatArray], reason: str
 ) -> None:
-    with pytest.raises(ModelProblem, match=rf"no form for `cuda`.*{reason}.*models import"):
+    with pytest.raises(ModelProblem, match=rf"`cuda`.*{reason}.*models import"):
         check(source, Opening(empty))
 
     assert not source.path.with_name(RECORD).exists()
@@ -136,11 +137,11 @@ def test_a_graph_that_only_the_device_can_run_has_to_answer_numbers(
     expanded.write_bytes(expand(graph).SerializeToString())
     opening = Opening(no_number if fails else None)
 
-    def run(given: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray]:
-        return running(opening)(msgspec.structs.replace(given, path=expanded), batches)
+    def try_form(given: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
+        return local_trials(opening)(msgspec.structs.replace(given, path=expanded), batches)
 
     with pytest.raises(ModelProblem, match="by inf") if fails else nullcontext():
-        check_fallback(source, provider="cuda", run=run)
+        check_fallback(source, provider="cuda", try_form=try_form)
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])

@@ -32,9 +32,9 @@ def test_a_csv_holds_texts_with_labels(tmp_path: Path, label: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("texts.csv", "words,label\na,b\n", "needs a column `text`; it has words, label"),
-        ("texts.csv", "text\n", "holds no texts"),
-        ("texts.txt", "\n", "holds no texts"),
+        ("texts.csv", "words,label\na,b\n", "column `text`.*words, label"),
+        ("texts.csv", "text\n", "no texts"),
+        ("texts.txt", "\n", "no texts"),
     ],
 )
 def test_what_is_no_golden_set_is_refused(

@@ -19,7 +19,7 @@ def test_a_variant_that_was_lucky_in_most_turns_is_refused() -> None:
 
     assert (found.ratio, found.at_least) == (1.06, 0.95)
     assert (
-        "1.06 times as fast as fp32 but may be 0.95"
+        "1.06 times as fast as fp32, but may be only 0.95"
         in speed_reasons(found.ratio, found.at_least, 1.0)[0]
     )
 
@@ -33,4 +33,6 @@ def test_two_slow_turns_of_eleven_are_the_machine() -> None:
 
 
 def test_a_variant_that_is_slower_is_refused_with_its_ratio() -> None:
-    assert speed_reasons(0.95, 0.9, 1.0) == ["it is 0.95 times as fast as fp32, 1 is asked for"]
+    assert speed_reasons(0.95, 0.9, 1.0) == [
+        "it is 0.95 times as fast as fp32; at least 1 is required"
+    ]

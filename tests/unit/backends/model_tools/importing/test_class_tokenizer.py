@@ -123,9 +123,9 @@ def test_a_separator_of_the_configuration_ends_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"tokenizer_class": "LlamaTokenizer"}, "what a `LlamaTokenizer` makes of"),
-        ({"tokenizer_class": "RobertaTokenizer"}, "it holds a model of WordPiece"),
-        ({"tokenizer_class": "BertTokenizer", "unk_token": None}, "its `unk_token` is null"),
+        ({"tokenizer_class": "LlamaTokenizer"}, "`LlamaTokenizer`"),
+        ({"tokenizer_class": "RobertaTokenizer"}, "WordPiece"),
+        ({"tokenizer_class": "BertTokenizer", "unk_token": None}, "`unk_token` is null"),
     ],
 )
 def test_a_class_that_cannot_be_built_is_refused_by_name(

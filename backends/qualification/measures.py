@@ -1,4 +1,4 @@
-"""Says what a model's answers are judged by, and makes that of the outputs of its graph."""
+"""Says how a model's outputs are compared with another precision, by the model's kind."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from backends.types import FloatArray
 
 
 def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
-    """Return what a model's answers are judged by, and whether it reads pairs of texts."""
+    """Return what to compare of a model's outputs, and whether the model reads pairs of texts."""
     if isinstance(manifest, HeadManifest):
         return ("tokens" if manifest.task is Task.ENTITIES else "labels"), False
     if not isinstance(manifest, ClassifierManifest):
@@ -26,7 +26,7 @@ def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
 
 
 def rank_scores(logits: FloatArray) -> FloatArray:
-    """Return what documents are ranked by: the logit, or the probability of the last label."""
+    """Return the scores that rank documents: the logit, or the probability of the last label."""
     if logits.shape[1] == 1:
         return logits
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))

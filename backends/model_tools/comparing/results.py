@@ -1,17 +1,17 @@
-"""Compares two lists of answers to the same texts."""
+"""Compares two lists of results for the same texts."""
 
 import msgspec
 import numpy as np
 
 from backends.types import FloatArray
 
-# Of an answer whose best two labels are so near each other either may be first.
+# If the scores of two labels are this close, either label may come first.
 _TIE = 1e-4
 _SHOWN = 20
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an entity that a model found, and how sure it is."""
+    """Holds an entity that a model found, and its score."""
 
     label: str
     start: int
@@ -19,36 +19,36 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds an answer for each text: scores by label, entities, or a vector of length one."""
+class Results(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds a result for each text: scores by label, entities, or a vector of length one."""
 
     scores: list[dict[str, float]] | None = None
     entities: list[list[Entity]] | None = None
     vectors: FloatArray | None = None
 
 
-class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how far answers are apart; `changed` numbers the texts whose answer is another.
+class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds how much results differ; `changed` holds the indices of texts whose results differ.
 
-    Another answer is another first label, other entities, or a vector whose cosine is below that
-    of the tolerance. `cosine` is the least of any vector.
+    Results differ if their first labels or entities differ, or if the cosine of their vectors is
+    too small for the tolerance. `cosine` is the smallest cosine.
     """
 
-    answers: int
+    count: int
     largest: float
     changed: list[int]
     cosine: float | None = None
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether they are the same answers."""
+        """Whether the results are equal within the tolerance."""
         return not self.changed and self.largest <= tolerance
 
 
-def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> AnswerDifference:
-    """Return the difference of two lists of answers of one kind.
+def compare_results(served: Results, expected: Results, *, tolerance: float) -> ResultDifference:
+    """Return the difference of two lists of results of one kind.
 
     Raises:
-        ValueError: they are of different labels or widths; the message says of which.
+        ValueError: labels or widths differ; the message names them.
     """
     if served.vectors is not None and expected.vectors is not None:
         return _vectors(served.vectors, expected.vectors, tolerance)
@@ -57,34 +57,34 @@ def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> 
     return _scores(served.scores or [], expected.scores or [])
 
 
-def describe_difference(found: AnswerDifference) -> list[str]:
-    """Return the numbers of a difference, a line each."""
+def describe_difference(found: ResultDifference) -> list[str]:
+    """Return the lines that describe a difference."""
     shown = ", ".join(str(number + 1) for number in found.changed[:_SHOWN])
     lines = {
-        "answers": str(found.answers),
+        "results": str(found.count),
         "largest difference": f"{found.largest:.2g}",
         "least cosine": "" if found.cosine is None else f"{found.cosine:.7f}",
-        "other answers": str(len(found.changed)),
-        "of texts": f"{shown}, ..." if len(found.changed) > _SHOWN else shown,
+        "different results": str(len(found.changed)),
+        "texts that differ": f"{shown}, ..." if len(found.changed) > _SHOWN else shown,
     }
     return [f"{title:22} {value}" for title, value in lines.items() if value]
 
 
-def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) -> AnswerDifference:
+def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) -> ResultDifference:
     labels = set(expected[0]) if expected else set()
     if served and set(served[0]) != labels:
         here, there = ", ".join(sorted(served[0])), ", ".join(sorted(labels))
-        raise ValueError(f"it answers with the labels {here}, the checkpoint with {there}")
+        raise ValueError(f"the model has the labels {here}, but the checkpoint has {there}")
     largest, changed = 0.0, []
     for number, (found, right) in enumerate(zip(served, expected, strict=True)):
         largest = max(largest, *(abs(found[label] - score) for label, score in right.items()))
         best = max(found, key=found.__getitem__)
         if max(right.values()) - right[best] > _TIE:
             changed.append(number)
-    return AnswerDifference(answers=len(expected), largest=largest, changed=changed)
+    return ResultDifference(count=len(expected), largest=largest, changed=changed)
 
 
-def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> AnswerDifference:
+def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> ResultDifference:
     largest, changed = 0.0, []
     for number, (found, right) in enumerate(zip(served, expected, strict=True)):
         places = [(entity.label, entity.start, entity.end) for entity in right]
@@ -93,20 +93,20 @@ def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> Answe
             continue
         apart = [abs(one.score - other.score) for one, other in zip(found, right, strict=True)]
         largest = max([largest, *apart])
-    return AnswerDifference(answers=len(expected), largest=largest, changed=changed)
+    return ResultDifference(count=len(expected), largest=largest, changed=changed)
 
 
-def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> AnswerDifference:
+def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> ResultDifference:
     if served.shape != expected.shape:
         raise ValueError(
-            f"its vectors have {served.shape[1]} values, those of the checkpoint "
+            f"the model's vectors have {served.shape[1]} values, but the checkpoint's have "
             f"{expected.shape[1]}"
         )
     cosines = (served * expected).sum(axis=1)
-    # Vectors of length one that are `tolerance` apart have this cosine.
+    # The cosine of two vectors of length one whose distance is `tolerance`.
     least = 1 - tolerance**2 / 2 - np.finfo(np.float32).eps
-    return AnswerDifference(
-        answers=len(expected),
+    return ResultDifference(
+        count=len(expected),
         largest=float(np.abs(served - expected).max()),
         changed=np.flatnonzero(~(cosines >= least)).tolist(),
         cosine=float(cosines.min()),

@@ -1,4 +1,4 @@
-"""Makes variants of a model in other precisions, of the graph that is served or its forms."""
+"""Makes variants of a model in other precisions, by converting its graph or using its forms."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -18,24 +18,24 @@ from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
-    judge_answers,
-    written,
+    judge_outputs,
+    temporary_graph,
 )
 from backends.qualification.gate import CHANGES, Bounds, Verdict
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
 
-# Ranges converge within a few thousand tokens; counting flips needs more texts.
+# Ranges need few texts. Counting flips needs more.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
-# The search overfits to its texts, so it must stay well within the bound.
+# The search overfits its texts, so its bound is stricter.
 _MARGIN = 0.5
 T = TypeVar("T")
 
 
-class Precision:
+class VariantMaker:
     """Makes variants of one model."""
 
     def __init__(self, subject: TunedModel, *, bounds: Bounds, echo: Echo) -> None:
@@ -47,19 +47,19 @@ class Precision:
     def make(
         self, profile: Profile, gate: VariantGate, *, calibrate: GoldenSet | None
     ) -> tuple[bytes | None, VariantReport]:
-        """Return a graph in `profile` and what it is worth; int8 needs texts to calibrate on.
+        """Return a graph in `profile` and its report; int8 needs texts in `calibrate`.
 
-        There is none where the model's own files are computed in that precision.
+        The graph is `None` if the model's own files can run in that precision.
 
         Raises:
-            StartProblem: there is nothing to compute in int8, no text to calibrate on, or no form
-                of the graph in bf16.
+            StartProblem: no product can be computed in int8, there is no text to calibrate with, or
+                the graph has no form in bf16.
         """
         if profile != "int8" and (form := self._subject.find_form(profile)) is not None:
             return None, gate.judge(form, profile=profile)
         if profile == "bf16":
             raise StartProblem(
-                f"beside `{self._subject.below.folder}` there is no form in bf16 that runs here; "
+                f"`{self._subject.graph_model.folder}` has no form in bf16 that runs here; "
                 "import the model again"
             )
         if profile == "fp16" or calibrate is None:
@@ -70,20 +70,20 @@ class Precision:
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
 
     def _judge(self, gate: VariantGate, graph: bytes, profile: Profile) -> VariantReport:
-        with written(graph) as path:
+        with temporary_graph(graph) as path:
             return gate.judge(path, profile=profile)
 
     def _quantize(
         self, calibrate: GoldenSet, *, judging: Sequence[Text]
     ) -> tuple[bytes, int, list[str]]:
-        """Return a graph in int8, how many products it has, and which of them stayed in float."""
+        """Return a graph in int8, its number of products, and the products that stay in float."""
         products = find_products(self._model)
         if not products:
-            raise StartProblem(f"`{self._subject.graph}` holds no product that int8 could compute")
+            raise StartProblem(f"`{self._subject.graph}` has no product that int8 can compute")
         others = set(judging)
         kept = [place for place, text in enumerate(calibrate.texts) if text not in others]
         if not kept:
-            raise StartProblem("every text to calibrate on is one to judge by; name other texts")
+            raise StartProblem("all texts to calibrate with are texts to judge by; use other texts")
         sample = _Sample.of(calibrate, _spread(kept, _SEARCH_TEXTS))
         self._echo(f"Measuring {len(products)} products on {len(sample.texts)} texts")
         batches = self._subject.batches(_spread(sample.texts, _RANGE_TEXTS))
@@ -103,13 +103,13 @@ class Precision:
         fp32 = self._subject.open(self._subject.graph)
         whole = self._subject.batches(sample.texts)
         few = self._subject.batches(_spread(sample.texts, _DAMAGE_TEXTS))
-        reference, owners = self._subject.answers(fp32, whole)
-        reference_few, _ = self._subject.answers(fp32, few)
+        reference, owners = self._subject.outputs(fp32, whole)
+        reference_few, _ = self._subject.outputs(fp32, few)
         groups = owners if sample.groups is None else sample.groups
 
         def flips(kept: frozenset[str]) -> float:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
-            verdict = self._compare(reference, self._answers(graph, whole), groups)
+            verdict = self._compare(reference, self._outputs(graph, whole), groups)
             self._echo(
                 f"{len(kept)} of {len(plans)} products in float: {verdict.flips:.2%} "
                 f"{CHANGES[verdict.measure]}"
@@ -117,27 +117,27 @@ class Precision:
             return max(verdict.flips, verdict.swaps or 0.0)
 
         def damage(name: str) -> float:
-            found = self._answers(self._build({name: plans[name]}), few)
+            found = self._outputs(self._build({name: plans[name]}), few)
             return float(np.abs(found - reference_few).mean())
 
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
     def _compare(self, reference: FloatArray, found: FloatArray, owners: IntArray) -> Verdict:
-        return judge_answers(self._subject, reference, found, owners=owners, bounds=self._bounds)
+        return judge_outputs(self._subject, reference, found, owners=owners, bounds=self._bounds)
 
     def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 
-    def _answers(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
-        with written(graph) as path:
+    def _outputs(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
+        with temporary_graph(graph) as path:
             executor = self._subject.open(path)
-        return self._subject.answers(executor, batches)[0]
+        return self._subject.outputs(executor, batches)[0]
 
 
 class _Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds texts that are searched with, and of an order the query of each."""
+    """Holds texts for the search and, if documents are ranked, the query of each text."""
 
     texts: list[Text]
     groups: IntArray | None
@@ -151,7 +151,7 @@ class _Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _spread(values: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` values, from all over the list: files are often sorted by label."""
+    """Return at most `most` values, evenly spread, because files are often sorted by label."""
     if len(values) <= most:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]
