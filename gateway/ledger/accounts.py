@@ -212,7 +212,7 @@ class Accounts:
             self._record(connection, actor, "key.rotate", key, tenant=before.tenant)
             return _key(_get(connection, table, key, "key"))
 
-    def replace_text(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
+    def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
         """Give a key a new secret, at the request of an operator, who has no secret of the key.
 
         The newest secret so far stays valid for `keep` seconds. Any older secret ends at once.

@@ -21,7 +21,7 @@ _PAUSE: Final = 0.002
 
 
 class WritePriority:
-    """Orders the writers of a database. This base class, for databases with row locks, orders none."""
+    """Orders the writers of a database. This base class does nothing: PostgreSQL locks rows."""
 
     def prioritized(self) -> contextlib.AbstractContextManager[None]:
         """Make callers of `give_way` wait until the context ends."""
