@@ -1,4 +1,4 @@
-"""Runs the process of the operators' listener: makes its objects and serves until stopped."""
+"""Runs the operators' listener: creates its objects, and serves until it is stopped."""
 
 import asyncio
 import contextlib
@@ -54,11 +54,11 @@ async def serve_admin(
     registry: CollectorRegistry = REGISTRY,
     extend: Extend = no_extension,
 ) -> None:
-    """Serve operators until `stop`, with what `extend` makes beside the listener's own routes.
+    """Serve operators until `stop` is set. `extend` adds routes to the listener.
 
     Raises:
-        ConfigurationError: there is no admin key, it is the metrics key, too, or the address cannot
-            be bound.
+        ConfigurationError: the admin key is missing, it equals the metrics key, or the address
+            cannot be bound.
     """
     _check_keys(settings)
     push = _open_push(settings)
@@ -121,13 +121,13 @@ def _open_push(settings: Settings) -> MetricPush:
 
 def _check_keys(settings: Settings) -> None:
     if not settings.admin_key:
-        raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
+        raise ConfigurationError("the admin key is missing; set `SLUICEGATE_ADMIN_KEY`")
     of_admin = {settings.admin_key, settings.second_admin_key}
     of_metrics = {settings.metrics_key, settings.second_metrics_key}
     if of_admin & of_metrics - {""}:
         raise ConfigurationError(
-            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` is an admin key, which may"
-            " do everything; choose another value"
+            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` equals an admin key, which"
+            " may do everything; choose another value"
         )
 
 
@@ -150,7 +150,7 @@ def _directory(
 
 
 def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redis, PipelinedClient]:
-    """Return clients of the state's and the cache's Redis, which `stack` closes."""
+    """Return clients for the state Redis and the cache Redis; `stack` closes them."""
     keepalive = settings.tcp_keepalive
     state = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
     stack.push_async_callback(state.aclose)
@@ -160,7 +160,7 @@ def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redi
 
 
 def _listen(settings: Settings) -> tuple[socket.socket, OperatorAccess]:
-    """Return the listener's socket, and how commands of this machine reach it."""
+    """Return the listener's socket, and how commands on this machine reach it."""
     host = settings.admin_host
     listener = open_listener(
         host, settings.admin_port, settings.listen_fd, setting="SLUICEGATE_ADMIN_PORT"

@@ -15,9 +15,9 @@ from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
 from gateway.admin.plan_steps import (
     as_before,
-    as_folder_says,
     mirror_to,
     split_by,
+    without_plan,
     without_shadow,
 )
 from gateway.console.access import AnyRequest
@@ -212,7 +212,7 @@ class ModelPagesController(Controller):
     ) -> Response[str]:
         """Serve the model as its folder says."""
         change = _Change(request, frame, plan_changes, model, operator.name)
-        return await change.make(as_folder_says, "models.reset", dry_run=data.dry_run)
+        return await change.make(without_plan, "models.reset", dry_run=data.dry_run)
 
 
 class _Change:
