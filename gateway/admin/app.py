@@ -18,7 +18,7 @@ from gateway.admin.budgets import BudgetController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.key_texts import KeyTextController
+from gateway.admin.key_secrets import KeySecretController
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.model_plans import PlansController
 from gateway.admin.models import ModelsController
@@ -46,7 +46,7 @@ from gateway.settings import Settings
 from gateway.upstream.base import BackendClient
 
 HANDLERS = (
-    *(ConfigController, TenantController, KeyController, KeyTextController, BudgetController),
+    *(ConfigController, TenantController, KeyController, KeySecretController, BudgetController),
     *(BillingController, ReportedUsageController, DeadLetterController),
     *(OperatorController, whoami),
     *(CacheController, ModelsController, PlansController, RegionsController),

@@ -43,7 +43,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 def required_role(method: str, opt: dict[str, object]) -> Role:
-    """Return the role that a route requires: its option `role`, else VIEWER or (to change) ADMIN."""
+    """Return the role that a route requires: by default VIEWER to read, and ADMIN to change."""
     role = opt.get("role")
     if isinstance(role, Role):
         return role

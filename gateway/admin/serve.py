@@ -17,7 +17,7 @@ from gateway.admin.authorization import new_id
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.extension import Extend, no_extension
 from gateway.admin.identity_provider import open_identity_provider
-from gateway.admin.machine_figures import MachineFigures
+from gateway.admin.machine_metrics import MachineMetrics
 from gateway.admin.operator_access import OperatorAccess, access_to, publish_access
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
 from gateway.admin.operator_keys import OperatorKeys
@@ -94,7 +94,7 @@ async def serve_admin(
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(push.run(partial(_metrics, settings), stop))
-            tasks.create_task(_figures(settings, ledger, cache, registry).follow(stop))
+            tasks.create_task(_machine_metrics(settings, ledger, cache, registry).follow(stop))
             tasks.create_task(publisher.start(stop))
             tasks.create_task(publisher.prices.follow(stop))
             tasks.create_task(recovery.follow(stop))
@@ -173,10 +173,10 @@ async def _metrics(settings: Settings) -> Iterable[Metric]:
     return await asyncio.to_thread(read_metrics, settings.metrics_dir, data_dir=settings.data_dir)
 
 
-def _figures(
+def _machine_metrics(
     settings: Settings, ledger: Ledger, cache: PipelinedClient, registry: CollectorRegistry
-) -> MachineFigures:
-    return MachineFigures(
+) -> MachineMetrics:
+    return MachineMetrics(
         settings=settings, ledger=ledger, cache_redis=cache, instruments=Instruments(registry)
     )
 

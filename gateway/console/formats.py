@@ -1,4 +1,4 @@
-"""Writes numbers for people: short, with units, in columns of like width."""
+"""Formats numbers for people: short and with units."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ _TIMES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _SHORTEST, _THOUSAND = 1e-6, 1000
 NOTHING = "-"
-"""What is shown of a figure that is not known."""
+"""The text for an unknown number."""
 
 
 def count(value: float | None) -> str:
-    """Return a count: `1,234`, `12.3k`, `4.56M`."""
+    """Format a count, such as `1,234`, `12.3k` or `4.56M`."""
     if value is None:
         return NOTHING
     for step, unit in _STEPS:
@@ -21,12 +21,12 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a number of events per second: with a decimal where it is small."""
+    """Format a number of events per second; below 10 with a decimal."""
     return NOTHING if value is None else f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - where a decimal matters
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in the unit that suits it: `1.25 s`, `12.3 ms`, `80 µs`."""
+    """Format a duration in a suitable unit, such as `1.25 s`, `12.3 ms` or `80 µs`."""
     if value is None:
         return NOTHING
     if value < _SHORTEST:
@@ -38,12 +38,12 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share of one as per cent: `12.5 %`, `100 %`."""
+    """Format a fraction of 1 as a percentage, such as `12.5 %` or `100 %`."""
     return NOTHING if value is None else f"{value * 100:.1f}".removesuffix(".0") + " %"
 
 
 def size(value: float | None) -> str:
-    """Return a number of bytes: `1.5 GiB`."""
+    """Format a number of bytes, such as `1.5 GiB`."""
     if value is None:
         return NOTHING
     for step, unit in _BYTES:

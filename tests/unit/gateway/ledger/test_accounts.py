@@ -302,7 +302,7 @@ def test_an_operator_gives_a_key_another_text(ledger: Ledger, clock: Clock) -> N
     ledger.accounts.create_tenant("acme")
     key = ledger.accounts.create_key("acme", key_hash="h1")
 
-    changed = ledger.accounts.replace_text(key.id, key_hash="h2", keep=60, actor="kim")
+    changed = ledger.accounts.replace_secret(key.id, key_hash="h2", keep=60, actor="kim")
     both = set(principals(ledger))
     clock.advance(61)
 
@@ -317,4 +317,4 @@ def test_a_revoked_key_gets_no_other_text(ledger: Ledger) -> None:
     ledger.accounts.revoke(key.id)
 
     with pytest.raises(InvalidRequest, match="create another"):
-        ledger.accounts.replace_text(key.id, key_hash="h2", keep=60, actor="kim")
+        ledger.accounts.replace_secret(key.id, key_hash="h2", keep=60, actor="kim")

@@ -36,7 +36,7 @@ class ReplacedKey(msgspec.Struct, frozen=True, kw_only=True):
     """Until when the former secret is valid."""
 
 
-async def replace_text(
+async def replace_secret(
     key: str, *, keep: float, changes: AccountChanges, actor: str
 ) -> ReplacedKey:
     """Give a key a new secret; the former secret stays valid for `keep` seconds."""
@@ -49,7 +49,7 @@ async def replace_text(
     return ReplacedKey(id=made.id, key=secret, former_expires=made.former_expires)
 
 
-class KeyTextController(Controller):
+class KeySecretController(Controller):
     """Gives keys new secrets."""
 
     path = "/admin/keys"
@@ -75,6 +75,6 @@ class KeyTextController(Controller):
         operator: NamedDependency[Operator],
     ) -> ReplacedKey:
         """Give a key a new secret. Only this response contains it."""
-        return await replace_text(
+        return await replace_secret(
             key, keep=data.former_valid_for, changes=changes, actor=operator.name
         )

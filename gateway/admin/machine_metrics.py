@@ -19,7 +19,7 @@ _INTERVAL: Final = 5.0
 _REDIS: Final = ("redis",)
 
 
-class MachineFigures:
+class MachineMetrics:
     """Updates the metrics every five seconds. A value that cannot be read stays as it was."""
 
     def __init__(
