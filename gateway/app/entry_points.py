@@ -1,4 +1,4 @@
-"""Builds the entry points of a worker: its application, and the fast path before it."""
+"""Builds the entry points of a worker: the application, and the fast path in front of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,14 +46,14 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """The application of a worker, and the protocol that reads requests before it."""
+    """The application of a worker, and the protocol that reads requests for it."""
 
     app: ASGIApp
     protocol: Callable[..., asyncio.Protocol]
 
 
 class WorkerOptions(NamedTuple):
-    """What differs between workers for callers and the one for batches."""
+    """The differences between a worker for callers and a worker for batch jobs."""
 
     keys: KeyRing
     ids: RequestIds
@@ -63,12 +63,12 @@ class WorkerOptions(NamedTuple):
 
 
 def options_for_callers() -> WorkerOptions:
-    """Return the options of a worker that answers callers."""
+    """Return the options of a worker for callers."""
     return WorkerOptions(KeyRing(), RequestIds())
 
 
 class EntryPointParts(NamedTuple):
-    """The parts of a worker that answering a request uses."""
+    """The objects of a worker that the entry points use."""
 
     stores: Stores
     options: WorkerOptions
@@ -117,7 +117,7 @@ def build_listeners(
     batches = open_batch_parts(settings, parts.stores.ledger)
     rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
     shedder = LoadShedder(
-        # What runs in bulk waits for itself.
+        # A worker for batch jobs never sheds load: it limits itself.
         iterations=LoopIterations(most=0.0 if options.is_bulk else settings.max_loop_delay),
         metrics=parts.metrics,
         new_id=ids.new,

@@ -116,7 +116,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """The portion of its full traffic that the backend gets, which grows during slow start.
+        """The fraction of its full traffic that the backend gets: below 1 during slow start.
 
         `None` if the backend is drained or not ready.
         """
