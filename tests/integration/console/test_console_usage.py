@@ -70,7 +70,7 @@ async def test_usage_is_drawn_by_source_and_tenant(
     assert sources == {"hit": 3, "collapsed": 0, "computed": 7, "failed": 0}
     assert tenants == {"acme": 7, "beta": 3}
     assert money == {"charged": 0}
-    assert "No margin" in figures
+    assert "cost_per_hour" in figures
     assert charts_of(of_one)[1] == {"beta": 3}
 
 

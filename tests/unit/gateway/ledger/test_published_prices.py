@@ -130,7 +130,7 @@ def test_usage_that_was_free_stays_free(database: str, clock: Clock) -> None:
         ledger.prices.publish((PriceConfig(),))
         record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
 
-        with pytest.raises(ConfigurationError, match="give it a date to come"):
+        with pytest.raises(ConfigurationError, match="past usage"):
             ledger.prices.publish((FIRST,))
 
         ledger.prices.publish((PriceConfig(), COMING))
