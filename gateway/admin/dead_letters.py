@@ -109,7 +109,7 @@ class DeadLetterReplay:
         return ReplayResult(number=number, counted=counted)
 
     def _record(self, block: Block) -> int:
-        """Record a block; its sequence numbers prevent that an event is counted twice."""
+        """Record a block. Its sequence numbers prevent double counting."""
         try:
             batch = Batch(
                 log_id=block.log_id,

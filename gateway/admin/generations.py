@@ -41,5 +41,5 @@ def rollback_target(
         origin = 0 if active is None else active.origin
         found = [entry for entry in history if entry.generation == entry.origin < origin]
     if not found:
-        raise NotFound("there is no such earlier document; `GET /admin/config` lists them")
+        raise NotFound("the history has no such document; `GET /admin/config` lists the history")
     return found[0]

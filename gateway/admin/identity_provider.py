@@ -1,4 +1,4 @@
-"""Opens the authenticator for an identity provider, and imports its optional library only then."""
+"""Opens the authenticator for an identity provider, whose library is optional."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence

@@ -25,7 +25,7 @@ INTERVAL = 300.0
 KEPT = 24 * 3600.0
 """Seconds for which keys stay in use after the last successful read."""
 _PAUSE = 10.0
-"""The least seconds between two reads that unknown keys in tokens cause."""
+"""The least seconds between two reads because of unknown keys in tokens."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024
@@ -74,7 +74,7 @@ class IssuerKeys:
         self._ended = asyncio.Event()
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
-            self.refresh, interval=INTERVAL, failure="the keys of the identity provider"
+            self.refresh, interval=INTERVAL, failure="the identity provider's keys cannot be read"
         )
 
     async def __aenter__(self) -> Self:
@@ -171,7 +171,7 @@ class IssuerKeys:
 
 
 def is_safe(url: str) -> bool:
-    """Return whether `url` uses TLS or leads to this machine, so that nobody can forge it."""
+    """Return whether `url` uses TLS or leads to this machine, so that its content is authentic."""
     try:
         parts = urlsplit(url)
     except ValueError:

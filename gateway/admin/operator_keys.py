@@ -60,7 +60,7 @@ class OperatorKeys:
         """When the last successful read began."""
         self._is_reached = True
         self._polling = PeriodicTask(
-            self.refresh, interval=poll, failure="the keys of operators were not read"
+            self.refresh, interval=poll, failure="the operators' keys cannot be read"
         )
 
     async def __aenter__(self) -> Self:

@@ -53,7 +53,7 @@ class PlanChanges:
     ) -> PlanResult:
         """Let every backend check a plan, store it, and wait until workers and backends apply it.
 
-        Nothing has changed if an exception is raised before the plan is stored.
+        After each of these exceptions, nothing has changed:
 
         Raises:
             NotFound: no backend has the model.

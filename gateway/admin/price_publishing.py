@@ -56,7 +56,7 @@ class PricePublisher:
         self._ledger_prices.publish(prices, former=replacing, agreed=agreed)
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Retry, until `stop` is set, to store prices while the ledger was down."""
+        """Store, until `stop` is set, prices that were published while the ledger was down."""
         # The next start of a process stores prices that are still pending.
         async with PeriodicTask(self._retry, interval=_RETRY, failure="prices were not stored"):
             await stop.wait()

@@ -264,7 +264,7 @@ class Publisher:
 
         Raises:
             ConfigurationError: a model is unknown, a served model would lose its backends, or a
-                model does not have a label.
+                model does not have a label that the document names.
         """
         names = await valid_model_names(self._control, await _document_of(active))
         if names is not None:

@@ -23,8 +23,8 @@ from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 
-# Seconds for calls that no request waits for any more. Requests have finished before, while the
-# server drained.
+# Seconds at shutdown for calls that no request waits for. Requests end before, while the server
+# drains.
 BACKGROUND_DRAIN = 0.5
 
 

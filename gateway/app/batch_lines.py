@@ -109,7 +109,7 @@ def _headers(batch: RequestBatch) -> Headers:
         (b"authorization", b"Bearer " + batch.key.encode()),
         (b"content-type", b"application/json"),
         (b"sluicegate-criticality", b"sheddable"),
-        # Far beyond the maximum, which `_options_of_line` applies.
+        # Practically unlimited: `_options_of_line` applies the maximum.
         (b"x-request-timeout", b"1e9"),
     ]
 

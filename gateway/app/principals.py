@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Reads keys. Calls block, and raise `DependencyUnavailable` if it cannot be reached."""
+    """Reads keys from the ledger. Calls block, and raise `DependencyUnavailable` if it is down."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, `None` if there are none.

@@ -86,7 +86,7 @@ def show(*, client: AdminClient, as_json: bool) -> None:
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Publish the gateway's configuration folder. An invalid folder changes nothing.
 
-    Exit with 1 if a worker has not applied it.
+    Exit with 1 if a worker has not applied the document.
     """
     answer = client.request("POST", "/admin/config/reload")
     same = "" if answer["changed"] else "; nothing has changed"

@@ -80,7 +80,7 @@ def _add_command(name: str, description: str) -> None:
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the arguments into those of the import, and those of the reload after it."""
+    """Return the arguments of the import, and the arguments of the reload after it."""
     own: list[str] = []
     of_reload: list[str] = []
     rest = iter(arguments)

@@ -93,7 +93,7 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Send items to a drained backend again, few at first.
 
-    Exit with 1 if a worker has not applied it.
+    Exit with 1 if a worker has not applied the change.
     """
     _change(client, region, backend, "restore", as_json=as_json)
 

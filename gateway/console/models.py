@@ -151,7 +151,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return the results of each revision, which backends are asked for, and the forms."""
+        """Ask the backends for the results of each revision; return them with the forms."""
         context = {"found": await arm_reader.read(model), "model": await models.one(model)}
         return frame.render(request, "models/_arms.html", context)
 
@@ -259,7 +259,7 @@ def weights_of(form: dict[str, str]) -> dict[str, int]:
         return msgspec.convert(wanted, dict[Revision, Weight], strict=False) or _none()
     except msgspec.ValidationError as error:
         raise InvalidRequest(
-            f"Weights must be whole numbers above 0, and revisions numbers of folders: {error}."
+            f"Weights must be whole numbers above 0, revisions must be numbers of folders: {error}."
         ) from error
 
 

@@ -58,7 +58,7 @@ class IncidentReader:
                     cache_redis=self._cache_redis,
                 )
         except TimeoutError:
-            text = "The state Redis or the ledger is too slow, so that incidents are not known."
+            text = "Incidents are unknown, because the state Redis or the ledger is too slow."
             return [Incident(text=text, is_bad=True)]
 
     async def _fleet(self) -> FleetView | None:

@@ -60,7 +60,7 @@ class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The number of requests that named no served model, and are in no row."""
     margins: Margins
     is_whole: bool
-    """Whether all tenants and models are shown. Only then there is a margin."""
+    """Whether all tenants and models are shown. The margin is known only then."""
 
 
 class UsageController(Controller):

@@ -213,7 +213,7 @@ class Accounts:
             return _key(_get(connection, table, key, "key"))
 
     def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
-        """Give a key a new secret, at the request of an operator, who has no secret of the key.
+        """Give a key a new secret, at the request of an operator.
 
         The newest secret so far stays valid for `keep` seconds. Any older secret ends at once.
 

@@ -5,7 +5,8 @@ from enum import StrEnum
 import msgspec
 
 FAILED = "f"
-"""Suffix of the usage event's id of a failed line: a later success gets an event of its own."""
+"""Suffix of the id of a failed line's usage event. If the line succeeds later, it gets a new event
+without this suffix."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ class BatchStore:
             return _decode(_row(connection, tenant, batch).state)
 
     def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
-        """Return at most `limit` batch jobs, newest first, starting behind the batch job `after`.
+        """Return at most `limit` batch jobs that follow the batch job `after`, newest first.
 
         Raises:
             NotFound: the batch job `after` does not exist.
@@ -107,9 +107,9 @@ class BatchStore:
     ) -> RequestBatch | None:
         """Take the lease of an open batch job that no process runs; return `None` if there is none.
 
-        `running` are the holder's other batch jobs. The tenant with the fewest of them is served
-        first, and its oldest batch job. From `most` batch jobs on, only tenants without one in
-        `running` are served.
+        `running` are the holder's other batch jobs. The oldest batch job of the tenant with the
+        fewest of them comes first. Once there are `most`, only tenants without one in `running` are
+        served.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]

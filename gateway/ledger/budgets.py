@@ -299,7 +299,7 @@ class Budgets:
 
 
 def _later(mark: int | None, other: int | None, now: int) -> int | None:
-    """Return the later of two ends of a refusal, or `None` if both are past.
+    """Return the later end of two refusals, or `None` if both are past.
 
     A month's cost only grows. A process that still computes a lower cost than another process must
     not end the refusal.

@@ -61,7 +61,7 @@ class FileStore:
         purpose: str | None = None,
         is_ascending: bool = False,
     ) -> list[StoredFile]:
-        """Return at most `limit` files behind the file `after`, newest first unless `is_ascending`.
+        """Return at most `limit` files that follow `after`, newest first unless `is_ascending`.
 
         Raises:
             NotFound: the file `after` does not exist.

@@ -73,7 +73,7 @@ def month_bounds(month: str) -> tuple[int, int]:
 
 
 def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
-    """Return the invoice for a tenant's priced usage of one month, which must not be grouped."""
+    """Return the invoice for a tenant's usage in one month; `found` must not be grouped."""
     sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:

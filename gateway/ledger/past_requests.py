@@ -24,7 +24,7 @@ def find_request(
     """Return the recorded request with this id, `None` unless it is of `tenant` and `models`.
 
     A row that holds a run of requests has the id of the first one; the other ids are consecutive.
-    The id of a batch job's line is not a number. It ends in `FAILED` if the line only failed.
+    The line of a batch job has a row of its own, whose id ends in `FAILED` if the line failed.
     """
     if not _ANY.fullmatch(request_id):
         return None

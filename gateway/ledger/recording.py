@@ -166,7 +166,7 @@ class EventRecorder:
         return _RecordedRanges(mark=mark, ranges=found)
 
     def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
-        """Move the log's mark to the end of `batch`, or store a range if earlier records lack."""
+        """Move the log's mark to the end of `batch`, or store a range if records are missing."""
         ranges = schema.ranges
         if batch.last <= recorded.mark:
             return

@@ -88,7 +88,8 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
         kind = tuple(row[name] for name in _KIND)
         is_summed = row["is_summed"]
         if is_summed:
-            # An id of its own, because an older program adds unsummed rows to the id without this.
+            # Rows in `usage_hours` get another id, because older programs, which do not know
+            # `is_summed`, add their rows to the id of the kind alone.
             kind = (*kind, is_summed)
         sums = found.get(kind)
         if sums is None:

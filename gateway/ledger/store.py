@@ -330,7 +330,7 @@ def _add_in_postgresql(
     return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
 
 
-def _unbounded(column: Any) -> Any:  # Any: of whatever values
+def _unbounded(column: Any) -> Any:  # Any: of any type of value
     """Return the column's type without a length.
 
     A cast to a type with a length would cut a long string off, but an insert must refuse it.

@@ -108,7 +108,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what became of the records that were given to the ledger."""
+    """Counts records by what the ledger did with them."""
 
     counted: int
     duplicates: int

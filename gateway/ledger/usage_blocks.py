@@ -21,7 +21,7 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
 def blocks_between(first: int, end: int, lengths: Sequence[int]) -> list[Blocks]:
     """Return the fewest blocks that cover the span from `first` to before `end`.
 
-    A block begins at a multiple of its length. `lengths` grow, and each divides the next one.
+    A block begins at a multiple of its length. Each of `lengths` divides the next one.
     """
     found: list[Blocks] = []
     while first < end:

@@ -34,7 +34,7 @@ HOUR_LENGTHS: Final = (1, HOURS_OF_DAY)
 ROLLUP_PREFIX: Final = "rollup-"
 """Prefix of the ids of rows in `usage_events` that the roll-up made."""
 _KEPT: Final = 10 * DAY
-"""The console shows the hours of seven days."""
+"""Nanoseconds for which sums are kept. The console shows seven days."""
 _FREE: Final = frozenset(map(str, TOKEN_TASKS))
 _COLUMNS: Final = ("length", "hour", *KIND, *SUMMED)
 _kind_of: Final = itemgetter("tenant", "model", "batch", "task")

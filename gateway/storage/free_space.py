@@ -11,7 +11,7 @@ _MOST: Final = 4 << 30
 
 
 def check_free_space(folder: Path) -> None:
-    """Check that a tenth of the disk of `folder`, or at least 4 GiB, is free.
+    """Check that a tenth of the disk of `folder` is free, or 4 GiB if that is less.
 
     Raises:
         DependencyUnavailable: less space is free.
