@@ -16,7 +16,7 @@ class Role(StrEnum):
     BILLING = "billing"
     """Like `viewer`; also reads invoices, and sets budgets and prices."""
     OPERATOR = "operator"
-    """Like `viewer`; also changes models, backends, tenants, keys, and the document (not prices)."""
+    """Like `viewer`; also changes models, backends, tenants, keys and the document, not prices."""
     ADMIN = "admin"
     """May do everything, and manages operators."""
 
