@@ -16,6 +16,7 @@ from gateway.ledger.types import ArmCost
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")
+_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +148,6 @@ def views(
         )
         for arm, lines in sorted(by_arm.items(), key=lambda pair: (len(pair[0]), pair[0]))
     ]
-
-
-_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float:

@@ -51,7 +51,7 @@ def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
     """Write `access` to the data directory, and hold the file's lock until the block ends."""
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _open(data_dir / FILE)
+            descriptor = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, descriptor)
             _lock(descriptor)
             os.ftruncate(descriptor, 0)
@@ -96,10 +96,6 @@ def read_key(data_dir: Path) -> str:
         return (data_dir / KEY_FILE).read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _lock(descriptor: int) -> None:

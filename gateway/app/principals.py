@@ -127,7 +127,7 @@ class PrincipalsFollower:
         # Each row resets the time, so that a long read does not count as overdue.
         found = self._noting_progress(changes.principals)
         if changes.is_everything:
-            table = await asyncio.to_thread(_table, found)
+            table = await asyncio.to_thread(lambda: PrincipalTable(_readable(found)))
             if changes.version == _NEVER_CHANGED and len(self._ring) and not table.by_digest:
                 raise LedgerEmpty(_NEW)
             self._ring.replace_table(table)
@@ -146,10 +146,6 @@ class PrincipalsFollower:
             self._began = self._monotonic()
             yield one
         self._began = inf
-
-
-def _table(found: Iterator[_Found]) -> PrincipalTable:
-    return PrincipalTable(_readable(found))
 
 
 def _by_key(

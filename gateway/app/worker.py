@@ -16,7 +16,7 @@ from gateway.app.backends import BackendAccess
 from gateway.app.clock_watch import ClockWatch
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
-    EntryPointParts,
+    EntryPointDependencies,
     Listeners,
     WorkerOptions,
     build_listeners,
@@ -350,7 +350,7 @@ class Worker:
             refusal_reason=self._events.refusal_reason,
             redis=redis,
         )
-        parts = EntryPointParts(
+        dependencies = EntryPointDependencies(
             stores=self._stores,
             options=self._options,
             dialects=dialects_of(self._settings),
@@ -365,4 +365,4 @@ class Worker:
             request_lines=self._request_lines,
             unsent=self.unsent,
         )
-        return build_listeners(self._settings, parts, readiness=readiness, draining=draining)
+        return build_listeners(self._settings, dependencies, readiness=readiness, draining=draining)

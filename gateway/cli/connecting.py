@@ -35,7 +35,7 @@ def choose_listener(
     access = _access(data_dir)
     if access is None:
         raise click.UsageError(_explain_missing(url, key, data_dir))
-    if url and not _is_same(url, access.url):
+    if url and _address(url) != _address(access.url):
         raise click.UsageError(
             f"the listener on `{data_dir}` is at {access.url}, and its key is not sent to {url}:"
             f" {_OTHERWISE}"
@@ -100,11 +100,8 @@ def _explain_missing(url: str, key: str, data_dir: Path) -> str:
     return f"no listener runs on `{data_dir}`: name another `--data-dir`, or {_OTHERWISE}"
 
 
-def _is_same(one: str, other: str) -> bool:
-    return _address(one) == _address(other)
-
-
 def _address(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port; all names of this machine count as `localhost`."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return parts.scheme, _LOCAL[0] if host in _LOCAL else host, parts.port

@@ -54,8 +54,8 @@ class BackendsController(Controller):
         """Return the page, or only its table for a request from htmx."""
         fleet = await read_fleet(control, active)
         shown = select(fleet, query=q, attention=attention, page=page)
-        is_part = request.headers.get("hx-request") == "true"
-        template = "backends/_table.html" if is_part else "backends.html"
+        is_fragment = request.headers.get("hx-request") == "true"
+        template = "backends/_table.html" if is_fragment else "backends.html"
         absent = absent_reports(fleet, history.traffic)
         return frame.render(request, template, {"fleet": fleet, "shown": shown, "absent": absent})
 

@@ -199,7 +199,9 @@ def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
     """Return an incident with the limits that refuse requests, and the affected tenants."""
     decisions = traffic.rates.of("sluicegate_limit_decisions_total")
-    policies = Counter({each["policy"]: value for each, value in decisions if _is_refusal(each)})
+    policies = Counter(
+        {each["policy"]: value for each, value in decisions if each["decision"] == "refused"}
+    )
     names = _names([name for name, value in policies.most_common() if value])
     share = percent(traffic.total.refused / traffic.total.requests)
     text = f"Limits refuse {share} of all requests" + (f" ({names})" if names else "")
@@ -304,10 +306,6 @@ def state_incidents(values: Samples) -> Iterator[Incident]:
                 yield Incident(
                     text=text, is_bad=rule.is_bad, page=rule.page, is_cause=rule.is_cause
                 )
-
-
-def _is_refusal(labels: Mapping[str, str]) -> bool:
-    return labels["decision"] == "refused"
 
 
 def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:

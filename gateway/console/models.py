@@ -120,7 +120,7 @@ class ModelPagesController(Controller):
         found = [row for row in all_models.rows if q.strip().lower() in row.name.lower()]
         pages = max(1, -(-len(found) // _PAGE))
         page = min(max(1, page), pages)
-        is_part = request.headers.get("hx-request") == "true"
+        is_fragment = request.headers.get("hx-request") == "true"
         context = {
             "absent": all_models.absent,
             "models": found[(page - 1) * _PAGE : page * _PAGE],
@@ -129,7 +129,9 @@ class ModelPagesController(Controller):
             "page": page,
             "page_count": pages,
         }
-        return frame.render(request, "models/_table.html" if is_part else "models.html", context)
+        return frame.render(
+            request, "models/_table.html" if is_fragment else "models.html", context
+        )
 
     @get("/{model:str}")
     async def model(
@@ -256,11 +258,14 @@ def weights_of(form: dict[str, str]) -> dict[str, int]:
     if any(len(text) > _MOST_DIGITS for pair in wanted.items() for text in pair):
         raise InvalidRequest(f"Weights and revisions have at most {_MOST_DIGITS} digits.")
     try:
-        return msgspec.convert(wanted, dict[Revision, Weight], strict=False) or _none()
+        weights = msgspec.convert(wanted, dict[Revision, Weight], strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             f"Weights must be whole numbers above 0, revisions must be numbers of folders: {error}."
         ) from error
+    if not weights:
+        raise InvalidRequest("Give at least one revision a weight.")
+    return weights
 
 
 def shadow_of(form: ShadowForm) -> Shadow:
@@ -276,7 +281,3 @@ def shadow_of(form: ShadowForm) -> Shadow:
         raise InvalidRequest(
             f"A shadow needs a revision's number, and a share above 0 and up to 100 %: {error}."
         ) from error
-
-
-def _none() -> dict[str, int]:
-    raise InvalidRequest("Give at least one revision a weight.")

@@ -4,7 +4,6 @@ A session holds the operator's key, which is checked again for every request. A 
 its key is revoked. A restart of the process ends all sessions.
 """
 
-import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,10 +29,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     credential: str
     csrf_token: str
     expires: float
-
-    def has_token(self, token: str) -> bool:
-        """Return whether `token` is the session's CSRF token."""
-        return hmac.compare_digest(token.encode(), self.csrf_token.encode())
 
 
 class Sessions:

@@ -100,7 +100,8 @@ class UsageController(Controller):
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
         # One after the other, because the interpreter lock would serialize two threads.
-        total, (rows, names, largest) = await asyncio.to_thread(_read, reader, wanted, buckets)
+        total = await asyncio.to_thread(reader.over_time, wanted, buckets)
+        rows, names, largest = await asyncio.to_thread(_by_group, reader, wanted, buckets)
         currency = _currency(rows, document.prices)
         charged = charged_over_time(total, buckets, currency)
         figures = UsageFigures(
@@ -152,13 +153,6 @@ def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()
 
 def _choices(wanted: UsageQuery) -> dict[str, object]:
     return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)}
-
-
-def _read(
-    reader: UsageReader, wanted: UsageQuery, buckets: Buckets
-) -> tuple[list[GroupUsage], tuple[list[GroupUsage], list[str], list[GroupUsage]]]:
-    """Return the total usage by hour or day, and the result of `_by_group`."""
-    return reader.over_time(wanted, buckets), _by_group(reader, wanted, buckets)
 
 
 def _by_group(
