@@ -12,7 +12,7 @@ from gateway.admin.degradation import LOW_DISK
 from gateway.admin.fleet_view import LARGEST_SKEW
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
-from gateway.console.traffic import Flow, Samples, Traffic
+from gateway.console.traffic import ModelTraffic, Samples, Traffic
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -159,12 +159,12 @@ def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterato
 
     `tenants` maps tenants to the requests per second that limits refuse.
     """
-    failing = [flow for flow in traffic.models if _fails(flow)]
+    failing = [model for model in traffic.models if _fails(model)]
     if _fails(traffic.total):
         yield _failures(traffic, traffic.total, has_codes=True)
-    for flow in failing:
+    for model in failing:
         # The metric of error codes has no label for the model.
-        yield _failures(traffic, flow, has_codes=len(failing) == 1)
+        yield _failures(traffic, model, has_codes=len(failing) == 1)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
         yield _refusals(traffic, tenants)
     for each in traffic.restarts:
@@ -172,19 +172,19 @@ def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterato
         yield Incident(text=text, is_bad=False)
 
 
-def _fails(flow: Flow) -> bool:
-    return flow.errors > _ERROR_RATIO * flow.requests
+def _fails(model: ModelTraffic) -> bool:
+    return model.errors > _ERROR_RATIO * model.requests
 
 
-def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
-    """Return an incident with the error ratio of a flow, the revisions and the error codes."""
-    what = f"requests for {flow.name}" if flow.name else "all requests"
-    text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
-    items = traffic.rates.of("sluicegate_items_total") if flow.name else ()
+def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Incident:
+    """Return an incident with the error ratio of a model, its revisions and error codes."""
+    what = f"requests for {model.name}" if model.name else "all requests"
+    text = f"{percent(model.error_ratio)} of {what} fail ({rate(model.errors)} per second)."
+    items = traffic.rates.of("sluicegate_items_total") if model.name else ()
     revisions = _most_frequent(
         (labels["revision"], value)
         for labels, value in items
-        if labels["model"] == flow.name and labels["source"] == "failed"
+        if labels["model"] == model.name and labels["source"] == "failed"
     )
     counted = traffic.rates.of("sluicegate_failed_items_total") if has_codes else ()
     codes = _most_frequent((labels["code"], value) for labels, value in counted)
@@ -192,7 +192,7 @@ def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
         text += f" Revisions of failed items: {_names(revisions)}."
     if codes:
         text += f" Codes of failed items: {_names(codes)}."
-    page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
+    page = f"/console/models/{quote(model.name, safe='')}" if model.name else ""
     return Incident(text=text, is_bad=True, page=page)
 
 

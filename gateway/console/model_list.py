@@ -9,7 +9,7 @@ import msgspec
 from backends.plans import Serving, ServingPlans
 from gateway.admin.plan_changes import base_name
 from gateway.console.fleet import FleetView
-from gateway.console.traffic import Flow, Traffic
+from gateway.console.traffic import ModelTraffic, Traffic
 
 _NAMED: Final = 3
 
@@ -28,7 +28,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """The number of backends by error of the model."""
     plan: Serving | None
     """The operators' plan; `None` if the model's folder decides how it is served."""
-    flow: Flow
+    traffic: ModelTraffic
 
     @property
     def split(self) -> dict[str, float]:
@@ -58,7 +58,7 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
     configured = (
         fleet.configured if fleet.workers else ()
     )  # without reports, all would look unserved
-    flows = {flow.name: flow for flow in traffic.models}
+    by_name = {each.name: each for each in traffic.models}
     return [
         ModelRow(
             name=name,
@@ -69,7 +69,7 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
             numbers=sorted(numbers.get(name, ()), key=int),
             problems=dict(problems.get(name, Counter()).most_common()),
             plan=plans.plans.get(name),
-            flow=flows.get(name) or Flow(name=name),
+            traffic=by_name.get(name) or ModelTraffic(name=name),
         )
         for name in sorted({*served, *unused, *problems, *configured})
     ]

@@ -27,8 +27,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[Series, float]
 
 
-class Flow(msgspec.Struct, kw_only=True):
-    """The requests of a model, or of all models (empty name). Rates are per second."""
+class ModelTraffic(msgspec.Struct, kw_only=True):
+    """The traffic of a model, or of all models (empty name). Rates are per second."""
 
     name: str
     requests: float = 0.0
@@ -45,7 +45,7 @@ class Flow(msgspec.Struct, kw_only=True):
         return self.errors / self.requests if self.requests else None
 
 
-class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
+class RegionTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """The calls to a region, and the state of its backends. Rates are per second."""
 
     name: str
@@ -89,9 +89,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     at: float
-    total: Flow
-    models: list[Flow]
-    regions: list[RegionFlow]
+    total: ModelTraffic
+    models: list[ModelTraffic]
+    regions: list[RegionTraffic]
     values: Samples
     rates: Samples
     restarts: Sequence[RestartCause] = ()
@@ -117,11 +117,11 @@ def traffic_between(before: Reading, after: Reading) -> Traffic:
             if seconds > 0
         }
     )
-    models = _flows(rates)
+    models = _by_model(rates)
     return Traffic(
         at=after.at,
         total=models.pop(""),
-        models=sorted(models.values(), key=lambda flow: (-flow.requests, flow.name)),
+        models=sorted(models.values(), key=lambda each: (-each.requests, each.name)),
         regions=_regions(values, rates),
         values=values,
         rates=rates,
@@ -147,59 +147,59 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     return lower
 
 
-def _flows(rates: Samples) -> dict[str, Flow]:
-    """Return the flow of each model by name, and the flow of all models under the empty name."""
-    flows: dict[str, Flow] = {"": Flow(name="")}
+def _by_model(rates: Samples) -> dict[str, ModelTraffic]:
+    """Return the traffic of each model by name, and of all models under the empty name."""
+    by_model: dict[str, ModelTraffic] = {"": ModelTraffic(name="")}
     hits: defaultdict[str, float] = defaultdict(float)
     for labels, value in rates.of("sluicegate_requests_total"):
-        for flow in _both(flows, labels):
-            _count_request(flow, int(labels["status"]), value)
+        for each in _both(by_model, labels):
+            _count_request(each, int(labels["status"]), value)
     for labels, value in rates.of("sluicegate_items_total"):
-        for flow in _both(flows, labels):
-            flow.items += value
-            hits[flow.name] += value if labels["source"] in _HITS else 0.0
-    buckets = _durations(flows, rates)
-    for name, flow in flows.items():
-        flow.hit_ratio = hits[name] / flow.items if flow.items else None
+        for each in _both(by_model, labels):
+            each.items += value
+            hits[each.name] += value if labels["source"] in _HITS else 0.0
+    buckets = _durations(by_model, rates)
+    for name, each in by_model.items():
+        each.hit_ratio = hits[name] / each.items if each.items else None
         p50, p95, p99 = (quantile(buckets.get(name, {}), share) for share in (0.5, 0.95, 0.99))
-        flow.latencies = (p50, p95, p99)
-    return flows
+        each.latencies = (p50, p95, p99)
+    return by_model
 
 
-def _durations(flows: dict[str, Flow], rates: Samples) -> dict[str, dict[float, float]]:
-    """Return histograms of the durations of successful requests, by flow."""
+def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, dict[float, float]]:
+    """Return histograms of the durations of successful requests, by model."""
     buckets: dict[str, dict[float, float]] = {}
     for labels, value in rates.of("sluicegate_request_duration_seconds_bucket"):
         if labels.get("outcome", "ok") == "ok":
             bound = float(labels["le"])
-            for flow in _both(flows, labels):
-                counts = buckets.setdefault(flow.name, {})
+            for each in _both(by_model, labels):
+                counts = buckets.setdefault(each.name, {})
                 counts[bound] = counts.get(bound, 0.0) + value
     return buckets
 
 
-def _both(flows: dict[str, Flow], labels: Mapping[str, str]) -> Sequence[Flow]:
-    """Return the flows that a series counts for: the flow of all models, and its model's flow."""
+def _both(by_model: dict[str, ModelTraffic], labels: Mapping[str, str]) -> Sequence[ModelTraffic]:
+    """Return the traffic of all models and of the series' model: a series counts for both."""
     model = labels.get("model", "")
     if not model:
-        return (flows[""],)
-    return flows[""], flows.setdefault(model, Flow(name=model))
+        return (by_model[""],)
+    return by_model[""], by_model.setdefault(model, ModelTraffic(name=model))
 
 
-def _count_request(flow: Flow, status: int, value: float) -> None:
-    flow.requests += value
+def _count_request(each: ModelTraffic, status: int, value: float) -> None:
+    each.requests += value
     if status == _TOO_MANY:
-        flow.refused += value
+        each.refused += value
     elif status >= _SERVER_ERROR:
-        flow.errors += value
+        each.errors += value
 
 
-def _regions(values: Samples, rates: Samples) -> list[RegionFlow]:
+def _regions(values: Samples, rates: Samples) -> list[RegionTraffic]:
     names = [labels["region"] for labels, _ in values.of("sluicegate_endpoint_up")]
     return [_region(name, values, rates) for name in sorted(set(names))]
 
 
-def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
+def _region(name: str, values: Samples, rates: Samples) -> RegionTraffic:
     def gauges(metric: str) -> dict[str, float]:
         found = values.of(f"sluicegate_endpoint_{metric}")
         return {labels["endpoint"]: value for labels, value in found if labels["region"] == name}
@@ -213,7 +213,7 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
     drained = {endpoint for endpoint, value in gauges("drained").items() if value > 0}
     ready = {endpoint for endpoint, value in up.items() if value > 0} - drained
     finish = gauges("predicted_finish_seconds")
-    return RegionFlow(
+    return RegionTraffic(
         name=name,
         calls=sum(value for _, value in calls),
         failed=sum(value for is_ok, value in calls if not is_ok),
