@@ -214,7 +214,7 @@ class KeyController(Controller):
         opt={"role": Role.VIEWER},
         operation=_operation(
             id="list_keys",
-            summary="The keys of a tenant, or all keys",
+            summary="The keys of a tenant, or of all tenants",
             errors=(NotFound, DependencyUnavailable),
             about={"tenant": TENANT},
         ),
@@ -273,7 +273,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> CreatedKeys:
-        """Create up to 10,000 keys, all or none. Only this response contains their secrets."""
+        """Create many keys as one change, up to 10,000. Only this response contains the secrets."""
         found = await create_keys(
             data.keys, changes, model_names, actor=operator.name, new_tenants=data.new_tenants
         )

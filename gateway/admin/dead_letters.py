@@ -175,7 +175,7 @@ class DeadLetterController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> ReplayResult:
-        """Count the events of a dead letter that are not counted yet, and remove it."""
+        """Count the events of a dead letter, and remove it. Events that are counted are skipped."""
         return await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
 
     @delete(
@@ -192,7 +192,7 @@ class DeadLetterController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> DeadLetter:
-        """Remove a dead letter for ever, without counting it."""
+        """Remove a dead letter without counting it."""
         return await asyncio.to_thread(ledger.dead_letters.discard, number, actor=operator.name)
 
 

@@ -74,7 +74,7 @@ class KeySecretController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> ReplacedKey:
-        """Give a key a new secret. Only this response contains it."""
+        """Replace the secret of a key. Only this response contains the new secret."""
         return await replace_secret(
             key, keep=data.former_valid_for, changes=changes, actor=operator.name
         )

@@ -98,7 +98,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Divide items among revisions by weight, after every backend has checked the revisions.
+        """Divide the items of a model among revisions, after every backend has checked them.
 
         If the shadow revision is in the split, it stops being a shadow.
         """
@@ -124,7 +124,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Remove the plan, so that the model's `serving.yaml` or newest revision is served."""
+        """Remove the operators' plan of a model: its `serving.yaml` or newest revision is served."""
         return await _answer(
             plan_changes,
             model,
@@ -151,7 +151,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Send copies of some items to a shadow revision, and compare the results."""
+        """Send copies of items to a shadow revision, and compare the results."""
         return await _answer(
             plan_changes,
             model,
@@ -174,7 +174,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Stop sending copies of items to the shadow revision."""
+        """Remove the shadow of a model."""
         return await _answer(
             plan_changes,
             model,
@@ -197,7 +197,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Restore the plan from before the last change of the split. A second call changes nothing.
+        """Undo the last change of a model's split. A second call changes nothing.
 
         A shadow that was added after that change is removed.
         """

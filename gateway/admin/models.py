@@ -93,7 +93,7 @@ class ModelsController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> Response[ReloadResult | dict[str, Any]]:
-        """Make all backends reload their model repositories.
+        """Reload the backends' model repositories.
 
         200: every worker knows the new revisions, and no request uses a replaced revision any more.
         202: some workers do not know them yet. 422: a model is broken. Its former revision is still

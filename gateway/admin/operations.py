@@ -109,7 +109,7 @@ class CacheController(Controller):
         control: NamedDependency[Control],
         cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     ) -> Json:
-        """Return sizes and counters of the Redis tier, and of each worker's memory tier."""
+        """Return sizes and counters of the result cache: of Redis, and of each worker's memory."""
         workers = await reported(control, "cache")
         return {"redis": await redis_statistics(cache_redis), "workers": workers}
 

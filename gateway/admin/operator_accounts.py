@@ -32,6 +32,7 @@ class NewOperator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     """Up to 64 letters, digits, `_`, `.`, `@` and `-`. The audit shows this name."""
     roles: _Roles
+    """What the operator may do."""
     expires: datetime | None = None
     """When the key expires, with a time zone; by default never."""
 
@@ -113,7 +114,7 @@ class OperatorController(Controller):
         operator_changes: NamedDependency[OperatorChanges],
         operator: NamedDependency[Operator],
     ) -> CreatedOperator:
-        """Create an operator. Only this response contains the key."""
+        """Create an operator with a key. Only this response contains the key."""
         key = new_key(PREFIX)
         made = await operator_changes.make(
             lambda store: store.create(

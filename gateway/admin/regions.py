@@ -185,7 +185,7 @@ class RegionsController(Controller):
     async def shares(
         self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
     ) -> RegionLimitShares:
-        """Return the gateway regions and their shares of limits, of one tenant or of all."""
+        """Return the gateway regions' shares of limits, for one tenant or for all."""
         if tenant is not None:
             await asyncio.to_thread(ledger.accounts.tenant, tenant)
         regions = await asyncio.to_thread(ledger.shares.regions)
@@ -212,7 +212,7 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Send a backend no new items; it finishes the items that it has.
+        """Drain a backend: it gets no new items, and finishes the items that it has.
 
         200: every worker has applied the drain; 202: not yet. The id of an entry with a DNS name
         drains all backends of that name.
@@ -239,7 +239,7 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Send items to a drained backend again, few at first.
+        """Restore a drained backend: it gets items again, few at first.
 
         200: every worker has applied it; 202: not yet.
         """
