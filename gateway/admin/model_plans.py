@@ -124,7 +124,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Remove the operators' plan of a model. Its `serving.yaml` or newest revision serves then."""
+        """Remove the operators' plan of a model: the model's folder decides again."""
         return await _answer(
             plan_changes,
             model,
