@@ -90,7 +90,7 @@ async def test_what_is_refused_is_named(admin: httpx.AsyncClient) -> None:
     )
 
     assert problem["field"] == "prices"
-    assert "`*` from 2026-01-01 on has begun" in problem["detail"]
+    assert "`*` from 2026-01-01 on is in effect" in problem["detail"]
     assert "`hit` from 200 to 600" in problem["detail"]
 
 

@@ -42,7 +42,7 @@ async def test_two_generations_are_compared(published: httpx.AsyncClient) -> Non
 
     assert page.count("Roll back to generation") == 1
     assert "models.m.cache_ttl" in found
-    assert "1 line more, 1 less" in found
+    assert "1 line added, 1 removed" in found
     assert re.findall(r"(?:added|removed): </span>[+-] +(.*?)</span>", found) == [
         "cache_ttl: 1.0",
         "cache_ttl: 2.0",
