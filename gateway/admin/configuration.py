@@ -219,7 +219,7 @@ def _answer(change: PublishedChange) -> Response[PublishedChange | CheckedDocume
     return Response(change, status_code=200 if change.live else 202, headers={"etag": tag})
 
 
-def _line(published: Published) -> dict[str, Any]:  # Any: fields of several types, for a struct
+def _line(published: Published) -> dict[str, Any]:  # Any: the fields have several types
     return {name: getattr(published, name) for name in Generation.__struct_fields__}
 
 

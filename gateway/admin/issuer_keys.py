@@ -51,7 +51,7 @@ class _KeySet(msgspec.Struct, frozen=True):
 
 
 class IssuerKeys:
-    """Reads the keys on entry, every five minutes, and when a token names an unknown key.
+    """Reads the keys at the start, every five minutes, and when a token names an unknown key.
 
     `url` is the address of the key set. If it is empty, the issuer's discovery document names the
     address. A read takes at most 5 s and 256 KiB.

@@ -48,7 +48,7 @@ def access_to(host: str, port: int, key: str, *, certificate: Path | None = None
 
 @contextlib.contextmanager
 def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
-    """Write `access` to the data directory, and hold the file's lock until the block ends."""
+    """Write `access` to the data directory, and keep the file locked during the `with` block."""
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ class _Known(NamedTuple):
 
 
 class OperatorKeys:
-    """Reads the operators' keys on entry, and then every `poll` seconds.
+    """Reads the operators' keys at the start of the context, and then every `poll` seconds.
 
     If the ledger becomes unreachable, the cached keys stay valid for `kept` seconds.
     """

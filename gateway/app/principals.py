@@ -39,7 +39,7 @@ class PrincipalStore(Protocol):
 
 
 class PrincipalsFollower:
-    """Loads all keys on entry, and then reads changes every `poll` seconds and when notified."""
+    """Loads all keys at the start, and then changes every `poll` seconds and when notified."""
 
     def __init__(
         self,

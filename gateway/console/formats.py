@@ -31,7 +31,7 @@ def seconds(value: float | None) -> str:
         return NOTHING
     if value < _SHORTEST:
         return "< 1 µs" if value else "0"
-    rounded = float(f"{value:.3g}")  # before the unit is chosen: 0.9996 ms is 1 ms
+    rounded = float(f"{value:.3g}")  # first, so that 0.9996 ms becomes 1 ms
     _, unit, factor = next(each for each in _TIMES if rounded >= each[0])
     number = rounded * factor
     return f"{number:.3g} {unit}" if number < _THOUSAND else f"{number:,.0f} {unit}"
