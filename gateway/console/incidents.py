@@ -298,7 +298,7 @@ GAUGES: Final = tuple(rule.metric for rule in _RULES)
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:
-    """Yield an incident for each gauge of this machine that means one."""
+    """Yield an incident for each value of a gauge to which a rule applies."""
     for rule in _RULES:
         for labels, value in values.of(rule.metric):
             if rule.applies(value):

@@ -77,7 +77,7 @@ def _replace(connection: Connection, day: int, length: int, rows: Select[Any]) -
     _insert(connection, rows)
 
 
-def _insert(connection: Connection, rows: Select[Any]) -> None:  # Any: as many columns as there are
+def _insert(connection: Connection, rows: Select[Any]) -> None:  # Any: the columns vary
     names = ("length", "day", *KIND, *SUMMED)
     connection.execute(_sums.insert().from_select(names, rows))
 
