@@ -25,7 +25,7 @@ INTERVAL = 300.0
 KEPT = 24 * 3600.0
 """Seconds for which keys stay in use after the last successful read."""
 _PAUSE = 10.0
-"""The least seconds between two reads because of unknown keys in tokens."""
+"""Minimum seconds between two reads because of unknown keys in tokens."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024

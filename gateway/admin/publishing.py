@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
 _TRIES = 3
-# The least seconds between the times of two documents, even if machines' clocks differ: backends
+# Minimum seconds between the times of two documents, even if machines' clocks differ: backends
 # use the latest document.
 _LATER = 0.002
 

@@ -16,7 +16,7 @@ from typing import Final
 from typing_extensions import override
 
 _LONGEST: Final = 1.0
-"""The most seconds that a bulk writer waits: short transactions must not stop billing."""
+"""Maximum seconds that a bulk writer waits: short transactions must not stop billing."""
 _PAUSE: Final = 0.002
 
 
