@@ -1,4 +1,4 @@
-"""Serves the operators' routes of tenants and keys."""
+"""Serves the operators' routes for tenants and keys."""
 
 import asyncio
 import contextlib
@@ -29,56 +29,58 @@ T = TypeVar("T")
 _WORKERS_TIMEOUT = 2.0
 _MOST_KEYS = 10_000
 _LIMITS = [{"name": "minute", "unit": "requests", "capacity": 600, "window": 60.0}]
-KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
+KEY: Json = {"description": "The id of a key, not its secret.", "example": "key_5f2c51d0a7be9f2c"}
 _operation = partial(Operation, tag="accounts")
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant to create; without `limits` the document's apply."""
+    """A tenant to create. Without `limits`, the document's limits apply."""
 
     id: str
     """Up to 64 letters, digits, `_`, `.` and `-`."""
     name: str = ""
-    """For people; the id where it is left out."""
+    """A name for people; by default the id."""
     limits: tuple[Rule, ...] = ()
-    """Limits on all of its keys together."""
+    """Limits on all keys of the tenant together."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key to create; without `models` it may use all."""
+    """An API key to create."""
 
     tenant: str
-    """The id of the tenant whose key it is."""
+    """The id of the tenant that owns the key."""
     name: str = ""
-    """For people."""
+    """A name for people."""
     models: list[str] | None = None
-    """The models it may use; all where it is left out."""
+    """The models that the key may use; by default all."""
     limits: tuple[Rule, ...] = ()
-    """Limits on this key, beside those of the tenant."""
+    """Limits on this key, in addition to the tenant's limits."""
     expires: datetime | None = None
-    """When it ends, with a time zone; never where it is left out."""
+    """When the key expires, with a time zone; by default never."""
     origins: tuple[str, ...] | None = None
-    """Origins from whose pages alone it may be used, such as `https://app.example.com`."""
+    """Origins of the web pages that may use the key, such as `https://app.example.com`; by default
+    any client may use it."""
     routes: tuple[str, ...] | None = None
-    """Paths that it may be used for, such as `/v1/embed` or `/v1/infer/*`; all if left out."""
+    """Paths that the key may be used for, such as `/v1/embed` or `/v1/infer/*`; by default all."""
 
 
 class CreatedKey(Key, frozen=True, kw_only=True):
-    """A new key, with its text, this once."""
+    """A new key with its secret."""
 
     key: str
+    """The secret. It is not shown again."""
 
 
 class NewKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys to create together: all of them, or none."""
+    """Keys to create together. Either all of them are created, or none."""
 
     keys: Annotated[list[NewKey], msgspec.Meta(min_length=1, max_length=_MOST_KEYS)]
     new_tenants: bool = False
-    """Creates tenants that do not exist."""
+    """Also create tenants that do not exist."""
 
 
 class CreatedKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """New keys in the order of the request, with their texts, this once."""
+    """New keys with their secrets, in the order of the request."""
 
     keys: list[CreatedKey]
 
@@ -90,15 +92,15 @@ class Tenants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a tenant, or all."""
+    """The keys of a tenant, or of all tenants."""
 
     keys: list[Key]
 
 
 class AccountChanges:
-    """Makes changes in the ledger, and waits up to `_WORKERS_TIMEOUT` until workers have them.
+    """Makes changes in the ledger, and waits up to two seconds until all workers apply them.
 
-    Workers that miss the notification read the ledger on their own soon after.
+    A worker that misses the notification finds the change when it polls the ledger.
     """
 
     def __init__(self, *, ledger: Ledger, control: Control) -> None:
@@ -106,7 +108,7 @@ class AccountChanges:
         self._control = control
 
     async def make(self, change: Callable[[Accounts], T]) -> T:
-        """Run `change`, which blocks, and notify the workers."""
+        """Run `change` in a thread, and notify the workers."""
         made = await asyncio.to_thread(change, self.accounts)
         with contextlib.suppress(DependencyUnavailable):
             version = await self._control.touch(Topic.ACCOUNTS)
@@ -192,7 +194,7 @@ class TenantController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Tenant | CheckedChange:
-        """Replace a tenant's limits; an empty list means that the document's apply."""
+        """Replace a tenant's limits. With an empty list, the document's limits apply."""
         await model_names.check_rules(data)
         if dry_run:
             found = await asyncio.to_thread(changes.accounts.tenant, tenant)
@@ -212,7 +214,7 @@ class KeyController(Controller):
         opt={"role": Role.VIEWER},
         operation=_operation(
             id="list_keys",
-            summary="The keys of a tenant, or all",
+            summary="The keys of a tenant, or of all tenants",
             errors=(NotFound, DependencyUnavailable),
             about={"tenant": TENANT},
         ),
@@ -220,7 +222,7 @@ class KeyController(Controller):
     async def list_all(
         self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
     ) -> Keys:
-        """Return the keys of a tenant, or all."""
+        """Return the keys of a tenant, or of all tenants."""
         if tenant is not None:
             await asyncio.to_thread(changes.accounts.tenant, tenant)
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
@@ -243,7 +245,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> CreatedKey:
-        """Create a key; its text is in this answer and nowhere else."""
+        """Create a key. Only this response contains its secret."""
         (created,) = await create_keys([data], changes, model_names, actor=operator.name)
         return created
 
@@ -271,7 +273,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> CreatedKeys:
-        """Create up to 10,000 keys, all or none; their texts are in this answer alone."""
+        """Create many keys as one change, up to 10,000. Only this response contains the secrets."""
         found = await create_keys(
             data.keys, changes, model_names, actor=operator.name, new_tenants=data.new_tenants
         )
@@ -296,7 +298,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace a key's limits; an empty list means that the document's apply."""
+        """Replace a key's limits. With an empty list, the document's limits apply."""
         await model_names.check_rules(data)
         return await changes.make(
             lambda accounts: accounts.set_key_limits(key, data, actor=operator.name)
@@ -320,7 +322,7 @@ class KeyController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace the origins and routes of a key; what is left out is no bound."""
+        """Replace the origins and routes that a key is limited to. A missing field is no bound."""
         return await changes.make(
             lambda accounts: accounts.set_key_bounds(key, data, actor=operator.name)
         )
@@ -354,27 +356,27 @@ async def create_keys(
     actor: str,
     new_tenants: bool = False,
 ) -> list[CreatedKey]:
-    """Create keys, all or none; their texts are in what is returned alone."""
+    """Create keys, all or none. The secrets exist only in the returned values."""
     await model_names.check({name for key in wanted for name in key.models or ()}, field="models")
     await model_names.check_rules({rule for key in wanted for rule in key.limits})
-    texts = await asyncio.to_thread(lambda: [new_key() for _ in wanted])
+    secrets = await asyncio.to_thread(lambda: [new_key() for _ in wanted])
     made = await changes.make(
         lambda accounts: accounts.create_keys(
-            [_spec(key, text) for key, text in zip(wanted, texts, strict=True)],
+            [_spec(key, secret) for key, secret in zip(wanted, secrets, strict=True)],
             new_tenants=new_tenants,
             actor=actor,
         )
     )
     return [
-        CreatedKey(**msgspec.structs.asdict(key), key=text)
-        for key, text in zip(made, texts, strict=True)
+        CreatedKey(**msgspec.structs.asdict(key), key=secret)
+        for key, secret in zip(made, secrets, strict=True)
     ]
 
 
-def _spec(key: NewKey, text: str) -> KeySpec:
+def _spec(key: NewKey, secret: str) -> KeySpec:
     return KeySpec(
         tenant=key.tenant,
-        key_hash=hash_key(text),
+        key_hash=hash_key(secret),
         name=key.name,
         models=key.models,
         rules=key.limits,

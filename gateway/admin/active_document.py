@@ -1,4 +1,4 @@
-"""Reads the active configuration document for the admin process, once a generation."""
+"""Reads the active configuration document for the admin process, and caches it by generation."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from gateway.settings import Settings
 
 
 class ActiveDocumentReader:
-    """Returns the active document; without Redis the last one read, or the folder's."""
+    """Reads the active document. Without Redis, it returns the last one or reads the folder."""
 
     def __init__(self, *, control: Control, settings: Settings) -> None:
         self._control = control
@@ -22,7 +22,7 @@ class ActiveDocumentReader:
         """Return the active document.
 
         Raises:
-            ConfigurationError: Redis was never reached, and the folder is not valid.
+            ConfigurationError: no document was ever read from Redis, and the folder is not valid.
         """
         try:
             active = await self._control.active()

@@ -18,7 +18,7 @@ from gateway.admin.budgets import BudgetController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.key_texts import KeyTextController
+from gateway.admin.key_secrets import KeySecretController
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.model_plans import PlansController
 from gateway.admin.models import ModelsController
@@ -46,7 +46,7 @@ from gateway.settings import Settings
 from gateway.upstream.base import BackendClient
 
 HANDLERS = (
-    *(ConfigController, TenantController, KeyController, KeyTextController, BudgetController),
+    *(ConfigController, TenantController, KeyController, KeySecretController, BudgetController),
     *(BillingController, ReportedUsageController, DeadLetterController),
     *(OperatorController, whoami),
     *(CacheController, ModelsController, PlansController, RegionsController),
@@ -71,9 +71,9 @@ def build_admin(
     body_timeout: float = _BODY_TIMEOUT,
     extensions: Sequence[Router] = (),
 ) -> Application:
-    """Return the application; objects are made and owned by the caller.
+    """Return the application. The caller creates and closes the objects that it passes.
 
-    Handlers of `extensions` get the same objects as those of the listener's own routes.
+    Handlers in `extensions` can use the same dependencies as the listener's own handlers.
     """
     active = ActiveDocumentReader(control=control, settings=settings)
     calls = BackendCalls(control=control, active=active, client=backend_client)
@@ -128,9 +128,9 @@ def _provide(value: object) -> Provide:
 
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    # A route that does not exist is refused before the middleware makes the request's id.
+    # An unknown route is refused before the middleware assigns an id.
     request_id = str(request.scope["state"].get(REQUEST_ID) or new_id())
     headers = {"x-request-id": request_id}
     if isinstance(error, RequestTimeout):
-        headers["connection"] = "close"  # the rest of the body is no request
+        headers["connection"] = "close"  # the next bytes are the rest of the body, not a request
     return problem_response(error, request_id, headers)

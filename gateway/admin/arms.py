@@ -1,4 +1,4 @@
-"""Adds up what each revision of a model did: by the ledger, and by the backends' counts."""
+"""Adds up the results of each revision of a model, from the ledger and the backends' counters."""
 
 import asyncio
 import math
@@ -16,12 +16,13 @@ from gateway.ledger.types import ArmCost
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")
+_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers of a shadow compare to those of one revision.
+    """Compares the results of a shadow revision with the results of a serving revision.
 
-    `agreement` is the share of compared items with the same first label, choice or entities.
+    `agreement` is the fraction of compared items with the same first label, choice or entities.
     """
 
     items: dict[str, int]
@@ -30,11 +31,11 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """What backends counted of a revision's answers, since each of them started.
+    """Counts of a revision's results. Each backend counts from its start on.
 
-    `outcomes` are of computed items. `latency` has percentiles of the seconds from a call's arrival
-    at a backend, within a tenth. `labels` counts the first label, `shadows` how answers compare to
-    those of a shadow.
+    `outcomes` counts computed items. `latency` has percentiles, in seconds from a call's arrival at
+    a backend, exact to 10 %. `labels` counts the first label of each item. `shadows` compares the
+    results with each shadow revision.
     """
 
     outcomes: dict[str, int]
@@ -44,10 +45,10 @@ class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one revision of a model did: by the ledger, since the present weights are in force.
+    """The usage of one revision of a model since the present traffic split took effect.
 
-    Nothing is counted here while one revision answers alone, without a shadow: then all counts are
-    0, whatever fails. `sluicegate_items_total` has failed items by revision at any time.
+    All counts are 0 while a single revision serves the model without a shadow. The metric
+    `sluicegate_items_total` always counts failed items by revision.
     """
 
     arm: str
@@ -62,16 +63,16 @@ class ArmView(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     costs: dict[str, str]
-    """By currency."""
+    """Decimal amounts by currency."""
     answers: ArmAnswers
 
 
 class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
-    """How the revisions of a model share its items, and what each did.
+    """The traffic split of a model, and the results of each revision.
 
-    `planned` tells whether operators said so; else the folder of the model does. `backends` are
-    those that serve it so, `others` those that serve it differently, `away` those that cannot be
-    asked.
+    `planned` is true if operators chose the split, and false if the model's folder defines it.
+    `backends` serve the model with this split, `others` serve it differently, and `away` maps each
+    backend that could not be reached to the reason.
     """
 
     model: str
@@ -85,14 +86,14 @@ class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmReader:
-    """Reads the ledger and the backends' counts."""
+    """Reads the ledger and the backends' counters."""
 
     def __init__(self, *, backends: BackendCalls, ledger: Ledger) -> None:
         self._backends = backends
         self._ledger = ledger
 
     async def read(self, model: str) -> ModelArms:
-        """Return what each revision of a model did.
+        """Return the traffic split and the results of each revision of a model.
 
         Raises:
             NotFound: no backend has the model.
@@ -128,7 +129,7 @@ class ArmReader:
 def views(
     serving: Serving, costs: Iterable[ArmCost], counted: Mapping[str, list[ArmStatistics]]
 ) -> list[ArmView]:
-    """Return the views of the revisions that answer, and of those that answered before."""
+    """Return a view for each revision that serves the model now or has served it before."""
     weights = serving.revisions or {}
     by_arm: dict[str, list[ArmCost]] = {arm: [] for arm in weights}
     for cost in costs:
@@ -149,16 +150,16 @@ def views(
     ]
 
 
-_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
-
-
 def percentile(durations: Mapping[int, int], share: float) -> float:
-    """Return the duration that a share of the counted ones does not exceed, within a tenth."""
+    """Return the percentile for the fraction `share`, in seconds, exact to 10 %.
+
+    `durations` counts durations by logarithmic bucket (see `bucket_bound`).
+    """
     rest = share * sum(durations.values())
     for bucket in sorted(durations):
         rest -= durations[bucket]
         if rest <= 0:
-            # The middle of the bucket: half a step below its bound.
+            # The geometric middle of the bucket.
             return bucket_bound(bucket) * math.sqrt(bucket_bound(0) / bucket_bound(1))
     return 0.0
 

@@ -1,4 +1,4 @@
-"""Lets operators in by their tokens and roles; gives every request of theirs an id."""
+"""Authenticates operators, checks their roles, and gives each of their requests an id."""
 
 import asyncio
 import secrets
@@ -27,13 +27,13 @@ OPERATOR = "operator"
 
 
 class AdminAccess(ASGIMiddleware):
-    """Requires an operator with the route's role, except for health and docs.
+    """Requires an operator with the route's role. Routes with the option `public` are exempt.
 
-    The operator is `scope["state"]["operator"]` then, `None` without one on a `public` route. With
-    `wants_certificate` a client's certificate is required, too, except of those with the role that
-    is a route's `without_certificate`: Prometheus, and the supervisor, which has the admin key and
-    may have the configuration read again. A body that takes longer
-    than `body_timeout` seconds to arrive is refused.
+    It stores the operator in `scope["state"]["operator"]`; on a public route, this may be `None`.
+    With `wants_certificate`, it also requires a client certificate, unless the operator has the
+    role that the route's option `without_certificate` names. This exempts Prometheus, and the
+    supervisor, which reloads the configuration with the admin key. It refuses a body that takes
+    longer than `body_timeout` seconds to arrive.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -71,16 +71,16 @@ class AdminAccess(ASGIMiddleware):
         await next_app(scope, _within(self._body_timeout, receive), answer)
 
     async def _authorize(self, scope: Scope) -> Operator:
-        """Return the operator, who may use the route.
+        """Return the operator if the operator may use the route.
 
         Raises:
-            AuthenticationFailed: the token is of nobody, or the certificate is missing.
+            AuthenticationFailed: the token is unknown, or the client certificate is missing.
             PermissionDenied: the operator lacks the role.
         """
         operator = await self._operator(scope)
         if operator is None:
             raise AuthenticationFailed(
-                "send `Authorization: Bearer` with the key of an operator, such as the admin key"
+                "send `Authorization: Bearer` with an operator's key, such as the admin key"
             )
         opt = scope["route_handler"].opt
         exempt = opt.get("without_certificate")
@@ -91,13 +91,13 @@ class AdminAccess(ASGIMiddleware):
         if not operator.may(needed):
             own = ", ".join(f"`{role}`" for role in sorted(operator.roles)) or "none"
             raise PermissionDenied(
-                f"this needs the role `{needed}`; `{operator.name}` has {own}:"
-                " an operator with the role `admin` can change that"
+                f"this route needs the role `{needed}`, but `{operator.name}` has {own}:"
+                " ask an operator with the role `admin` to add it"
             )
         return operator
 
     async def _recognize(self, scope: Scope) -> Operator | None:
-        """Return the operator of a request that needs none, `None` where there is none."""
+        """Return the operator of a request to a public route, `None` if there is none."""
         if not self._has_certificate(scope):
             return None
         try:
@@ -114,15 +114,15 @@ class AdminAccess(ASGIMiddleware):
 
 
 def new_id() -> str:
-    """Return an id for a request of an operator."""
+    """Return an id for an operator's request."""
     return f"adm_{secrets.token_hex(12)}"
 
 
 def _within(seconds: float, receive: Receive) -> Receive:
-    """Return `receive`, bounded in time until the body has arrived.
+    """Wrap `receive` so that the body must arrive within `seconds`.
 
-    It raises `RequestTimeout` after `seconds`, and `InvalidRequest` where the client leaves before:
-    what Litestar raises then would be logged as a fault of the gateway.
+    The result raises `RequestTimeout` after that time. It raises `InvalidRequest` if the client
+    disconnects before: Litestar's own exception would be logged as a fault of the gateway.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     is_arriving = True

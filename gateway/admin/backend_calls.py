@@ -17,12 +17,12 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
 
 _STATE_TIMEOUT = 5.0
-# A check opens models, as a reload does.
+# A check loads models, as a reload does.
 _CHECK_TIMEOUT = 120.0
 
 
 class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what backends report of themselves, and why others could not be asked, by id."""
+    """Holds the states that backends report, and for the other backends why the call failed."""
 
     states: Mapping[Endpoint, ServingState]
     away: Mapping[str, str]
@@ -37,7 +37,7 @@ class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendCalls:
-    """Finds the backends as the workers do, and calls them."""
+    """Finds the same backends as the workers do, and calls them."""
 
     def __init__(
         self, *, control: Control, active: ActiveDocumentReader, client: BackendClient
@@ -51,7 +51,8 @@ class BackendCalls:
 
         Raises:
             ConfigurationError: there is no valid document.
-            DependencyUnavailable: workers' reports, which have addresses of names, cannot be read.
+            DependencyUnavailable: the workers' reports, which hold the addresses of DNS names,
+                cannot be read.
         """
         endpoints = await self._endpoints()
         found = await asyncio.gather(*map(self._state, endpoints))
@@ -62,7 +63,9 @@ class BackendCalls:
         )
 
     async def labels(self, models: Iterable[str]) -> dict[str, list[str]]:
-        """Return the labels of those of `models` that some backend serves, none of no classifier.
+        """Return the labels of each model in `models` that a backend serves.
+
+        A model that is not a classifier has no labels.
 
         Raises:
             ConfigurationError, DependencyUnavailable: as for `states`.
@@ -78,7 +81,7 @@ class BackendCalls:
         return found
 
     async def tasks(self, model: str) -> list[Task]:
-        """Return the tasks of a model, of one of the backends that serve it; none where none does.
+        """Return the tasks that a backend reports for a model; none if no backend serves the model.
 
         Raises:
             ConfigurationError, DependencyUnavailable: as for `states`.
@@ -94,14 +97,14 @@ class BackendCalls:
         return []
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
-        """Have a backend load what a plan would serve; a call that fails is a problem, too."""
+        """Ask a backend to load the revisions of a plan. A failed call is reported as a problem."""
         try:
             return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
         except CallFailed as error:
             return PlanVerdict(problems={trial.model: error.detail})
 
     async def _endpoints(self) -> list[Endpoint]:
-        """Return the backends of the document, those of names as workers have resolved them."""
+        """Return the document's backends. The workers' reports resolve DNS names."""
         document = await self._active.document()
         found: list[Endpoint] = []
         for endpoint in compile_runtime(document, 0).endpoints:

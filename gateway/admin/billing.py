@@ -1,4 +1,4 @@
-"""Serves the operators' routes of usage, invoices and the audit log."""
+"""Serves the operators' routes for usage, invoices and the audit log."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"
 _GROUPS = tuple(GroupBy)
 _DEFAULT = "tenant,model"
-_FORMAT: Json = {"description": "CSV has a line for each row, below a head."}
+_FORMAT: Json = {"description": "The format of the response. CSV begins with a header line."}
 _MONTH: Json = {
     "description": "A month in UTC.",
     "schema": {"pattern": r"^[0-9]{4}-(0[1-9]|1[0-2])$"},
@@ -37,7 +37,7 @@ _operation = partial(Operation, tag="billing")
 
 
 class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "from", "until": "to"}):
-    """Usage from a moment (included) to another (not included), a row per group."""
+    """Usage from `from` (inclusive) to `to` (exclusive), with one row for each group."""
 
     since: str
     until: str
@@ -45,7 +45,7 @@ class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "fro
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes, the newest first; `before` the last number continues."""
+    """Changes, newest first. For the next page, send the last entry's number as `before`."""
 
     entries: list[AuditEntry]
 
@@ -60,7 +60,7 @@ class BillingController(Controller):
         opt={"role": Role.VIEWER},
         operation=_operation(
             id="get_usage",
-            summary="Usage of a tenant, or of all",
+            summary="Usage of a tenant, or of all tenants",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers={200: (Content(type=UsagePage, summary="A row for each group"), _AS_CSV)},
             about={
@@ -68,7 +68,7 @@ class BillingController(Controller):
                 "from": MOMENT,
                 "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
                 "group_by": {
-                    "description": f"A list, with commas, of {', '.join(GroupBy)}.",
+                    "description": f"A comma-separated list of {', '.join(GroupBy)}.",
                     "example": "tenant,model",
                 },
                 "format": _FORMAT,
@@ -85,7 +85,7 @@ class BillingController(Controller):
         group_by: FromQuery[list[str] | None] = None,
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
-        """Return usage of a tenant, or of all; this month so far by default."""
+        """Return the usage of a tenant, or of all tenants; by default, of this month so far."""
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         start = parse_moment("from", since or None) or month
@@ -120,7 +120,7 @@ class BillingController(Controller):
         month: FromQuery[str],
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
-        """Return the invoice of a tenant for a month such as 2026-11."""
+        """Return a tenant's invoice for a month such as 2026-11."""
         document = await active.document()
         invoice = await asyncio.to_thread(ledger.invoice, tenant, month, document.prices)
         if format == "csv":
@@ -135,11 +135,13 @@ class BillingController(Controller):
             summary="Who changed what, when",
             errors=(DependencyUnavailable,),
             about={
-                "limit": {"description": "So many entries at most."},
-                "before": {"description": "The number of the last entry that is known."},
-                "operator": {"description": "Who changed it.", "example": "admin"},
-                "kind": {"description": "An action, or the part before its point: `key`."},
-                "subject": {"description": "What was changed.", "example": "acme"},
+                "limit": {"description": "The most entries to return."},
+                "before": {"description": "Return entries with numbers below this one."},
+                "operator": {"description": "The author of the changes.", "example": "admin"},
+                "kind": {
+                    "description": "An action such as `key.revoke`, or a prefix such as `key`."
+                },
+                "subject": {"description": "The changed object's id.", "example": "acme"},
                 "from": MOMENT,
                 "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
             },
@@ -160,7 +162,7 @@ class BillingController(Controller):
     ) -> AuditPage:
         """Return who changed what, when."""
         if before is None and "before" in request.query_params:
-            # Litestar reads `null` as if nothing was given.
+            # Litestar treats the value `null` like a missing parameter.
             raise InvalidRequest("`before` must be the number of an entry")
         of = AuditFilter(
             actor=author,

@@ -1,4 +1,4 @@
-"""Serves the operators' routes of tenants' budgets."""
+"""Serves the operators' routes for tenants' budgets."""
 
 import asyncio
 from functools import partial
@@ -34,7 +34,7 @@ class BudgetController(Controller):
     @get(
         "/",
         opt={"role": Role.VIEWER},
-        operation=_operation(id="get_budget", summary="A tenant's budget, and what is left"),
+        operation=_operation(id="get_budget", summary="A tenant's budget and this month's cost"),
     )
     async def show(
         self,
@@ -42,7 +42,7 @@ class BudgetController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> BudgetReport:
-        """Return the budget of a tenant with the cost of this month; 404 where there is none."""
+        """Return a tenant's budget with this month's cost, or 404 if the tenant has no budget."""
         prices = (await active.document()).prices
         await asyncio.to_thread(ledger.accounts.tenant, tenant)
         found = await asyncio.to_thread(ledger.budgets.status, tenant, prices)
@@ -70,7 +70,7 @@ class BudgetController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Tenant | CheckedChange:
-        """Replace the monthly budget of a tenant."""
+        """Replace a tenant's monthly budget."""
         prices = (await active.document()).prices
         budgets = ledger.budgets
         if dry_run:
@@ -94,6 +94,6 @@ class BudgetController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> Tenant:
-        """Remove the monthly budget of a tenant."""
+        """Remove a tenant's monthly budget."""
         budgets = ledger.budgets
         return await changes.make(lambda _: budgets.set(tenant, None, actor=operator.name))

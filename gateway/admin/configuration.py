@@ -1,4 +1,4 @@
-"""Serves the operators' routes of the configuration document."""
+"""Serves the operators' routes for the configuration document."""
 
 import asyncio
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from gateway.errors import (
 from gateway.runtime.control import Control, Published, Topic
 from gateway.settings import Settings
 
-_ETAG: Json = {"description": "The `ETag` of the document to be replaced.", "example": "*"}
+_ETAG: Json = {"description": "The `ETag` of the document to replace.", "example": "*"}
 _BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
 _DOCUMENT = {
     "regions": [{"name": "eu", "pools": [{"backends": _BACKENDS}]}],
@@ -48,7 +48,7 @@ _operation = partial(Operation, tag="configuration")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the history."""
+    """A published document in the history."""
 
     generation: int
     digest: str
@@ -58,7 +58,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveConfig(Generation, frozen=True, kw_only=True):
-    """The active configuration: as published (`files`), as used (`document`), by which workers."""
+    """The active configuration.
+
+    `files` is the text as it was published, `document` the parsed result with defaults. `workers`
+    shows which workers have applied it.
+    """
 
     files: tuple[DocumentSource, ...]
     document: Document
@@ -67,16 +71,20 @@ class ActiveConfig(Generation, frozen=True, kw_only=True):
 
 
 class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollback to a generation; by default to the one before the active."""
+    """Names the document to publish again."""
 
     generation: int | None = None
-    """The number of a document in the history."""
+    """A generation in the history; by default the one before the active document."""
 
 
 def _change(kind: object) -> Mapping[int, tuple[Content, ...]]:
     return {
-        200: (Content(type=kind, summary="Published, and every worker follows"),),
-        202: (Content(type=PublishedChange, summary="Published; not every worker follows yet"),),
+        200: (Content(type=kind, summary="Published, and every worker has applied it"),),
+        202: (
+            Content(
+                type=PublishedChange, summary="Published, but not every worker has applied it yet"
+            ),
+        ),
     }
 
 
@@ -90,16 +98,16 @@ class ConfigController(Controller):
         opt={"role": Role.VIEWER},
         operation=_operation(
             id="get_config",
-            summary="What is active, and its history",
+            summary="The active document and the history",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
-            answers={200: (Content(type=ActiveConfig, summary="What is active"),)},
+            answers={200: (Content(type=ActiveConfig, summary="The active document"),)},
             headers=("ETag",),
         ),
     )
     async def show(
         self, control: NamedDependency[Control], settings: NamedDependency[Settings]
     ) -> Response[ActiveConfig]:
-        """Return what is active."""
+        """Return the active document and the history."""
         published = await control.active()
         if published is None:
             raise NotFound("nothing is published yet; workers serve the configuration folder")
@@ -120,7 +128,7 @@ class ConfigController(Controller):
         opt={"role": Role.OPERATOR},
         operation=_operation(
             id="replace_config",
-            summary="Publish a document in place of everything",
+            summary="Replace the whole document",
             errors=(
                 *(PreconditionFailed, ConfigurationError),
                 *(Conflict, DependencyUnavailable),
@@ -134,7 +142,7 @@ class ConfigController(Controller):
             about={
                 "if-match": _ETAG,
                 "dry_run": {
-                    "description": "Check the document, say what it changes, and publish nothing."
+                    "description": "Check the document and list its changes, but do not publish it."
                 },
             },
         ),
@@ -147,7 +155,7 @@ class ConfigController(Controller):
         if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PublishedChange | CheckedDocument]:
-        """Publish the posted YAML (or JSON) document in place of everything."""
+        """Replace the whole document by the YAML or JSON document in the body."""
         text, may_price = await _text(request), operator.may(Role.BILLING)
         if dry_run:
             return Response(await publisher.check(text, if_match=if_match, may_price=may_price))
@@ -169,7 +177,7 @@ class ConfigController(Controller):
     async def reload(
         self, publisher: NamedDependency[Publisher], operator: NamedDependency[Operator]
     ) -> Response[PublishedChange | CheckedDocument]:
-        """Publish the configuration folder; 200 when live everywhere, 202 when not yet."""
+        """Publish the configuration folder. 200: every worker has applied it; 202: not yet."""
         return _answer(
             await publisher.reload(author=operator.name, may_price=operator.may(Role.BILLING))
         )
@@ -198,7 +206,7 @@ class ConfigController(Controller):
         try:
             wanted = msgspec.json.decode(body, type=Rollback)
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"the body does not fit: {error}") from error
+            raise InvalidRequest(f"the body is invalid: {error}") from error
         return _answer(
             await publisher.rollback(
                 wanted.generation, author=operator.name, may_price=operator.may(Role.BILLING)
@@ -211,15 +219,15 @@ def _answer(change: PublishedChange) -> Response[PublishedChange | CheckedDocume
     return Response(change, status_code=200 if change.live else 202, headers={"etag": tag})
 
 
-def _line(published: Published) -> dict[str, Any]:  # Any: fields of several types, for a struct
+def _line(published: Published) -> dict[str, Any]:  # Any: the fields have several types
     return {name: getattr(published, name) for name in Generation.__struct_fields__}
 
 
 async def _text(request: Request[Any, Any, Any]) -> str:
     body = await request.body()
     if len(body) > MAX_SOURCE_BYTES:
-        raise PayloadTooLarge(f"a document has at most {MAX_SOURCE_BYTES} bytes")
+        raise PayloadTooLarge(f"the document is larger than {MAX_SOURCE_BYTES} bytes")
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the document is not UTF-8") from error
+        raise InvalidRequest("the document is not encoded in UTF-8") from error

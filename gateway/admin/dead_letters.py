@@ -1,4 +1,4 @@
-"""Serves the operators' routes of dead letters: usage events that could not be counted."""
+"""Serves the operators' routes for dead letters: usage events that could not be counted."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,31 +35,32 @@ _events = msgspec.msgpack.Decoder(list[RequestEvent])
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters, the newest first; `before` the last number continues."""
+    """Dead letters, newest first. For the next page, send the last entry's number as `before`."""
 
     entries: list[DeadLetter]
     count: int
-    """How many there are in all."""
+    """The number of all dead letters."""
 
 
 class DeadLetterContent(DeadLetter, frozen=True, kw_only=True):
-    """A dead letter with what it holds."""
+    """A dead letter with its content."""
 
     content: str
-    """Its values as JSON where it can be read at all, else its first bytes in hexadecimal."""
+    """The content as JSON. If it cannot be decoded, its first bytes in hexadecimal."""
     events: int | None
-    """The events that a replay would count; `null` where it cannot be read as such."""
+    """The number of events that a replay would count; `null` if the content is not usage events."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter that is no more, and the requests that were counted from it."""
+    """The result of a replay, which has removed the dead letter."""
 
     number: int
     counted: int
+    """The number of requests that were counted."""
 
 
 class DeadLetterReplay:
-    """Reads dead letters as this version can, and has the ledger count them. Calls block."""
+    """Decodes dead letters and counts their events in the ledger. All calls block."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -76,7 +77,7 @@ class DeadLetterReplay:
         """Return a dead letter with its content.
 
         Raises:
-            NotFound: there is no such dead letter.
+            NotFound: the dead letter does not exist.
         """
         payload = self._ledger.dead_letters.payload(number)
         (letter,) = self._ledger.dead_letters.entries(limit=1, before=number + 1)
@@ -86,11 +87,11 @@ class DeadLetterReplay:
         return DeadLetterContent(**fields, content=_text_of(payload, events or []), events=count)
 
     def replay(self, number: int, *, actor: str) -> ReplayResult:
-        """Count what is in a dead letter, once, and remove it.
+        """Count the events of a dead letter that are not counted yet, and remove it.
 
         Raises:
-            NotFound: there is no such dead letter.
-            InvalidRequest: it cannot be read, or recorded; it stays.
+            NotFound: the dead letter does not exist.
+            InvalidRequest: the dead letter cannot be decoded or recorded. It is kept.
         """
         payload = self._ledger.dead_letters.payload(number)
         block = _block_of(payload)
@@ -101,14 +102,14 @@ class DeadLetterReplay:
         events = _events_of(payload)
         if events is None:
             raise InvalidRequest(
-                "this version cannot read it as events of usage: replay it after an upgrade that"
-                " can, or discard it"
+                "this version cannot decode the dead letter as usage events: replay it after an"
+                " upgrade, or discard it"
             )
         counted = self._ledger.dead_letters.count_events(number, events, actor=actor)
         return ReplayResult(number=number, counted=counted)
 
     def _record(self, block: Block) -> int:
-        """Record a whole block, whose numbers tell what of it is recorded already."""
+        """Record a block. Its sequence numbers prevent double counting."""
         try:
             batch = Batch(
                 log_id=block.log_id,
@@ -119,11 +120,11 @@ class DeadLetterReplay:
             )
             return self._ledger.recorder.record([batch]).counted
         except (MalformedBlock, UnrecordableBatch) as error:
-            raise InvalidRequest(f"its events cannot be recorded: {error}") from error
+            raise InvalidRequest(f"the dead letter cannot be recorded: {error}") from error
 
 
 class DeadLetterController(Controller):
-    """Lists dead letters, counts them after all, or discards them."""
+    """Lists, replays and discards dead letters."""
 
     path = "/admin/dead-letters"
 
@@ -135,8 +136,8 @@ class DeadLetterController(Controller):
             summary="Usage events that could not be counted",
             errors=(DependencyUnavailable,),
             about={
-                "limit": {"description": "So many at most."},
-                "before": {"description": "The number of the last one that is known."},
+                "limit": {"description": "The most dead letters to return."},
+                "before": {"description": "Return dead letters with numbers below this one."},
             },
         ),
     )
@@ -174,7 +175,7 @@ class DeadLetterController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> ReplayResult:
-        """Count what is in a dead letter, once, and remove it."""
+        """Count the events of a dead letter, and remove it. Events that are counted are skipped."""
         return await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
 
     @delete(
@@ -191,12 +192,12 @@ class DeadLetterController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> DeadLetter:
-        """Remove a dead letter for ever."""
+        """Remove a dead letter without counting it."""
         return await asyncio.to_thread(ledger.dead_letters.discard, number, actor=operator.name)
 
 
 def _block_of(payload: bytes) -> Block | None:
-    """Return the block of an entry of the stream; `None` where it is none."""
+    """Decode an entry of the event stream; return `None` if the payload is not a block."""
     try:
         return from_fields(_fields.decode(payload))
     except (msgspec.DecodeError, MalformedBlock):
@@ -204,7 +205,7 @@ def _block_of(payload: bytes) -> Block | None:
 
 
 def _events_of(payload: bytes) -> list[RequestEvent] | None:
-    """Return the events in a record, or in the records of a block; `None` where there are none."""
+    """Decode one event or a list of events; return `None` if the payload is neither."""
     try:
         return [_event.decode(payload)]
     except msgspec.DecodeError:
@@ -216,9 +217,9 @@ def _events_of(payload: bytes) -> list[RequestEvent] | None:
 
 
 def _text_of(payload: bytes, events: Sequence[RequestEvent]) -> str:
-    """Return events by the names of their fields, else whatever values there are."""
+    """Format a dead letter as JSON, or as hexadecimal bytes if it cannot be decoded."""
     try:
-        value: Any = msgspec.msgpack.decode(payload)  # whatever somebody wrote
+        value: Any = msgspec.msgpack.decode(payload)  # Any: a payload may be anything
         if events:
             value = [msgspec.structs.asdict(event) for event in events[:_MOST_EVENTS]]
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,4 +1,4 @@
-"""Names what the metrics of this machine say is degraded, for readiness."""
+"""Finds degraded conditions in the metrics of this machine, for the readiness route."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +10,14 @@ import msgspec
 from gateway.telemetry.metric_reading import MetricReader, Series
 
 LOW_DISK: Final = 1 << 30
-"""Bytes: a disk that has less free is named."""
+"""Bytes of free disk space below which the machine counts as degraded."""
 
 
 class _Gauge(msgspec.Struct, frozen=True, kw_only=True):
-    """Says from which value on a gauge is named; `text` takes its labels and `value`."""
+    """A gauge, and the condition under which it means degradation.
+
+    `text` is a format string for the gauge's labels and its `value`.
+    """
 
     metric: str
     applies: Callable[[float], bool]
@@ -30,40 +33,40 @@ _GAUGES: Final = (  # causes first
     _Gauge(
         metric="sluicegate_event_log_writable",
         applies=lambda value: not value,
-        text="event_log: a worker cannot write it",
+        text="event_log: a worker cannot write its event log",
     ),
     _Gauge(
         metric="sluicegate_dependency_up",
         applies=lambda value: not value,
-        text="{dependency}: a process of this machine gets no answers",
+        text="{dependency}: a process on this machine gets no response",
     ),
     _Gauge(
         metric="sluicegate_breaker_open",
         applies=bool,
-        text="{dependency}: a worker's circuit breaker to it is open",
+        text="{dependency}: a worker's circuit breaker is open",
     ),
 )
 
 
 class DegradationReader:
-    """Reads the metrics of all processes of the machine in `folder`."""
+    """Reads the metrics that all processes of the machine keep in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._metrics = MetricReader(folder, [gauge.metric for gauge in _GAUGES])
         self._lock = asyncio.Lock()
 
     async def read(self) -> list[str]:
-        """Return what is degraded, causes first."""
+        """Return a line for each degraded condition, causes before symptoms."""
         try:
             async with self._lock:  # the reader is not thread-safe
                 values = await asyncio.to_thread(self._metrics.read)
         except OSError:
-            return ["metrics: they cannot be read"]
+            return ["metrics: the files cannot be read"]
         return list(degraded_by(values))
 
 
 def degraded_by(values: Mapping[Series, float]) -> Iterator[str]:
-    """Yield what gauges say is degraded, causes first."""
+    """Yield a line for each gauge that means degradation, causes before symptoms."""
     for gauge in _GAUGES:
         for (name, labels), value in sorted(values.items()):
             if name == gauge.metric and gauge.applies(value):

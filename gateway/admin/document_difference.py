@@ -1,4 +1,4 @@
-"""Says what a document would change: fields, models, limits, prices, and for which tenants."""
+"""Compares two documents: changed fields, models, limits, prices, and the affected tenants."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MAX_CHANGES = 1000
 
 
 class ModelNameChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of models that a document adds, removes and changes."""
+    """The names of the models that a document adds, removes and changes."""
 
     added: list[str]
     removed: list[str]
@@ -25,28 +25,29 @@ class ModelNameChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """What a document would change in place of the active one."""
+    """The differences between a document and the active document."""
 
     changes: list[FieldChange]
-    """The fields that differ, 1,000 at most."""
+    """The fields that differ, at most 1,000."""
     omitted: int
-    """Fields that differ beside these."""
+    """The number of further fields that differ."""
     models: ModelNameChanges
     limits: list[str]
     """The limits that change, such as `limits.tenant[minute]`."""
     prices: list[str]
-    """The models whose prices change; `*` is all that have no price of their own."""
+    """The models whose prices change; `*` stands for all models without a price of their own."""
     tenants_by_limits: TenantCount | None
-    """The tenants whose limits change; `null` while the ledger cannot be asked."""
+    """The tenants whose limits change; `null` if the ledger cannot be reached."""
     tenants_by_prices: TenantCount | None
-    """Those with usage, in this month, of models whose prices change; `null` as above."""
+    """The tenants that have used, this month, a model whose price changes; `null` if the ledger
+    cannot be reached."""
 
 
 async def describe_difference(
     before: Document, after: Document, tenants: AffectedTenants
 ) -> DocumentDifference:
-    """Return what `after` changes; it asks the ledger for the tenants."""
-    # In a thread: that of 20,000 models takes a second.
+    """Return what `after` changes. The affected tenants come from the ledger."""
+    # In a thread, because comparing 20,000 models takes a second.
     found = await asyncio.to_thread(_compare, before, after)
     prices = found.prices
     by_limits = await _counted(
@@ -69,7 +70,7 @@ async def _counted(count: Callable[[], TenantCount]) -> TenantCount | None:
 
 
 def _compare(before: Document, after: Document) -> DocumentDifference:
-    """Return what `after` changes, without the tenants."""
+    """Compare the documents without the ledger."""
     found = find_changes(before, after)
     return DocumentDifference(
         changes=list(islice(found, MAX_CHANGES)),
@@ -109,5 +110,5 @@ def _changed_prices(before: tuple[PriceConfig, ...], after: tuple[PriceConfig, .
 
 
 def _priced(before: Document, after: Document) -> set[str]:
-    """Return the models that have prices of their own, before or after."""
+    """Return the models that have a price of their own in either document."""
     return {entry.model for entry in (*before.prices, *after.prices)} - {ANY_MODEL}

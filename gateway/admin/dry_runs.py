@@ -1,4 +1,4 @@
-"""Says what a change of a tenant's limits or budget would change, without making it."""
+"""Checks changes of a tenant's limits or budget without making them."""
 
 from collections.abc import Collection
 
@@ -10,18 +10,18 @@ from gateway.ledger.accounts import check_rules
 from gateway.ledger.types import Budget
 from gateway.types import Rule
 
-DRY_RUN: Json = {"description": "Check the change, say what it changes, and change nothing."}
+DRY_RUN: Json = {"description": "Check the change and list its effects, but change nothing."}
 
 
 class CheckedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that would be accepted, and the fields that it would change."""
+    """A change that would be accepted, with the fields that it would change."""
 
     valid: bool = True
     changes: list[FieldChange]
 
 
 def check_limits(before: Collection[Rule], after: Collection[Rule]) -> CheckedChange:
-    """Return what other limits would change.
+    """Return the fields that change when the limits `after` replace `before`.
 
     Raises:
         InvalidRequest: a rule is invalid.
@@ -31,5 +31,5 @@ def check_limits(before: Collection[Rule], after: Collection[Rule]) -> CheckedCh
 
 
 def compare_budgets(before: Budget | None, after: Budget | None) -> CheckedChange:
-    """Return what another budget, or none, would change."""
+    """Return the fields that change when the budget `after` replaces `before`."""
     return CheckedChange(changes=list(find_changes(before, after, "budget")))

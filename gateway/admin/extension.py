@@ -1,4 +1,4 @@
-"""Says what may be served on the operators' listener beside its own routes."""
+"""Defines how other packages add routes to the operators' listener."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from gateway.admin.operator_directory import OperatorDirectory
 
 
 class Extension(Protocol):
-    """Has routes, whose handlers get the objects of the listener, and work beside them."""
+    """Adds routes, whose handlers can use the listener's dependencies, and a background task."""
 
     @property
     def routers(self) -> Sequence[Router]:
         """The routes."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Do what the routes need done, until `stop`; does not raise."""
+        """Run the background task of the routes until `stop` is set; does not raise."""
 
 
 Extend = Callable[[OperatorDirectory], Extension]
-"""Makes the extension, of what else the listener is made of."""
+"""Creates the extension. The listener passes its directory of operators."""
 
 
 class NoExtension:
-    """Adds nothing."""
+    """Adds no routes."""
 
     routers: Sequence[Router] = ()
 
@@ -34,5 +34,5 @@ class NoExtension:
 
 
 def no_extension(_directory: OperatorDirectory) -> Extension:
-    """Return what adds nothing."""
+    """Return an extension without routes."""
     return NoExtension()

@@ -1,4 +1,4 @@
-"""Merges the workers' reports of backends into one view."""
+"""Merges the workers' reports about backends into one view."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,12 +8,15 @@ import msgspec
 from gateway.runtime.control import Control
 
 LARGEST_SKEW: Final = 2.0
-"""Seconds by which a clock may differ; the alert `ClockSkewed` has the same bound."""
-Json = dict[str, Any]  # Any: what workers report of themselves is passed on as it is
+"""Seconds by which clocks may differ. The alert `ClockSkewed` has the same bound."""
+Json = dict[str, Any]  # Any: workers' reports are passed on unchanged
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's state as one worker saw it last: revisions and problems by model."""
+    """Holds a backend's state as one worker saw it last.
+
+    `models` maps models to revisions, `problems` maps models to errors.
+    """
 
     backend: str
     region: str = ""
@@ -29,14 +32,14 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     clock: dict[str, float] = {}
 
 
-async def reported(control: Control, part: str) -> Json:
-    """Return one part of each worker's last report."""
+async def reported(control: Control, field: str) -> Json:
+    """Return one field of each live worker's last report, by worker."""
     reports = await control.reports()
-    return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
+    return {worker: msgspec.json.decode(text).get(field) for worker, text in reports.items()}
 
 
 async def reported_backends(control: Control) -> dict[str, BackendView]:
-    """Return the backends of all live workers' reports, merged by `merge_reports`.
+    """Return the backends that live workers report, merged by `merge_reports`.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
@@ -45,10 +48,10 @@ async def reported_backends(control: Control) -> dict[str, BackendView]:
 
 
 def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
-    """Return the backends of workers' reports (JSON), by id.
+    """Merge workers' reports (JSON); return backends by id.
 
-    The report of a worker that reaches the backend wins; of those, one that lists its models, since
-    workers of the previous version do not.
+    For each backend, the report of a worker that reaches it wins. Among these, a report that lists
+    models wins, because workers of the previous version list none.
     """
     merged: dict[str, BackendView] = {}
     for worker in sorted(reports):
@@ -60,7 +63,7 @@ def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
 
 
 def clock_problems(reports: Mapping[str, bytes]) -> list[str]:
-    """Return a line for each worker whose clock differs from a server's."""
+    """Return a line for each worker whose clock differs from a server's clock."""
     return [
         f"clock: {worker} and {server} differ by {skew:.1f} s"
         for worker in sorted(reports)

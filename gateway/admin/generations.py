@@ -1,4 +1,4 @@
-"""Names published documents by entity tags, and finds the one to go back to."""
+"""Makes entity tags of published documents, and finds the document for a rollback."""
 
 from collections.abc import Sequence
 
@@ -12,25 +12,28 @@ def etag(published: Published) -> str:
 
 
 def check_match(if_match: str, active: Published | None) -> None:
-    """Check that `if_match`, of a header, is empty or names the active document.
+    """Check that the header `If-Match` is empty or names the active document.
 
     Raises:
-        PreconditionFailed: it names another.
+        PreconditionFailed: the header names another document.
     """
     wanted = {tag.strip() for tag in if_match.split(",") if tag.strip()}
     if not wanted or (active is not None and wanted & {"*", etag(active)}):
         return
     current = "nothing" if active is None else f"`{etag(active)}`"
-    raise PreconditionFailed(f"`If-Match` names another version; {current} is active")
+    raise PreconditionFailed(f"`If-Match` names another document, but {current} is active")
 
 
 def rollback_target(
     history: Sequence[Published], active: Published | None, generation: int | None
 ) -> Published:
-    """Return the entry of `history` (the newest first) to go back to.
+    """Return the document that a rollback publishes again.
+
+    `history` is sorted, newest first. Without `generation`, the result is the newest document that
+    was published before the active one and is not itself a rollback.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such document.
     """
     if generation is not None:
         found = [entry for entry in history if entry.generation == generation]
@@ -38,5 +41,5 @@ def rollback_target(
         origin = 0 if active is None else active.origin
         found = [entry for entry in history if entry.generation == entry.origin < origin]
     if not found:
-        raise NotFound("there is no such earlier document; `GET /admin/config` lists them")
+        raise NotFound("the history has no such document; `GET /admin/config` lists the history")
     return found[0]

@@ -1,4 +1,4 @@
-"""Opens what checks the tokens of an identity provider, whose library is imported only then."""
+"""Opens the authenticator for an identity provider, whose library is optional."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -13,24 +13,25 @@ from gateway.settings import Settings
 async def open_identity_provider(
     settings: Settings,
 ) -> AsyncIterator[Sequence[OperatorAuthenticator]]:
-    """Open the identity provider that `settings` name; nothing where they name none.
+    """Open the authenticator for the identity provider in `settings`; yield an empty list if none.
 
     Raises:
-        ConfigurationError: a setting does not fit, or the library is not installed.
+        ConfigurationError: a setting is invalid, or the library is not installed.
     """
     if not settings.oidc_issuer:
         yield []
         return
     try:
-        from gateway.admin import issuer_keys, oidc  # noqa: PLC0415 - see above
+        from gateway.admin import issuer_keys, oidc  # noqa: PLC0415 - the library is optional
     except ImportError as error:
         raise ConfigurationError(
-            f"the package `{error.name}` is not installed, which `SLUICEGATE_OIDC_ISSUER` needs;"
+            f"`SLUICEGATE_OIDC_ISSUER` needs the package `{error.name}`, which is not installed:"
             f" run {install_command('gateway,oidc')}"
         ) from error
     if not settings.oidc_audience:
         raise ConfigurationError(
-            "`SLUICEGATE_OIDC_AUDIENCE` is missing: tokens for other services would be accepted"
+            "`SLUICEGATE_OIDC_AUDIENCE` is missing: set it, or tokens for other services would be"
+            " accepted"
         )
     addresses = {"OIDC_ISSUER": settings.oidc_issuer, "OIDC_JWKS_URL": settings.oidc_jwks_url}
     for name, url in addresses.items():

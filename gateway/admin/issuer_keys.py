@@ -1,4 +1,4 @@
-"""Fetches the public keys of an identity provider, off the way of requests, and keeps them."""
+"""Fetches the public keys of an identity provider in the background, and caches them."""
 
 import asyncio
 import contextlib
@@ -19,18 +19,18 @@ from gateway.errors import DependencyUnavailable
 from gateway.tasks import PeriodicTask
 
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC"}
-"""The algorithms that are accepted, with the types of their keys."""
+"""The accepted signature algorithms, with the types of their keys."""
 INTERVAL = 300.0
 """Seconds between two reads."""
 KEPT = 24 * 3600.0
-"""Seconds that keys are used after the last read that succeeded."""
+"""Seconds for which keys stay in use after the last successful read."""
 _PAUSE = 10.0
-"""Seconds between two reads for the sake of tokens with unknown keys."""
+"""Minimum seconds between two reads because of unknown keys in tokens."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024
 _MAX_KEYS = 64
-_FEWEST_BITS = 2048  # in base64, of six bits a letter
+_FEWEST_BITS = 2048  # of an RSA key
 _DISCOVERY = "/.well-known/openid-configuration"
 _log = logging.getLogger(__name__)
 _FAILURES = (
@@ -51,10 +51,10 @@ class _KeySet(msgspec.Struct, frozen=True):
 
 
 class IssuerKeys:
-    """Reads the keys after it is entered, every five minutes, and where a token names another.
+    """Reads the keys at the start, every five minutes, and when a token names an unknown key.
 
-    `url` is that of the keys; where it is empty, the issuer's discovery document names it. A read
-    takes 5 s and 256 KiB at most.
+    `url` is the address of the key set. If it is empty, the issuer's discovery document names the
+    address. A read takes at most 5 s and 256 KiB.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class IssuerKeys:
         self._ended = asyncio.Event()
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
-            self.refresh, interval=INTERVAL, failure="the keys of the identity provider"
+            self.refresh, interval=INTERVAL, failure="the identity provider's keys cannot be read"
         )
 
     async def __aenter__(self) -> Self:
@@ -88,29 +88,29 @@ class IssuerKeys:
     async def find(self, kid: str, algorithm: str) -> PublicKey | None:
         """Return the key that a token names, `None` if the issuer has no such key.
 
-        Where it is unknown, the keys are read again, but not more often than every 10 s; that is
-        waited for 2 s at most.
+        If the key is unknown, the keys are read again, but at most every 10 s. The call waits at
+        most 2 s for this read.
 
         Raises:
-            DependencyUnavailable: the keys cannot be read now.
+            DependencyUnavailable: the last read of the keys failed.
         """
         key = self._known(kid, algorithm)
         if key is None and (self._lock.locked() or self._is_due()):
             ended = self._ended
-            if not self._lock.locked():  # else another read would follow this one at once
+            if not self._lock.locked():  # otherwise a second read would follow the present one
                 self._polling.wake()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _WAIT)
             key = self._known(kid, algorithm)
         if key is None and self._read < self._tried:
             raise DependencyUnavailable(
-                "the keys of the identity provider cannot be read; try again, or use another key",
+                "the identity provider's keys cannot be read: try again, or use an operator's key",
                 retry_after=_PAUSE,
             )
         return key
 
     async def refresh(self) -> None:
-        """Read the keys; the last ones stay where that fails."""
+        """Read the keys. If that fails, the former keys stay in use."""
         async with self._lock:
             began = self._tried = self._monotonic()
             try:
@@ -119,7 +119,7 @@ class IssuerKeys:
             except _FAILURES as error:
                 reason = str(error) or type(error).__name__
                 _log.warning(
-                    "the keys of the identity provider cannot be read; the last ones stay",
+                    "the identity provider's keys cannot be read; the former keys stay in use",
                     extra={"reason": reason[:300], "issuer": self._issuer},
                 )
             else:
@@ -150,7 +150,7 @@ class IssuerKeys:
         listed = (await self._get(url, _KeySet)).keys
         keys = [key for one in listed[:_MAX_KEYS] if (key := _usable(one)) is not None]
         if not keys:
-            raise ValueError("there is no key for RS256 or ES256")
+            raise ValueError("the key set has no key for RS256 or ES256")
         return {str(key.kid or f"unnamed {number}"): key for number, key in enumerate(keys)}
 
     async def _get(self, url: str, kind: type[T]) -> T:
@@ -161,17 +161,17 @@ class IssuerKeys:
         async with self._client.stream("GET", url, headers=headers) as response:
             response.raise_for_status()
             if response.headers.get("content-encoding", "identity") != "identity":
-                # A few bytes could become very many before they are counted.
-                raise ValueError("the answer is compressed")
+                # Decompression could produce many bytes before the limit is checked.
+                raise ValueError("the response is compressed")
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > _MAX_BYTES:
-                    raise ValueError(f"the answer has more than {_MAX_BYTES} bytes")
+                    raise ValueError(f"the response has more than {_MAX_BYTES} bytes")
         return msgspec.json.decode(body, type=kind)
 
 
 def is_safe(url: str) -> bool:
-    """Tell whether what is read from `url` can be believed: over TLS, or from this machine."""
+    """Return whether `url` uses TLS or leads to this machine, so that its content is authentic."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -186,12 +186,13 @@ def is_safe(url: str) -> bool:
 
 
 def _usable(listed: Any) -> PublicKey | None:
-    """Return a key of a set, `None` if it is not one for signatures by `ALGORITHMS`."""
+    """Parse a key of a key set; return `None` if it is not a strong key for `ALGORITHMS`."""
     if not isinstance(listed, dict) or listed.get("use", "sig") != "sig":
         return None
     try:
         if listed.get("alg", "RS256") not in ALGORITHMS:
             return None
+        # The modulus is base64 text, with six bits in each character.
         if listed.get("kty") == "RSA" and 6 * len(str(listed.get("n"))) >= _FEWEST_BITS:
             return RSAKey.import_key(listed)
         if listed.get("kty") == "EC" and listed.get("crv") == "P-256":

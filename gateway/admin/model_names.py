@@ -13,9 +13,9 @@ from gateway.types import Rule
 
 
 class ModelNameValidator:
-    """Accepts the models that backends serve, and those that the active document names.
+    """Accepts models that backends serve, and models that the active document names.
 
-    A model to be served later is accepted once the document has it under `models`, as `planned`.
+    A model that will be served later is accepted once the document lists it with `planned: true`.
     """
 
     def __init__(self, *, control: Control, active: ActiveDocumentReader) -> None:
@@ -23,10 +23,10 @@ class ModelNameValidator:
         self._active = active
 
     async def check(self, models: Iterable[str], *, field: str) -> None:
-        """Refuse names that no model has; none while no worker has reported a backend.
+        """Refuse unknown models. Accept every name while no worker has reported a backend.
 
         Raises:
-            InvalidRequest: the message names the first, and what to do.
+            InvalidRequest: a model is unknown. The message names the first one.
         """
         try:
             allowed = await valid_model_names(self._control, await self._active.document())
@@ -37,16 +37,16 @@ class ModelNameValidator:
                 raise InvalidRequest(f"`{field}`: {explain_unknown_model(name, allowed)}")
 
     async def check_rules(self, rules: Iterable[Rule]) -> None:
-        """Refuse limits of unknown models.
+        """Refuse limits for unknown models.
 
         Raises:
-            InvalidRequest: the message names the first, and what to do.
+            InvalidRequest: a model is unknown. The message names the first one.
         """
         await self.check([rule.model for rule in rules if rule.model], field="limits")
 
 
 async def valid_model_names(control: Control, document: Document | None) -> frozenset[str] | None:
-    """Return the valid model names; `None` where no worker has reported a backend.
+    """Return the valid model names, `None` if no worker has reported a backend.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
@@ -59,10 +59,12 @@ async def valid_model_names(control: Control, document: Document | None) -> froz
 
 
 def explain_unknown_model(name: str, allowed: Iterable[str]) -> str:
-    """Return the message that refuses an unknown model, with the closest valid name."""
+    """Return the error message for an unknown model, with the closest valid name."""
     meant = closest(name, allowed)
-    hint = f"; did you mean `{meant}`?" if meant else "; `GET /admin/regions` lists them."
+    hint = (
+        f"; did you mean `{meant}`?" if meant else "; `GET /admin/regions` lists the served models."
+    )
     return (
-        f"no backend serves a model `{name[:80]}`{hint} One that is to be served later is put "
-        "under `models` in the document first, with `planned: true`"
+        f"no backend serves a model `{name[:80]}`{hint} To use a model before it is served, add it"
+        " to `models` in the document with `planned: true`"
     )

@@ -1,4 +1,4 @@
-"""Serves the operators' routes of revisions: their shares, shadows, rollbacks and what each did."""
+"""Serves the operators' routes for a model's revisions: traffic splits, shadows and rollbacks."""
 
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from gateway.admin.plan_steps import (
     as_before,
     mirror_to,
     split_by,
+    without_plan,
     without_shadow,
 )
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
@@ -35,9 +36,10 @@ _ABOUT: dict[str, Schema] = {
 
 
 class SplitChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The revisions of a model that answer, by number, with the weights of their shares."""
+    """The traffic split of a model."""
 
     revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)]
+    """The weight of each revision, by the revision's number."""
 
 
 def _operation(id_: str, summary: str, body: Content | None = None) -> Operation:
@@ -59,7 +61,7 @@ def _operation(id_: str, summary: str, body: Content | None = None) -> Operation
 
 
 class PlansController(Controller):
-    """Changes how revisions of a model are served, on all backends."""
+    """Changes which revisions of a model all backends serve."""
 
     path = "/admin/models/{model:str}"
 
@@ -68,7 +70,7 @@ class PlansController(Controller):
         opt={"role": Role.VIEWER},
         operation=Operation(
             id="get_model_arms",
-            summary="What each revision of a model did",
+            summary="The traffic split of a model, and the results of each revision",
             tag="operations",
             errors=(NotFound, ConfigurationError, UpstreamUnavailable, DependencyUnavailable),
             answers={200: (Content(type=ModelArms),)},
@@ -76,7 +78,7 @@ class PlansController(Controller):
         ),
     )
     async def arms(self, model: FromPath[str], arm_reader: NamedDependency[ArmReader]) -> ModelArms:
-        """Return how the revisions of a model share its items, and what each did."""
+        """Return the traffic split of a model, and the results of each revision."""
         return await arm_reader.read(model)
 
     @put(
@@ -84,7 +86,7 @@ class PlansController(Controller):
         opt={"role": Role.OPERATOR},
         operation=_operation(
             "split_model",
-            "Share the items of a model between revisions",
+            "Divide the items of a model among revisions",
             Content(example={"revisions": {"1": 90, "2": 10}}),
         ),
     )
@@ -96,9 +98,9 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Share items by weight, once every backend has checked the revisions.
+        """Divide the items of a model among revisions, after every backend has checked them.
 
-        A shadow that answers from now on is none any more.
+        If the shadow revision is in the split, it stops being a shadow.
         """
         return await _answer(
             plan_changes,
@@ -113,7 +115,7 @@ class PlansController(Controller):
         "/split",
         status_code=200,
         opt={"role": Role.OPERATOR},
-        operation=_operation("reset_model", "Serve a model as its folder says"),
+        operation=_operation("reset_model", "Remove the operators' plan of a model"),
     )
     async def reset(
         self,
@@ -122,11 +124,11 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Serve a model as its folder says: by `serving.yaml`, or its newest revision."""
+        """Remove the operators' plan of a model: the model's folder decides again."""
         return await _answer(
             plan_changes,
             model,
-            lambda *_: None,
+            without_plan,
             "models.reset",
             actor=operator.name,
             dry_run=dry_run,
@@ -137,7 +139,7 @@ class PlansController(Controller):
         opt={"role": Role.OPERATOR},
         operation=_operation(
             "shadow_model",
-            "Mirror items of a model to a revision",
+            "Send copies of items to a shadow revision",
             Content(example={"revision": "2", "share": 10}),
         ),
     )
@@ -149,7 +151,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Mirror a share of the items to a revision, and compare the answers."""
+        """Send copies of items to a shadow revision, and compare the results."""
         return await _answer(
             plan_changes,
             model,
@@ -163,7 +165,7 @@ class PlansController(Controller):
         "/shadow",
         status_code=200,
         opt={"role": Role.OPERATOR},
-        operation=_operation("end_shadow", "Mirror items of a model no more"),
+        operation=_operation("end_shadow", "Remove the shadow of a model"),
     )
     async def end_shadow(
         self,
@@ -172,7 +174,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Mirror items no more."""
+        """Remove the shadow of a model."""
         return await _answer(
             plan_changes,
             model,
@@ -186,7 +188,7 @@ class PlansController(Controller):
         "/rollback",
         status_code=200,
         opt={"role": Role.OPERATOR},
-        operation=_operation("roll_back_model", "Serve a model as before the last change"),
+        operation=_operation("roll_back_model", "Undo the last change of a model's split"),
     )
     async def rollback(
         self,
@@ -195,9 +197,9 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Serve a model as before the last change of its revisions; a second time changes nothing.
+        """Undo the last change of a model's split. A second call changes nothing.
 
-        A shadow that was added since is mirrored to no more.
+        A shadow that was added after that change is removed.
         """
         return await _answer(
             plan_changes,

@@ -26,14 +26,17 @@ _MAX_NAMED = 5
 
 
 class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The revision of a model before and after; `None` where it was or is not served."""
+    """The revision of a model before and after a reload; `null` means not served."""
 
     old: str | None
     new: str | None
 
 
 class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
-    """The models of a backend after a reload; `problems` names broken ones and what answers."""
+    """The models of a backend after a reload.
+
+    `problems` maps each broken model to its error, which also names the revision still in use.
+    """
 
     region: str
     models: dict[str, ModelChange]
@@ -41,7 +44,7 @@ class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a reload; `live` when every backend and every worker has the new models."""
+    """The outcome of a reload; `live` is true if all backends and workers use the new models."""
 
     live: bool
     workers: dict[str, str]
@@ -49,7 +52,7 @@ class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True):
-    """The problem of a reload that found broken models, with what became of all models."""
+    """The problem document of a reload that found broken models, with the state of all models."""
 
     live: bool
     workers: dict[str, str]
@@ -67,7 +70,7 @@ class ModelsController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="reload_models",
-            summary="Have backends read their repositories",
+            summary="Reload the backends' model repositories",
             tag="operations",
             errors=(ModelsBroken, DependencyUnavailable),
             answers={
@@ -90,19 +93,20 @@ class ModelsController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> Response[ReloadResult | dict[str, Any]]:
-        """Have backends read their repositories; 200 when every worker knows the new revisions.
+        """Reload the backends' model repositories.
 
-        From then on no request is answered by a revision that was replaced; 202: not yet by all.
-        422: a model is broken; what was served of it before is served on. Others were taken up.
+        200: every worker knows the new revisions, and no request uses a replaced revision any more.
+        202: some workers do not know them yet. 422: a model is broken. Its former revision is still
+        served, and all other models are reloaded.
         """
         before = await reported_backends(control)
-        # First: no change without an entry in the audit log.
+        # The audit entry comes first, so that there is no change without an entry.
         await asyncio.to_thread(ledger.audit, operator.name, "models.reload", "")
         version = await control.touch(Topic.MODELS)
         workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
-        # The reload is in the audit already; only what it brought may be missing there.
+        # The audit has an entry for the reload already; only the outcome may be missing.
         with contextlib.suppress(GatewayError):
             await asyncio.to_thread(audit_outcome, ledger.audit, operator.name, backends)
         live = not broken and all(outcome == "ok" for outcome in workers.values())
@@ -122,7 +126,7 @@ class ModelsController(Controller):
 def changes(
     before: Mapping[str, BackendView], after: Mapping[str, BackendView]
 ) -> dict[str, BackendModels]:
-    """Return old and new revision of each model of each backend."""
+    """Return the old and new revision of each model on each backend."""
     found = {}
     for name, view in sorted(after.items()):
         old = before[name].models if name in before else {}
@@ -138,7 +142,7 @@ def changes(
 
 
 def audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels]) -> None:
-    """Write which revisions a reload brought, and which models are broken, one entry for each.
+    """Write an audit entry for each changed revision and each broken model.
 
     Raises:
         DependencyUnavailable: the ledger cannot be reached; entries may be missing.
@@ -159,7 +163,7 @@ def audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels
 
 
 def explain_problems(problems: Mapping[str, Mapping[str, str]]) -> str:
-    """Return one line that names the broken models, each problem once with all its backends."""
+    """Return one line that lists each problem with its model and all its backends."""
     where: dict[tuple[str, str], list[str]] = {}
     for backend, models in problems.items():
         for model, reason in models.items():

@@ -1,4 +1,4 @@
-"""Finds operators by the tokens of an identity provider (OpenID Connect)."""
+"""Authenticates operators by tokens of an identity provider (OpenID Connect)."""
 
 import contextlib
 import ssl
@@ -25,9 +25,9 @@ _SEGMENTS = 3
 
 
 class OidcAuthenticator:
-    """Checks tokens: signature, issuer, audience and times; a claim has the operator's roles.
+    """Checks a token's signature, issuer, audience and times, and reads the operator's roles.
 
-    `roles` names the role that a value of the claim stands for.
+    `roles` maps values of the claim `roles_claim` to roles.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class OidcAuthenticator:
         )
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator of a token, `None` if this is no token of the kind.
+        """Return the operator of a token, `None` if `token` is not a JSON Web Token.
 
         Raises:
-            AuthenticationFailed: the token is not valid; the message says why.
-            DependencyUnavailable: the issuer's keys cannot be read now.
+            AuthenticationFailed: the token is not valid. The message says why.
+            DependencyUnavailable: the issuer's keys cannot be read.
         """
         if token.count(".") != _SEGMENTS - 1 or len(token) > _MAX_BYTES or not token.isascii():
             return None
@@ -68,20 +68,22 @@ class OidcAuthenticator:
             header: Any = jws.extract_compact(token.encode()).protected
         except (JoseError, ValueError):
             return None
-        if not isinstance(header, dict):  # the library takes every value with an `alg` in it
+        if not isinstance(header, dict):  # the library accepts any value that contains `alg`
             return None
         algorithm, kid = str(header.get("alg", "")), str(header.get("kid", ""))
         if algorithm not in ALGORITHMS:
             raise AuthenticationFailed(
-                f"a token must be signed by {' or '.join(ALGORITHMS)}; this one is not"
+                f"the token is not signed with {' or '.join(ALGORITHMS)}; get one that is"
             )
         key = await self._keys.find(kid, algorithm)
         if key is None:
-            raise AuthenticationFailed("the identity provider has no key as the token names")
+            raise AuthenticationFailed(
+                "the identity provider does not have the key that the token names; get a new token"
+            )
         try:
             claims = jwt.decode(token, key, algorithms=[algorithm]).claims
             self._claims.validate(claims)
-        except Exception as error:  # the library trips over odd headers and claims
+        except Exception as error:  # the library fails in many ways on odd headers and claims
             raise AuthenticationFailed(_explain(error)) from error
         return Operator(PREFIX + self._name(claims), self._roles_of(claims))
 
@@ -94,7 +96,7 @@ class OidcAuthenticator:
         return name
 
     def _roles_of(self, claims: Mapping[str, Any]) -> frozenset[Role]:
-        found = claims.get(self._roles_claim)  # its name may have dots, as that of a URL
+        found = claims.get(self._roles_claim)  # the name may be a URL, with dots of its own
         if found is None:
             found = reduce(_step, self._roles_claim.split("."), claims)
         values = found.split() if isinstance(found, str) else found
@@ -106,10 +108,10 @@ class OidcAuthenticator:
 
 @contextlib.asynccontextmanager
 async def open_oidc(settings: Settings) -> AsyncIterator[OidcAuthenticator]:
-    """Open what checks the tokens of the issuer that `settings` name.
+    """Open the authenticator for the issuer in `settings`.
 
     Raises:
-        ConfigurationError: the file of authorities cannot be used.
+        ConfigurationError: the file of certificate authorities cannot be used.
     """
     try:
         tls = ssl.create_default_context(
@@ -132,20 +134,20 @@ async def open_oidc(settings: Settings) -> AsyncIterator[OidcAuthenticator]:
 
 
 def parse_roles(text: str) -> dict[str, Role]:
-    """Return the roles that values of the claim stand for: `value=role` pairs, with blanks between.
+    """Parse `value=role` pairs, separated by spaces, which map values of the claim to roles.
 
-    Without any, the values are names of roles.
+    Without pairs, each role's name stands for the role.
 
     Raises:
-        ConfigurationError: it does not fit.
+        ConfigurationError: a pair is invalid.
     """
     found = {}
     for pair in text.split():
         value, _, role = pair.rpartition("=")
         if not value or role not in set(Role):
             raise ConfigurationError(
-                "`SLUICEGATE_OIDC_ROLES` must have pairs such as `platform-team=operator`, with one"
-                f" of the roles {', '.join(Role)}"
+                "`SLUICEGATE_OIDC_ROLES` must contain pairs such as `platform-team=operator`; the"
+                f" roles are {', '.join(Role)}"
             )
         found[value] = Role(role)
     return found or {role.value: role for role in Role}
@@ -157,8 +159,8 @@ def _step(value: Any, name: str) -> Any:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ExpiredTokenError):
-        return "the token has expired; get another one"
+        return "the token has expired; get a new one"
     if isinstance(error, MissingClaimError | InvalidClaimError):
-        # The names of claims are ours, or standard; values are not shown.
-        return f"the token is not for this gateway, or not valid now: {error.description or error}"
-    return "the signature of the token is not valid"
+        # The message names claims, which are no secret, but not their values.
+        return f"the token is not valid for this gateway: {error.description or error}"
+    return "the token's signature is not valid"

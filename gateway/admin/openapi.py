@@ -1,4 +1,4 @@
-"""Builds the operators' OpenAPI document; has what descriptions of several routes share."""
+"""Builds the operators' OpenAPI document, and defines descriptions that several routes share."""
 
 from functools import cache
 from importlib.metadata import version
@@ -11,15 +11,16 @@ from gateway.api.openapi_parts import Content, Json
 from gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
 
 TAGS = {
-    "configuration": "The document that workers follow.",
+    "configuration": "The configuration document that workers apply.",
     "accounts": "Tenants, their keys and limits.",
-    "operators": "Who operates the gateway, and may do what.",
-    "billing": "Usage, invoices, and who changed what.",
+    "operators": "The people and programs that operate the gateway, and their roles.",
+    "billing": "Usage, invoices and the audit log.",
     "operations": "Caches, models, regions and metrics.",
-    "health": "Probes for balancers and orchestrators.",
+    "health": "Probes for load balancers and orchestrators.",
 }
 TENANT: Json = {"description": "The id of a tenant.", "example": "acme"}
-DONE, PENDING = "Done, and every worker knows", "Done; not every worker knows yet"
+DONE = "Done, and every worker has applied it"
+PENDING = "Done, but not every worker has applied it yet"
 SOON = {200: (Content(summary=DONE),), 202: (Content(summary=PENDING),)}
 
 
@@ -27,14 +28,17 @@ SOON = {200: (Content(summary=DONE),), 202: (Content(summary=PENDING),)}
 def operators_document(
     handlers: tuple[ControllerRouterHandler, ...], dependencies: frozenset[str]
 ) -> bytes:
-    """Return the OpenAPI document of `handlers` as JSON; `dependencies` are the names of theirs."""
+    """Return the OpenAPI document of `handlers` as JSON.
+
+    `dependencies` are the names of injected arguments, which are no parameters of a route.
+    """
     return build_document(
         described_by_litestar(handlers, dependencies),
         {},
         title="Sluicegate for operators",
         version=version("sluicegate"),
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",
-        key="The key of an operator, or a token of the identity provider.",
+        key="An operator's key, or a token of the identity provider.",
         tags=TAGS,
         samples=OPERATORS,
         of_keys=(AuthenticationFailed, PermissionDenied, DependencyUnavailable),

@@ -1,4 +1,4 @@
-"""Serves the operators' routes of caches, metrics and health."""
+"""Serves the operators' routes for caches, metrics and health."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ from gateway.telemetry.exemplars import with_exemplars
 from gateway.telemetry.metrics_page import ReadMetrics, read_metrics
 
 _WORKERS_TIMEOUT = 5.0
-_NO_REPORTS = "workers: no report of one reaches the state Redis, which may take no writes"
+_NO_REPORTS = "workers: the state Redis has no worker's report; it may refuse writes"
 _OPEN_METRICS = "application/openmetrics-text"
 
 
 class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the cache's Redis; of a cluster, those of one node."""
+    """Statistics of the cache Redis; for a Redis cluster, of one node."""
 
     used_memory: int
     maxmemory: int
@@ -49,25 +49,25 @@ class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheTiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and counts of the result cache."""
+    """Sizes and counters of the result cache."""
 
     redis: RedisStatistics | None
-    """`null` while it cannot be reached."""
+    """`null` if the cache Redis cannot be reached."""
     workers: dict[str, CacheStatistics | None]
-    """By worker."""
+    """The memory tier of each worker."""
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A purge of every cached answer of a `tenant`, or of a `model`."""
+    """A purge of all cached results of a `tenant` or of a `model`."""
 
     tenant: str | None = None
-    """The id of a tenant, whose answers are forgotten."""
+    """The id of the tenant whose cached results are purged."""
     model: str | None = None
-    """The name of a model, whose answers are forgotten."""
+    """The name of the model whose cached results are purged."""
 
 
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a purge; `live` when no worker uses the purged answers any more."""
+    """The outcome of a purge; `live` is true if no worker uses the purged results any more."""
 
     purged: str
     live: bool
@@ -75,12 +75,11 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Ready when nothing is `missing`; `degraded` names what is down and not needed for changes.
+    """Says whether operators can make changes: `ready` is true if nothing is `missing`.
 
-    That is the cache's Redis. Requests of viewers also get there what the metrics of this machine
-    say of its disk, event logs and dependencies, whether no worker reports, and workers whose clock
-    is wrong; and the problems of `backends`, which workers report. All of it leaves the listener
-    ready.
+    `degraded` lists problems that do not prevent changes, such as an unreachable cache Redis. For
+    operators with the role `viewer`, it also lists problems of disk, event logs, dependencies,
+    workers and clocks, and `backends` lists the problems of each backend that is not ready.
     """
 
     ready: bool
@@ -99,7 +98,7 @@ class CacheController(Controller):
         opt={"role": Role.VIEWER},
         operation=Operation(
             id="get_cache",
-            summary="Sizes and counts of the result cache",
+            summary="Sizes and counters of the result cache",
             tag="operations",
             errors=(DependencyUnavailable,),
             answers={200: (Content(type=CacheTiers),)},
@@ -110,7 +109,7 @@ class CacheController(Controller):
         control: NamedDependency[Control],
         cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     ) -> Json:
-        """Return sizes and counts of the Redis tier, and of each worker's."""
+        """Return sizes and counters of the result cache: of Redis, and of each worker's memory."""
         workers = await reported(control, "cache")
         return {"redis": await redis_statistics(cache_redis), "workers": workers}
 
@@ -120,7 +119,7 @@ class CacheController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="purge_cache",
-            summary="Forget cached answers",
+            summary="Purge cached results",
             tag="operations",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example={"model": "sentiment"}),),
@@ -135,7 +134,7 @@ class CacheController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Response[PurgeResult]:
-        """Forget cached answers; 200 when every worker has, 202 when not yet."""
+        """Purge cached results. 200: every worker has applied the purge; 202: not yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         if data.tenant is not None:
@@ -143,7 +142,7 @@ class CacheController(Controller):
         elif data.model is not None:
             await model_names.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
-        # First: no change without an entry in the audit log.
+        # The audit entry comes first, so that there is no change without an entry.
         await asyncio.to_thread(ledger.audit, operator.name, "cache.purge", name)
         version = await control.raise_epoch(name)
         workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
@@ -164,7 +163,7 @@ class CacheController(Controller):
                 Content(
                     media="text/plain",
                     schema={"type": "string"},
-                    summary="As Prometheus reads them",
+                    summary="Metrics in the Prometheus or OpenMetrics text format",
                 ),
             )
         },
@@ -173,7 +172,7 @@ class CacheController(Controller):
 async def metrics(
     request: Request[Any, Any, Any], settings: NamedDependency[Settings]
 ) -> Response[bytes]:
-    """Return the metrics of all workers together, as Prometheus reads them."""
+    """Return the metrics of all processes of this machine, in a format that Prometheus reads."""
     accept = request.headers.get("accept", "")
     page, media = await asyncio.to_thread(render_metrics, settings, accept)
     return Response(page, headers={"content-type": media})
@@ -181,11 +180,11 @@ async def metrics(
 
 @get(
     "/health/live",
-    operation=Operation(id="is_live", summary="Whether the process answers", tag="health"),
+    operation=Operation(id="is_live", summary="Whether the process responds", tag="health"),
     public=True,
 )
 async def live() -> Liveness:
-    """Answer 200."""
+    """Respond with 200."""
     return Liveness()
 
 
@@ -193,7 +192,7 @@ async def live() -> Liveness:
     "/health/ready",
     operation=Operation(
         id="is_ready",
-        summary="Whether changes can be made",
+        summary="Whether operators can make changes",
         tag="health",
         answers={
             200: (Content(type=OperatorsReadiness, summary="Ready"),),
@@ -210,7 +209,7 @@ async def ready(
     draining: NamedDependency[Draining],
     degradation: NamedDependency[DegradationReader],
 ) -> Response[OperatorsReadiness]:
-    """Answer 200 when changes can be made, else 503 with what is missing."""
+    """Respond with 200 if operators can make changes, otherwise with 503 and what is missing."""
     missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state_redis", control.versions()),
@@ -225,7 +224,7 @@ async def ready(
     operator = request.scope["state"][OPERATOR]
     if operator is not None and operator.may(Role.VIEWER):
         degraded = [*await degradation.read(), *degraded]
-        with contextlib.suppress(GatewayError):  # which is among what is missing
+        with contextlib.suppress(GatewayError):  # `missing` reports the state Redis already
             reports = await control.reports()
             degraded += [] if reports else [_NO_REPORTS]
             degraded += clock_problems(reports)
@@ -237,7 +236,7 @@ async def ready(
 
 
 def _backend_problems(reports: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Return the problems of backends that are not ready, by their ids."""
+    """Return the problems of each backend that is not ready, by the backend's id."""
     lines = {
         name: view.missing or ([view.trouble or view.health] if view.health != "ready" else [])
         for name, view in sorted(merge_reports(reports).items())
@@ -246,7 +245,7 @@ def _backend_problems(reports: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
-    """Return the metrics in the format that `accept` asks for, and its media type."""
+    """Return the metrics in the format that the header `Accept` prefers, and its media type."""
     folder = settings.metrics_dir
     found = read_metrics(folder, data_dir=settings.data_dir)
     encode, media = choose_encoder(accept)
@@ -258,7 +257,7 @@ def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
 
 
 async def redis_statistics(redis: PipelinedClient) -> dict[str, int] | None:
-    """Return statistics of Redis; of a cluster, those of one node."""
+    """Return statistics of Redis (of a cluster: of one node), `None` if it cannot be reached."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])
     except OSError:

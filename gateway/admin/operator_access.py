@@ -1,7 +1,8 @@
-"""Publishes and reads the address and key digest of a running operators' listener.
+"""Lets commands on the same machine find a running operators' listener.
 
-The listener keeps `operators.json` in its data directory, locked while it runs. Commands that are
-given the directory read the address there, and send the key to no other.
+The listener writes its address and a digest of its key to `operators.json` in its data directory,
+and keeps the file locked while it runs. A command with `--data-dir` reads the address there, and
+sends the key to this address only.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ FILE = "operators.json"
 KEY_FILE = "admin-key"
 _log = logging.getLogger(__name__)
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
-# A reader of the file holds its lock for a moment.
+# A command that reads the file holds its lock for a moment.
 _LOCK_TIMEOUT, _LOCK_RETRY = 1.0, 0.02
 
 
@@ -29,15 +30,15 @@ class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     key_digest: str
     certificate: str = ""
-    """The file of the listener's certificate, which is trusted here whatever it is for."""
+    """The path of the listener's certificate. Commands trust it whatever name it contains."""
 
     def takes(self, key: str) -> bool:
-        """Return whether `key` is the listener's."""
+        """Return whether `key` is the listener's admin key."""
         return _digest(key) == self.key_digest
 
 
 def access_to(host: str, port: int, key: str, *, certificate: Path | None = None) -> OperatorAccess:
-    """Return how the listener on `host` and `port` is reached from this machine."""
+    """Return how commands on this machine reach the listener on `host` and `port`."""
     host = _WILDCARD_HOSTS.get(host, f"[{host}]" if ":" in host else host)
     scheme, file = ("http", "") if certificate is None else ("https", str(certificate.absolute()))
     return OperatorAccess(
@@ -47,24 +48,25 @@ def access_to(host: str, port: int, key: str, *, certificate: Path | None = None
 
 @contextlib.contextmanager
 def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
-    """Keep `access` in the data directory, locked; it ends with the block, or the process."""
+    """Write `access` to the data directory, and keep the file locked during the `with` block."""
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _open(data_dir / FILE)
+            descriptor = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, descriptor)
             _lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(access), 0)
         except OSError as error:
             _log.warning(
-                "the data directory cannot hold the address of this listener for commands",
+                "the listener's address cannot be written to the data directory: give commands"
+                " `--admin-url` and `--admin-key`",
                 extra={"reason": str(error)},
             )
         yield
 
 
 def read_access(data_dir: Path) -> OperatorAccess | None:
-    """Return how to reach the instance that runs on the data directory; `None` where none does.
+    """Return how to reach the listener that uses the data directory; `None` if none runs.
 
     Raises:
         OSError: the file cannot be read.
@@ -80,12 +82,12 @@ def read_access(data_dir: Path) -> OperatorAccess | None:
             try:
                 return msgspec.json.decode(file.read(), type=OperatorAccess)
             except msgspec.DecodeError:
-                return None  # it is just being written
+                return None  # the listener is writing the file right now
     return None
 
 
 def read_key(data_dir: Path) -> str:
-    """Return the key that `sluicegate up` keeps in the data directory; empty where there is none.
+    """Return the admin key that `sluicegate up` keeps in the data directory, empty if none.
 
     Raises:
         OSError: the file cannot be read.
@@ -94,10 +96,6 @@ def read_key(data_dir: Path) -> str:
         return (data_dir / KEY_FILE).read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _lock(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Serves the operators' routes of operators: their roles and keys."""
+"""Serves the routes that manage operators, their roles and their keys."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,30 +30,31 @@ class NewOperator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """An operator to create."""
 
     name: str
-    """Up to 64 letters, digits, `_`, `.`, `@` and `-`; the audit shows it."""
+    """Up to 64 letters, digits, `_`, `.`, `@` and `-`. The audit shows this name."""
     roles: _Roles
     """What the operator may do."""
     expires: datetime | None = None
-    """When the key ends, with a time zone; never where it is left out."""
+    """When the key expires, with a time zone; by default never."""
 
 
 class OperatorRoles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roles in place of those that an operator has."""
+    """The new roles of an operator."""
 
     roles: _Roles
 
 
 class OperatorRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says how long the present key of an operator stays valid."""
+    """A request for a new key of an operator."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_OVERLAP)] = _HOUR
-    """Seconds, up to seven days; 0 ends it at once."""
+    """Seconds for which the former key stays valid, up to seven days; 0 ends it at once."""
 
 
 class CreatedOperator(OperatorAccount, frozen=True, kw_only=True):
-    """An operator with a new key, this once."""
+    """An operator with a new key."""
 
     key: str
+    """The secret of the key. It is not shown again."""
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,20 +64,20 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnOperator(msgspec.Struct, frozen=True, kw_only=True):
-    """The operator of the request."""
+    """The operator who sent the request."""
 
     name: str
     roles: list[Role]
 
 
 class OperatorChanges(NamedTuple):
-    """Makes changes in the ledger, which this process follows at once, and others in a second."""
+    """Changes operators in the ledger. This process applies changes at once, others in a second."""
 
     store: OperatorStore
     keys: OperatorKeys
 
     async def make(self, change: Callable[[OperatorStore], T]) -> T:
-        """Run `change`, which blocks, and read the keys."""
+        """Run `change` in a thread, and read the operators' keys again."""
         made = await asyncio.to_thread(change, self.store)
         await self.keys.refresh()
         return made
@@ -93,7 +94,7 @@ class OperatorController(Controller):
         operation=_operation(id="list_operators", summary="All operators with keys"),
     )
     async def list_all(self, operator_changes: NamedDependency[OperatorChanges]) -> Operators:
-        """Return all operators with keys, revoked ones too; never their keys."""
+        """Return all operators with keys, also revoked ones, without the keys' secrets."""
         found = await asyncio.to_thread(operator_changes.store.accounts)
         return Operators(operators=found)
 
@@ -113,7 +114,7 @@ class OperatorController(Controller):
         operator_changes: NamedDependency[OperatorChanges],
         operator: NamedDependency[Operator],
     ) -> CreatedOperator:
-        """Create an operator; the key is in this answer and nowhere else."""
+        """Create an operator with a key. Only this response contains the key."""
         key = new_key(PREFIX)
         made = await operator_changes.make(
             lambda store: store.create(
@@ -155,7 +156,7 @@ class OperatorController(Controller):
         opt={"role": Role.ADMIN},
         operation=_operation(
             id="rotate_operator",
-            summary="Give an operator another key",
+            summary="Give an operator a new key",
             errors=(NotFound, Conflict),
             body=(Content(example={"former_valid_for": 3600}),),
             about=_ABOUT,
@@ -168,7 +169,7 @@ class OperatorController(Controller):
         operator_changes: NamedDependency[OperatorChanges],
         operator: NamedDependency[Operator],
     ) -> CreatedOperator:
-        """Give an operator another key; the former one stays valid for a time."""
+        """Give an operator a new key; the former key stays valid for `former_valid_for` seconds."""
         key = new_key(PREFIX)
         made = await operator_changes.make(
             lambda store: store.rotate(
@@ -201,10 +202,10 @@ class OperatorController(Controller):
 @get(
     "/admin/whoami",
     opt={"role": Role.VIEWER},
-    operation=_operation(id="get_own_operator", summary="Who the request is from"),
+    operation=_operation(id="get_own_operator", summary="The operator who sent the request"),
 )
 async def whoami(operator: NamedDependency[Operator]) -> OwnOperator:
-    """Return name and roles of the operator whose key or token the request has."""
+    """Return the name and roles of the operator who sent the request."""
     return OwnOperator(name=operator.name, roles=sorted(operator.roles))
 
 

@@ -1,4 +1,4 @@
-"""Finds the operator of a bearer token: a key, or a token of an identity provider."""
+"""Finds the operator of a bearer token, which is a key or a token of an identity provider."""
 
 import hmac
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from gateway.admin.operators import Operator, Role
 
 
 class OperatorAuthenticator(Protocol):
-    """Knows the operators of some tokens."""
+    """Authenticates one kind of token."""
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if it is nobody's; waits 2 s at most.
+        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
 
         Raises:
-            AuthenticationFailed: it is not valid any more, or not for this gateway.
-            DependencyUnavailable: whose it is cannot be found out now.
+            AuthenticationFailed: the token has expired, or is not for this gateway.
+            DependencyUnavailable: the token cannot be checked now.
         """
         ...
 
 
 class OperatorDirectory:
-    """Compares a token with the keys of the environment, and then asks each of `authenticators`."""
+    """Compares a token with the keys in the settings, and then asks each of `authenticators`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class OperatorDirectory:
         metrics_keys: Sequence[str] = (),
         authenticators: Sequence[OperatorAuthenticator] = (),
     ) -> None:
-        # Without a key nobody is meant: an empty one must not let everybody in.
+        # An empty key in the settings must not match an empty token.
         self._configured = [
             (key.encode(), Operator(role.value, frozenset({role})))
             for keys, role in ((admin_keys, Role.ADMIN), (metrics_keys, Role.METRICS))
@@ -39,11 +39,11 @@ class OperatorDirectory:
         self._authenticators = authenticators
 
     async def authenticate(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if it is nobody's; waits 2 s at most.
+        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
 
         Raises:
-            AuthenticationFailed: it is not valid any more, or not for this gateway.
-            DependencyUnavailable: whose it is cannot be found out now.
+            AuthenticationFailed: the token has expired, or is not for this gateway.
+            DependencyUnavailable: the token cannot be checked now.
         """
         sent = token.encode("utf-8", "surrogateescape")
         for key, operator in self._configured:

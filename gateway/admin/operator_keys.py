@@ -1,4 +1,4 @@
-"""Finds the operators of the ledger by their keys, in memory, also while the ledger is away."""
+"""Authenticates operators by their keys, which are cached in case the ledger is unreachable."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from gateway.tasks import PeriodicTask
 
 PREFIX = "op"
 _FRESH = 5.0
-"""Seconds since the last read within which an unknown key is known to be of nobody."""
+"""Seconds after a read during which an unknown key is refused without asking the ledger."""
 _log = logging.getLogger(__name__)
 
 
@@ -23,7 +23,7 @@ class ValidKeyReader(Protocol):
     """Reads the valid keys of operators. Blocks."""
 
     def valid_keys(self) -> list[ValidOperatorKey]:
-        """Return the keys.
+        """Return the hashes of all valid secrets.
 
         Raises:
             DependencyUnavailable: the store cannot be reached.
@@ -37,9 +37,9 @@ class _Known(NamedTuple):
 
 
 class OperatorKeys:
-    """Reads the keys after it is entered, and then each `poll` seconds.
+    """Reads the operators' keys at the start of the context, and then every `poll` seconds.
 
-    While the ledger is away, those of the last read are valid for `kept` seconds more.
+    If the ledger becomes unreachable, the cached keys stay valid for `kept` seconds.
     """
 
     def __init__(
@@ -57,62 +57,63 @@ class OperatorKeys:
         self._wall = wall
         self._known: dict[bytes, _Known] = {}
         self._read = -inf
-        """When the last read that succeeded began."""
+        """When the last successful read began."""
         self._is_reached = True
         self._polling = PeriodicTask(
-            self.refresh, interval=poll, failure="the keys of operators were not read"
+            self.refresh, interval=poll, failure="the operators' keys cannot be read"
         )
 
     async def __aenter__(self) -> Self:
         await self._polling.__aenter__()
-        self._polling.wake()  # nobody waits for a ledger that is away
+        self._polling.wake()  # not awaited, because the ledger may be unreachable
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._polling.__aexit__(*exc_info)
 
     async def refresh(self) -> None:
-        """Read the keys; those of the last read stay where the ledger cannot be reached."""
+        """Read the keys. If the ledger cannot be reached, the cached keys stay."""
         began = self._monotonic()
         try:
             found = await asyncio.to_thread(self._store.valid_keys)
         except DependencyUnavailable as error:
             if self._is_reached:
                 _log.warning(
-                    "the keys of operators cannot be read; the last ones stay valid for a time",
+                    "the operators' keys cannot be read; the cached keys stay valid for a time",
                     extra={"reason": error.detail, "seconds": self._kept},
                 )
             self._is_reached = False
             return
         self._is_reached = True
-        if began >= self._read:  # a read that was overtaken knows less
+        if began >= self._read:  # otherwise a later read has finished first
             self._known = {bytes.fromhex(key.key_hash): _known(key) for key in found}
             self._read = began
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator whose key is `token`, `None` if it is nobody's.
+        """Return the operator whose key is `token`, `None` if the key is unknown.
 
         Raises:
-            DependencyUnavailable: the ledger is away and the key unknown, or known too long ago.
+            DependencyUnavailable: the ledger cannot be reached, and the cache does not have the key
+                or is too old.
         """
-        text = token.encode("utf-8", "surrogateescape")
-        if not (token.isascii() and token.startswith(f"{PREFIX}-")) or len(text) > LONGEST:
+        sent = token.encode("utf-8", "surrogateescape")
+        if not (token.isascii() and token.startswith(f"{PREFIX}-")) or len(sent) > LONGEST:
             return None
-        known = self._known.get(digest_of_key(text))
+        known = self._known.get(digest_of_key(sent))
         age = self._monotonic() - self._read
         if known is not None and age <= self._kept:
             is_valid = known.expires is None or known.expires > self._wall()
             return known.operator if is_valid else None
         if age > _FRESH and has_valid_checksum(token):
             raise DependencyUnavailable(
-                "the ledger is away, so that the keys of operators cannot be checked; try again,"
-                " or use the admin key",
+                "the ledger cannot be reached to check the operator's key; try again, or use the"
+                " admin key",
                 retry_after=1.0,
             )
         return None
 
 
 def _known(key: ValidOperatorKey) -> _Known:
-    # A later version may know other roles.
+    # A newer version may have stored roles that this version does not know.
     roles = frozenset(Role(name) for name in key.roles if name in set(Role))
     return _Known(Operator(key.operator, roles), key.expires)

@@ -1,4 +1,4 @@
-"""Names operators, their roles, and what each role may do."""
+"""Defines operators, their roles, and which roles include others."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,18 +7,18 @@ import msgspec
 
 
 class Role(StrEnum):
-    """Names what operators may do; a role includes some others, see `Operator.may`."""
+    """Names what an operator may do. A role includes some other roles, see `Operator.may`."""
 
     METRICS = "metrics"
     """Reads `/metrics`."""
     VIEWER = "viewer"
-    """Reads all but invoices and operators."""
+    """Reads everything except invoices and operators."""
     BILLING = "billing"
-    """Also reads invoices, and sets budgets and prices."""
+    """Like `viewer`; also reads invoices, and sets budgets and prices."""
     OPERATOR = "operator"
-    """Also changes the document but for its prices, models, backends, tenants and keys."""
+    """Like `viewer`; also changes models, backends, tenants, keys and the document, not prices."""
     ADMIN = "admin"
-    """May do everything, and decides who else may."""
+    """May do everything, and manages operators."""
 
 
 _READING: Final = frozenset({Role.METRICS, Role.VIEWER})
@@ -32,18 +32,18 @@ _INCLUDED: Final = {
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """Identifies who operates the gateway, by the name that the audit shows."""
+    """An operator: the name that the audit shows, and the roles."""
 
     name: str
     roles: frozenset[Role]
 
     def may(self, role: Role) -> bool:
-        """Return whether a role of the operator is, or includes, `role`."""
+        """Return whether one of the operator's roles is or includes `role`."""
         return any(role in _INCLUDED[own] for own in self.roles)
 
 
 def required_role(method: str, opt: dict[str, object]) -> Role:
-    """Return what a route needs: its `role`, else VIEWER to read and ADMIN to change."""
+    """Return the role that a route requires: by default VIEWER to read, and ADMIN to change."""
     role = opt.get("role")
     if isinstance(role, Role):
         return role

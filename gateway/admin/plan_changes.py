@@ -1,4 +1,4 @@
-"""Changes how revisions of a model are served: checked by every backend first, then by all."""
+"""Changes the plan of a model: every backend checks the plan before all backends apply it."""
 
 import asyncio
 from collections import defaultdict
@@ -20,15 +20,15 @@ from gateway.types import Endpoint
 
 ROLLBACK = "models.rollback"
 Derive = Callable[[Serving, StoredPlan], Serving | None]
-"""Makes a plan of how the model is served now, and of what operators said before."""
+"""Derives a new plan from the serving that is in effect and the stored plan."""
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a change; `live` when every worker and every backend that answers follows it.
+    """The outcome of a change of a plan.
 
-    `plan` is `null` where the folder of the model says how it is served. Backends that are `away`
-    were not asked; they get the plan when they return. `workers` and `backends` are empty for a dry
-    run.
+    `plan` is `null` if the model's folder decides how it is served. `live` is true if all workers
+    and all reachable backends apply the plan. `away` lists unreachable backends, which did not
+    check the plan; they get it when they return. `workers` and `backends` are empty for a dry run.
     """
 
     model: str
@@ -41,7 +41,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanChanges:
-    """Makes changes of plans, one at a time for each model."""
+    """Checks and stores plans. Of two concurrent changes of a model, one fails."""
 
     def __init__(self, *, backends: BackendCalls, control: Control, ledger: Ledger) -> None:
         self._backends = backends
@@ -51,14 +51,15 @@ class PlanChanges:
     async def change(
         self, model: str, derive: Derive, *, action: str, actor: str, dry_run: bool
     ) -> PlanResult:
-        """Have every backend check a plan, then store it and have all follow it.
+        """Let every backend check a plan, store it, and wait until workers and backends apply it.
+
+        After each of these exceptions, nothing has changed:
 
         Raises:
             NotFound: no backend has the model.
             UpstreamUnavailable: no backend can be reached.
-            PlanRefused: a backend could not serve it, or two would serve it differently; nothing
-                has changed.
-            Conflict: somebody else changed the model meanwhile; nothing has changed.
+            PlanRefused: a backend cannot serve the plan, or backends would serve it differently.
+            Conflict: somebody else has changed the plan meanwhile.
         """
         found = await self._backends.states()
         serving = served_by(found, model)
@@ -120,8 +121,8 @@ def served_by(found: BackendStates, model: str) -> dict[Endpoint, ServingState]:
     """Return the backends that have a model.
 
     Raises:
-        NotFound: none has it.
-        UpstreamUnavailable: none can be reached.
+        NotFound: no backend has the model.
+        UpstreamUnavailable: no backend can be reached.
     """
     serving = found.serving(model)
     if serving and "@" not in model:
@@ -133,7 +134,7 @@ def served_by(found: BackendStates, model: str) -> dict[Endpoint, ServingState]:
 
 
 def current_serving(model: str, states: Iterable[ServingState]) -> Serving:
-    """Return how a model is served now, by the first backend that serves it."""
+    """Return how the first backend that serves a model serves it now."""
     for state in states:
         for info in state.models:
             if info.name == model and info.serving is not None:
@@ -142,10 +143,13 @@ def current_serving(model: str, states: Iterable[ServingState]) -> Serving:
 
 
 def check_equal(verdicts: Mapping[str, list[ModelInfo]], model: str) -> None:
-    """Check that all backends would serve equal files, and all revisions equal kinds of answers.
+    """Check that a plan means the same on all backends, and that its revisions fit together.
+
+    All backends must have the same files for a revision. All revisions must have the same labels,
+    dimensions and tasks.
 
     Raises:
-        PlanRefused: the message names the revisions and backends that differ.
+        PlanRefused: something differs. The message names the revisions and backends.
     """
     places: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for backend, infos in verdicts.items():
@@ -155,19 +159,19 @@ def check_equal(verdicts: Mapping[str, list[ModelInfo]], model: str) -> None:
         if len(revisions) > 1:
             where = "; ".join(f"`{r}` on {', '.join(on)}" for r, on in revisions.items())
             raise PlanRefused(
-                f"`{name}` has other files on other backends ({where}); make the repositories equal"
+                f"backends have different files of `{name}` ({where}); make the repositories equal"
             )
     by_name = {info.name: info for infos in verdicts.values() for info in infos}
     plan = by_name[model].serving if model in by_name else None
-    shares = (plan.revisions if plan is not None else None) or {}
-    arms = [by_name.get(f"{model}@{number}") for number in shares]
-    kinds = [_kind(arm) for arm in arms if arm is not None]
+    weights = (plan.revisions if plan is not None else None) or {}
+    revisions_of_plan = [by_name.get(f"{model}@{number}") for number in weights]
+    kinds = [_kind(info) for info in revisions_of_plan if info is not None]
     for other in kinds[1:]:
         for name, one in kinds[0].items():
             if one != other[name]:
                 raise PlanRefused(
-                    f"revisions that share items have the same labels, dimensions and tasks; those "
-                    f"of `{model}` have other {name}: {one} and {other[name]}"
+                    f"revisions in a traffic split must have the same labels, dimensions and tasks,"
+                    f" but {name} of `{model}` differ: {one} and {other[name]}"
                 )
 
 
@@ -180,7 +184,7 @@ def _kind(info: ModelInfo) -> dict[str, object]:
 
 
 def _new_problems(model: str, verdict: PlanVerdict, state: ServingState) -> dict[str, str]:
-    """Return problems of the model, and those of others that are not there already."""
+    """Return all problems of the model, and new problems of other models."""
     return {
         name: reason
         for name, reason in verdict.problems.items()
@@ -189,7 +193,7 @@ def _new_problems(model: str, verdict: PlanVerdict, state: ServingState) -> dict
 
 
 def _previous(stored: StoredPlan, plan: Serving | None, action: str) -> Serving | None:
-    """Return what a rollback goes back to: the plan before the revisions changed."""
+    """Return the plan that a rollback restores: the plan before the last change of the split."""
     if action == ROLLBACK:
         return plan
     before = None if stored.plan is None else stored.plan.revisions
@@ -198,7 +202,7 @@ def _previous(stored: StoredPlan, plan: Serving | None, action: str) -> Serving 
 
 
 def base_name(name: str) -> str:
-    """Return the name of the model that `name` is, or is a revision of."""
+    """Return the model's name; `name` may be a revision such as `sentiment@2`."""
     return name.partition("@")[0]
 
 

@@ -1,4 +1,4 @@
-"""Derives plans of how a model is served from how it is served now."""
+"""Derives new plans for a model from the serving that is in effect. Pure."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from gateway.ledger.types import StoredPlan
 
 
 def split_by(revisions: Mapping[str, int]) -> Derive:
-    """Share items by weight; a shadow that answers from now on is none any more."""
+    """Divide items by weight. A shadow revision that is in the split stops being a shadow."""
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
         shadow = now.shadow
@@ -23,7 +23,7 @@ def split_by(revisions: Mapping[str, int]) -> Derive:
 
 
 def mirror_to(shadow: Shadow) -> Derive:
-    """Mirror a share of the items to a revision."""
+    """Send copies of items to a shadow revision."""
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
         return _plan(now, now.revisions, shadow)
@@ -32,30 +32,30 @@ def mirror_to(shadow: Shadow) -> Derive:
 
 
 def without_shadow(now: Serving, stored: StoredPlan) -> Serving | None:
-    """Mirror items no more."""
+    """Remove the shadow."""
     if now.shadow is None:
         return stored.plan
     return msgspec.structs.replace(now, shadow=None)
 
 
-def as_folder_says(_now: Serving, _stored: StoredPlan) -> Serving | None:
-    """Serve the model by its `serving.yaml`, or its newest revision."""
+def without_plan(_now: Serving, _stored: StoredPlan) -> Serving | None:
+    """Remove the plan, so that the model's `serving.yaml` or newest revision is served."""
     return None
 
 
 def as_before(model: str) -> Derive:
-    """Serve the model as before the last change of its revisions."""
+    """Restore the plan from before the last change of the split."""
 
     def derive(_: Serving, stored: StoredPlan) -> Serving | None:
         if not stored.version:
-            raise NotFound(f"no change of `{model}` can be rolled back: there was none")
+            raise NotFound(f"`{model}` has no change that can be rolled back")
         return stored.previous
 
     return derive
 
 
 def _plan(now: Serving, revisions: dict[str, int] | None, shadow: Shadow | None) -> Serving:
-    """Return a plan; what was kept warm stays so unless it answers now or is the shadow."""
+    """Return a plan. Revisions that are preloaded stay so, unless the plan itself uses them."""
     named = {*(revisions or {}), *([shadow.revision] if shadow is not None else [])}
     return Serving(
         revisions=revisions,

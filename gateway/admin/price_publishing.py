@@ -1,4 +1,4 @@
-"""Stores the prices of published documents in the ledger, later where it is down."""
+"""Stores the prices of published documents in the ledger, and retries while it is down."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _SECOND = 1_000_000_000
 
 
 class PricePublisher:
-    """Has the ledger store the prices of one published document after the other."""
+    """Stores the prices of published documents in the ledger, one document after the other."""
 
     def __init__(self, *, control: Control, ledger_prices: PublishedPrices) -> None:
         self._control = control
@@ -29,18 +29,18 @@ class PricePublisher:
         self._unconfirmed: Published | None = None
         """The document whose publication Redis has not confirmed."""
         self._replaced: tuple[PriceConfig, ...] = ()
-        """Prices of documents replaced since the ledger was last updated."""
+        """Prices of the documents that were replaced since the ledger was last updated."""
 
     @contextlib.asynccontextmanager
     async def after(
         self, published: Published, *, replacing: Sequence[PriceConfig]
     ) -> AsyncIterator[None]:
-        """Store the prices of `published` once the block has made it active."""
+        """Store the prices of `published` after the block has made the document active."""
         async with self._lock:
             self._replaced += tuple(replacing)
             try:
                 yield
-            except DependencyUnavailable:  # it may be active, and the reply lost
+            except DependencyUnavailable:  # the document may be active, and only the reply lost
                 self._unconfirmed = published
                 raise
             await self._store(published)
@@ -50,14 +50,14 @@ class PricePublisher:
 
         Raises:
             DependencyUnavailable: the ledger is down.
-            ConfigurationError: the cost of past usage would change; nothing has changed.
+            ConfigurationError: the cost of past usage would change. Nothing was stored.
         """
         prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
         self._ledger_prices.publish(prices, former=replacing, agreed=agreed)
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Store, until `stop`, prices that the ledger could not store when they were published."""
-        # What is left at the end is stored by the next start.
+        """Store, until `stop` is set, prices that were published while the ledger was down."""
+        # The next start of a process stores prices that are still pending.
         async with PeriodicTask(self._retry, interval=_RETRY, failure="prices were not stored"):
             await stop.wait()
 
@@ -78,9 +78,12 @@ class PricePublisher:
             await asyncio.to_thread(self.store, published, replacing=self._replaced)
         except DependencyUnavailable as error:
             if self._pending is None:
-                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
+                _log.warning(
+                    "the published prices are not in the ledger yet; trying again",
+                    extra={"reason": error.detail},
+                )
             self._pending = published
             return
         except GatewayError as error:
-            _log.error("prices are not in the ledger", extra={"reason": error.detail})
+            _log.error("the ledger refuses the prices", extra={"reason": error.detail})
         self._pending, self._replaced = None, ()

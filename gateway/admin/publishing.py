@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
 _TRIES = 3
-# Seconds by which a document is later than the one before where clocks differ: backends follow the
-# models of the latest one.
+# Minimum seconds between the times of two documents, even if machines' clocks differ: backends
+# use the latest document.
 _LATER = 0.002
 
 
@@ -53,15 +53,15 @@ LabelReader = Callable[[Iterable[str]], Awaitable[Mapping[str, Collection[str]]]
 
 
 async def no_labels(_models: Iterable[str]) -> Mapping[str, Collection[str]]:
-    """Return nothing: no backend is asked."""
+    """Return no labels, without calling a backend."""
     return {}
 
 
 class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A published document; `live` when every worker has applied it.
+    """The outcome of a publication; `live` is true if every worker has applied the document.
 
-    `workers` has `ok`, `pending` or the error, by worker. `notice` says why an expected change may
-    be missing.
+    `workers` maps each worker to `ok`, `pending` or an error. `changed` is false if the document
+    was active already; `notice` then says why an expected change may be missing.
     """
 
     generation: int
@@ -73,7 +73,7 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that would be accepted, and what it would change."""
+    """A document that would be accepted, with its differences from the active document."""
 
     valid: bool = True
     digest: str
@@ -81,11 +81,11 @@ class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Publishes documents; a refused document changes nothing.
+    """Publishes documents. A refused document changes nothing.
 
-    `clock` is the wall clock. A change waits up to `workers_timeout` seconds for the workers.
-    `recovery` runs first: it publishes again what the state Redis has lost. `labels` returns those
-    of the given models that are served.
+    `clock` returns the Unix time in seconds. A change waits up to `workers_timeout` seconds for the
+    workers. `recovery` runs before each change, and publishes again what the state Redis has lost.
+    `labels` returns the labels of the given models, as backends report them.
     """
 
     def __init__(
@@ -111,19 +111,22 @@ class Publisher:
         self.prices = PricePublisher(control=control, ledger_prices=ledger.prices)
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Publish the folder where nothing is published, or it was edited since; then return.
+        """Publish the folder if nothing is published, or if it has changed since the last start.
 
-        A document that was put by hand stays active until the folder changes. Waits for Redis,
-        until `stop`.
+        A document that an operator has published stays active until the folder changes. The method
+        waits for Redis until `stop` is set.
         """
         while not stop.is_set():
             try:
                 await self._start()
-            except (DependencyUnavailable, Conflict):  # or another gateway was first
+            except (DependencyUnavailable, Conflict):  # a conflict: another gateway was faster
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
-                _log.error("the folder is not published", extra={"reason": explain(error)})
+                _log.error(
+                    "the configuration folder is invalid and not published",
+                    extra={"reason": explain(error)},
+                )
                 return
             else:
                 return
@@ -132,11 +135,11 @@ class Publisher:
         """Publish the configuration folder.
 
         Raises:
-            PermissionDenied: prices would change, and the author may not change them.
-            ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
+            PermissionDenied: prices would change, and the author may not change prices.
+            ConfigurationError: the folder is invalid, or a mount hides edits. Nothing was changed.
         """
         for _ in range(_TRIES - 1):
-            # The folder wins over whatever was published meanwhile.
+            # The folder replaces a document that was published at the same time.
             with contextlib.suppress(Conflict):
                 return await self._reload(author, may_price=may_price)
         return await self._reload(author, may_price=may_price)
@@ -144,20 +147,20 @@ class Publisher:
     async def put(
         self, text: str, *, if_match: str, author: str, may_price: bool = True
     ) -> PublishedChange:
-        """Replace the active document with `text`, if `if_match` names its version.
+        """Replace the active document by `text`, if `if_match` is empty or its entity tag.
 
         Raises:
-            PermissionDenied: prices would change, and the author may not change them.
-            ConfigurationError: it is invalid, or would change the price of past usage; nothing
-                changed.
-            PreconditionFailed: another version is active.
+            PermissionDenied: prices would change, and the author may not change prices.
+            ConfigurationError: the document is invalid, or would change the cost of past usage.
+                Nothing was changed.
+            PreconditionFailed: another document is active.
         """
         active, wanted = await self._validate_posted(text, if_match, self._active)
         await self._check_author(wanted, active, may_price=may_price)
         return await self._publish(active, wanted, author=author, reason="put")
 
     async def check(self, text: str, *, if_match: str, may_price: bool = True) -> CheckedDocument:
-        """Validate as `put` does, without changing anything."""
+        """Validate a document as `put` does, without publishing it."""
         active, wanted = await self._validate_posted(text, if_match, self._control.active)
         await self._check_author(wanted, active, may_price=may_price)
         difference = await describe_difference(
@@ -170,11 +173,11 @@ class Publisher:
     async def rollback(
         self, generation: int | None, *, author: str, may_price: bool = True
     ) -> PublishedChange:
-        """Publish an earlier generation's document again; by default the one before the active.
+        """Publish an earlier document again; by default the one before the active document.
 
         Raises:
-            PermissionDenied: prices would change, and the author may not change them.
-            NotFound: there is none.
+            PermissionDenied: prices would change, and the author may not change prices.
+            NotFound: there is no such document.
         """
         active = await self._active()
         history = await self._control.history()
@@ -188,7 +191,7 @@ class Publisher:
         )
 
     def _placed(self, document: Document) -> Document:
-        """Return a document without its regions, where another file has those that are used."""
+        """Return the document; without its regions if a placement file replaces them."""
         if self._settings.placement is None:
             return document
         return msgspec.structs.replace(document, regions=())
@@ -214,7 +217,7 @@ class Publisher:
         wanted = await self._validate(sources)
         active = await self._active()
         if active is None or active.folder_digest != wanted.digest:
-            if active is None:  # a new gateway may begin with nothing but defaults
+            if active is None:  # the first document may be empty
                 await self._check_prices(wanted, active)
             else:
                 await self._check_change(wanted, active)
@@ -222,12 +225,12 @@ class Publisher:
                 active, wanted, author="start", reason="start", folder_digest=wanted.digest
             )
         elif await _document_of(active) is not None:
-            # Also where a process stopped before storing them, an older version did not store
-            # them, or the ledger was restored from a backup.
+            # The ledger may lack the prices: a process stopped too early, an older version did not
+            # store them, or the ledger was restored from a backup.
             await asyncio.to_thread(self.prices.store, active)
 
     async def _active(self) -> Published | None:
-        """Return the active document, after recovering it if the state Redis had lost it."""
+        """Return the active document; if the state Redis has lost it, recover it first."""
         await self._recovery.reconcile()
         return await self._control.active()
 
@@ -237,7 +240,7 @@ class Publisher:
         if_match: str,
         read_active: Callable[[], Awaitable[Published | None]],
     ) -> tuple[Published | None, ParsedDocument]:
-        """Return the active document, and the posted one that may replace it."""
+        """Return the active document, and the posted document after all checks."""
         wanted = await self._validate((DocumentSource(name=_POSTED, text=text),))
         active = await read_active()
         check_match(if_match, active)
@@ -246,7 +249,7 @@ class Publisher:
         return active, wanted
 
     async def _validate(self, sources: Sources) -> ParsedDocument:
-        """Validate `sources`, with this gateway's placement too."""
+        """Validate `sources`, also together with this gateway's placement file."""
 
         def validate() -> ParsedDocument:
             load_sources(sources, placement=self._settings.placement)
@@ -257,11 +260,11 @@ class Publisher:
         return await asyncio.to_thread(validate)
 
     async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Validate models and labels that a document names; a start and a rollback skip this.
+        """Check the models and labels in a document. A start and a rollback skip this check.
 
         Raises:
-            ConfigurationError: a model is neither served, nor named in what is active, nor
-                planned, or one that is served would lose its backends or has no such label.
+            ConfigurationError: a model is unknown, a served model would lose its backends, or a
+                model does not have a label that the document names.
         """
         names = await valid_model_names(self._control, await _document_of(active))
         if names is not None:
@@ -278,18 +281,18 @@ class Publisher:
         if may_price:
             return
         former = Document() if active is None else await _document_of(active)
-        # Which prices an unreadable document has is not known.
+        # The prices of an unreadable document are unknown, so they count as changed.
         if former is None or wanted.document.prices != former.prices:
             raise PermissionDenied(
-                "the document changes prices, for which the role `billing` is needed, too"
+                "the document changes prices: ask an operator with the role `billing` to publish it"
             )
 
     async def _check_change(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Check that a document is not empty and keeps the price of past usage.
+        """Check that a document is not empty and does not change the cost of past usage.
 
         Raises:
-            ConfigurationError: it would change what must not.
-            DependencyUnavailable: the ledger is down, and the prices would change.
+            ConfigurationError: the document is empty, or would change the cost of past usage.
+            DependencyUnavailable: the prices would change, but the ledger is down.
         """
         if not wanted.tree.values:
             raise ConfigurationError(
@@ -330,7 +333,7 @@ class Publisher:
             time=now if active is None else max(now, active.time + _LATER),
             folder_digest=folder_digest or former_digest,
         )
-        # First: no change without an entry in the audit log.
+        # The audit entry comes first, so that there is no change without an entry.
         await asyncio.to_thread(self._audit, published, "config.publish")
         replacing = () if replaced is None else replaced.prices
         async with self.prices.after(published, replacing=replacing):
@@ -340,12 +343,11 @@ class Publisher:
         return await self._wait_for_workers(published, changed=True)
 
     async def _activate(self, published: Published) -> None:
-        """Make `published` active."""
         outcome = "failed"
         try:
             if await self._control.publish(published):
                 return
-            raise Conflict("another document was published meanwhile; look at it and try again")
+            raise Conflict("another document was published meanwhile: read it, and try again")
         except GatewayError as error:
             if isinstance(error, DependencyUnavailable):
                 outcome = "unanswered"
@@ -372,9 +374,9 @@ class Publisher:
 
 
 async def _document_of(active: Published | None) -> Document | None:
-    """Return the parsed document; `None` where there is none, or this version refuses it.
+    """Parse the active document; return `None` if there is none or this version cannot read it.
 
-    A document that this version refuses can still be replaced.
+    An unreadable document can still be replaced.
     """
     if active is None:
         return None
@@ -386,11 +388,11 @@ async def _document_of(active: Published | None) -> Document | None:
 
 
 def _unchanged(folder: Path) -> str:
-    """Return the notice for an unchanged folder with files that are mounted singly, else ""."""
+    """Return a notice if files of the unchanged folder are mounted singly, otherwise ""."""
     mounted = [path.name for path in mounted_files(folder)]
     if not mounted:
         return ""
     return (
-        f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
-        " an editor that writes a new file is not seen through such a mount, so mount the folder"
+        f"nothing has changed, but these files are mounted singly: `{'`, `'.join(mounted)}`."
+        " Such a mount hides a file that an editor has replaced: mount the folder instead"
     )

@@ -1,4 +1,4 @@
-"""Serves the operators' routes of regions: backends, their drains, and shares of limits."""
+"""Serves the operators' routes for regions, drains of backends, and regional shares of limits."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ from gateway.runtime.recovery import Recovery
 _WORKERS_TIMEOUT = 5.0
 _REGION: Schema = {"description": "A region of the document.", "example": "eu"}
 _BACKEND: Schema = {
-    "description": "The id of a backend, or of an entry with a name.",
+    "description": "The id of a backend, or of an entry with a DNS name.",
     "example": "eu-1",
 }
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend of the document, or one found by a DNS name in it."""
+    """A backend that the document lists, or that a DNS name in the document resolves to."""
 
     id: str
     url: str
@@ -40,7 +40,7 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     overflow: bool
     drained: bool
     workers: dict[str, EndpointStatistics]
-    """Its statistics by worker."""
+    """The backend's statistics from each worker."""
 
 
 class RegionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +51,13 @@ class RegionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regions(msgspec.Struct, frozen=True, kw_only=True):
-    """The regions, the preferred one first."""
+    """All regions, in order of preference."""
 
     regions: list[RegionState]
 
 
 class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a drain or restore of `backend`; `live` when every worker has it."""
+    """The outcome of a drain or restore; `live` is true if every worker has applied it."""
 
     backend: str
     drained: bool
@@ -68,7 +68,7 @@ class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
 class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
     """Live gateway regions, and their shares of limits by bucket.
 
-    The bucket without a name stands for all that are not listed.
+    The bucket with an empty name stands for all buckets that are not listed.
     """
 
     regions: list[RegionLease]
@@ -76,7 +76,7 @@ class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendChanges(NamedTuple):
-    """Drains and restores backends, and waits a while until every worker has it."""
+    """Drains and restores backends, and waits up to 5 s until every worker has applied it."""
 
     control: Control
     active: ActiveDocumentReader
@@ -86,10 +86,10 @@ class BackendChanges(NamedTuple):
     async def change(
         self, region: str, backend: str, *, drained: bool, actor: str
     ) -> Response[DrainResult]:
-        """Drain a backend, or restore it.
+        """Drain or restore a backend.
 
         Raises:
-            NotFound: it is not in the region.
+            NotFound: the backend is not in the region.
         """
         await self._check(region, backend)
         await self.recovery.reconcile()
@@ -107,7 +107,7 @@ class BackendChanges(NamedTuple):
         return Response(done, status_code=200 if live else 202)
 
     async def _check(self, region: str, backend: str) -> None:
-        """Raise unless the backend is in the region, by the document or a DNS name in it."""
+        """Raise `NotFound` unless the document or one of its DNS names has the backend."""
         document = await self.active.document()
         entries = [
             placed
@@ -120,7 +120,7 @@ class BackendChanges(NamedTuple):
             return
         if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
             seen = await reported(self.control, "fleet")
-            # A drained backend may be gone, and must be restored for the next one at its address.
+            # A drained backend may be gone. It can be restored for a successor at its address.
             if _views(seen, backend) or backend in await self.control.drained():
                 return
         raise NotFound(f"there is no backend `{backend}` in region `{region}`")
@@ -145,7 +145,7 @@ class RegionsController(Controller):
     async def regions(
         self, control: NamedDependency[Control], active: NamedDependency[ActiveDocumentReader]
     ) -> Json:
-        """Return the backends of each region, those of DNS names too, as every worker sees them."""
+        """Return the backends of each region, with the statistics of every worker."""
         seen = await reported(control, "fleet")
         document = await active.document()
         drained = await control.drained()
@@ -176,7 +176,7 @@ class RegionsController(Controller):
         opt={"role": Role.VIEWER},
         operation=Operation(
             id="list_shares",
-            summary="What gateway regions may use of limits",
+            summary="The gateway regions' shares of limits",
             tag="operations",
             errors=(NotFound, DependencyUnavailable),
             about={"tenant": TENANT},
@@ -185,7 +185,7 @@ class RegionsController(Controller):
     async def shares(
         self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
     ) -> RegionLimitShares:
-        """Return the gateway regions, and what each may use of limits (of one tenant, or all)."""
+        """Return the gateway regions' shares of limits, for one tenant or for all."""
         if tenant is not None:
             await asyncio.to_thread(ledger.accounts.tenant, tenant)
         regions = await asyncio.to_thread(ledger.shares.regions)
@@ -198,7 +198,7 @@ class RegionsController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="drain_backend",
-            summary="Give a backend no more work",
+            summary="Drain a backend",
             tag="operations",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers=SOON,
@@ -212,9 +212,10 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Give a backend no more work; what it has is finished. 200 when every worker knows.
+        """Drain a backend: it gets no new items, and finishes the items that it has.
 
-        The id of an entry with a DNS name is that of all its backends.
+        200: every worker has applied the drain; 202: not yet. The id of an entry with a DNS name
+        drains all backends of that name.
         """
         return await backends.change(region, backend, drained=True, actor=operator.name)
 
@@ -224,7 +225,7 @@ class RegionsController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="restore_backend",
-            summary="Give a drained backend work again",
+            summary="Restore a drained backend",
             tag="operations",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers=SOON,
@@ -238,12 +239,15 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Give a drained backend work again, little at first. 200 when every worker knows."""
+        """Restore a drained backend: it gets items again, few at first.
+
+        200: every worker has applied it; 202: not yet.
+        """
         return await backends.change(region, backend, drained=False, actor=operator.name)
 
 
 def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:
-    """Return id and URL of the backends that an entry of the document stands for."""
+    """Return the ids and URLs of the backends that an entry of the document stands for."""
     if not backend.dns:
         return [(backend.id, backend.url)]
     found = {

@@ -1,4 +1,4 @@
-"""Serves the operators' route that takes usage of work done outside of gateways."""
+"""Serves the operators' route that records usage of jobs that ran without a gateway."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from gateway.ledger.recording import UnrecordableBatch
 from gateway.ledger.types import Batch
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
-# Sums of all kinds of items are within what the ledger counts.
+# Small enough that the sum of all counts fits the ledger.
 _MOST: Final = 2**38
 _OK: Final = 200
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
@@ -36,7 +36,7 @@ _EXAMPLE = {
 
 
 class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Usage of one job, which its `id` names: reports of the same id count once."""
+    """The usage of one job. Reports with the same `id` are counted once."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
     tenant: Name
@@ -46,24 +46,24 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hit: Count = 0
     """Items answered from a gateway's result cache."""
     collapsed: Count = 0
-    """Items equal to one that was computed; priced as hits."""
+    """Items that are equal to a computed item. They cost as much as hits."""
     computed: Count = 0
     failed: Count = 0
-    """Items without an answer, which are not billed."""
+    """Items without a result. They are not billed."""
     rows: Count = 0
     """Rows that the model ran for the computed items."""
     tokens: Count = 0
-    """Tokens of those rows."""
+    """Tokens in these rows."""
 
 
 class CountedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger has the usage; `counted` is false where it had it before."""
+    """Confirms that the ledger has the usage. `counted` is false if it was recorded before."""
 
     counted: bool
 
 
 class ReportedUsageController(Controller):
-    """Takes usage, such as that of bulk jobs."""
+    """Records reported usage, such as the usage of bulk jobs."""
 
     path = "/admin/usage/reports"
 
@@ -74,7 +74,7 @@ class ReportedUsageController(Controller):
         operation=Operation(
             id="report_usage",
             tag="billing",
-            summary="Bill a tenant for work that was done outside of the gateway, at batch prices",
+            summary="Bill a tenant for a job that ran without a gateway, at batch prices",
             body=(Content(example=_EXAMPLE),),
             errors=(NotFound, InvalidRequest, DependencyUnavailable),
         ),
@@ -85,22 +85,22 @@ class ReportedUsageController(Controller):
         ledger: NamedDependency[Ledger],
         operator: NamedDependency[Operator],
     ) -> CountedReport:
-        """Count a job's usage in the ledger, once."""
+        """Record the usage of a job. A repeated report is not counted again."""
         counted = await asyncio.to_thread(_record, ledger, data, operator.name)
         return CountedReport(counted=counted)
 
 
 def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
-    """Record usage as one request of a batch; the only record of a log of its own.
+    """Record usage as one batch event, in an event log that contains nothing else.
 
     Raises:
-        NotFound: there is no such tenant.
-        InvalidRequest: the numbers are no usage.
+        NotFound: the tenant does not exist.
+        InvalidRequest: the ledger cannot record the numbers.
     """
     ledger.accounts.tenant(data.tenant)
     counts = {"hit": data.hit, "collapsed": data.collapsed, "computed": data.computed}
     detail = {"id": data.id, "model": data.model, **counts, "tokens": data.tokens}
-    # First: no change without an entry in the audit log.
+    # The audit entry comes first, so that there is no change without an entry.
     ledger.audit(actor, "usage.report", data.tenant, detail)
     event = RequestEvent(
         id=RequestId(f"job_{data.id}"),

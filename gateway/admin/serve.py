@@ -1,4 +1,4 @@
-"""Runs the process of the operators' listener: makes its objects and serves until stopped."""
+"""Runs the operators' listener: creates its objects, and serves until it is stopped."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from gateway.admin.authorization import new_id
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.extension import Extend, no_extension
 from gateway.admin.identity_provider import open_identity_provider
-from gateway.admin.machine_figures import MachineFigures
+from gateway.admin.machine_metrics import MachineMetrics
 from gateway.admin.operator_access import OperatorAccess, access_to, publish_access
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
 from gateway.admin.operator_keys import OperatorKeys
@@ -54,11 +54,11 @@ async def serve_admin(
     registry: CollectorRegistry = REGISTRY,
     extend: Extend = no_extension,
 ) -> None:
-    """Serve operators until `stop`, with what `extend` makes beside the listener's own routes.
+    """Serve operators until `stop` is set. `extend` adds routes to the listener.
 
     Raises:
-        ConfigurationError: there is no admin key, it is the metrics key, too, or the address cannot
-            be bound.
+        ConfigurationError: the admin key is missing, it equals the metrics key, or the address
+            cannot be bound.
     """
     _check_keys(settings)
     push = _open_push(settings)
@@ -94,7 +94,7 @@ async def serve_admin(
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(push.run(partial(_metrics, settings), stop))
-            tasks.create_task(_figures(settings, ledger, cache, registry).follow(stop))
+            tasks.create_task(_machine_metrics(settings, ledger, cache, registry).follow(stop))
             tasks.create_task(publisher.start(stop))
             tasks.create_task(publisher.prices.follow(stop))
             tasks.create_task(recovery.follow(stop))
@@ -121,13 +121,13 @@ def _open_push(settings: Settings) -> MetricPush:
 
 def _check_keys(settings: Settings) -> None:
     if not settings.admin_key:
-        raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
+        raise ConfigurationError("the admin key is missing; set `SLUICEGATE_ADMIN_KEY`")
     of_admin = {settings.admin_key, settings.second_admin_key}
     of_metrics = {settings.metrics_key, settings.second_metrics_key}
     if of_admin & of_metrics - {""}:
         raise ConfigurationError(
-            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` is an admin key, which may"
-            " do everything; choose another value"
+            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` equals an admin key, which"
+            " may do everything; choose another value"
         )
 
 
@@ -150,7 +150,7 @@ def _directory(
 
 
 def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redis, PipelinedClient]:
-    """Return clients of the state's and the cache's Redis, which `stack` closes."""
+    """Return clients for the state Redis and the cache Redis; `stack` closes them."""
     keepalive = settings.tcp_keepalive
     state = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
     stack.push_async_callback(state.aclose)
@@ -160,7 +160,7 @@ def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redi
 
 
 def _listen(settings: Settings) -> tuple[socket.socket, OperatorAccess]:
-    """Return the listener's socket, and how commands of this machine reach it."""
+    """Return the listener's socket, and how commands on this machine reach it."""
     host = settings.admin_host
     listener = open_listener(
         host, settings.admin_port, settings.listen_fd, setting="SLUICEGATE_ADMIN_PORT"
@@ -173,10 +173,10 @@ async def _metrics(settings: Settings) -> Iterable[Metric]:
     return await asyncio.to_thread(read_metrics, settings.metrics_dir, data_dir=settings.data_dir)
 
 
-def _figures(
+def _machine_metrics(
     settings: Settings, ledger: Ledger, cache: PipelinedClient, registry: CollectorRegistry
-) -> MachineFigures:
-    return MachineFigures(
+) -> MachineMetrics:
+    return MachineMetrics(
         settings=settings, ledger=ledger, cache_redis=cache, instruments=Instruments(registry)
     )
 

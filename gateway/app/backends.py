@@ -1,4 +1,4 @@
-"""Finds, probes and calls the backends of the runtime in force."""
+"""Finds, probes and calls the backends of the current runtime."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -23,12 +23,13 @@ from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 
-# Work that no request waits for any more: those had their time while the server drained.
+# Seconds at shutdown for calls that no request waits for. Requests end before, while the server
+# drains.
 BACKGROUND_DRAIN = 0.5
 
 
 class CallSpans:
-    """A `CallTracer` of the dispatcher over the tracer of the process."""
+    """Implements the dispatcher's `CallTracer` with the tracer of the process."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -37,7 +38,7 @@ class CallSpans:
 
     @contextmanager
     def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
-        """Open a span around a call; the backend's spans go under it."""
+        """Open a span around a call. The backend's spans become its children."""
         attributes: Attributes = {
             "http.request.method": "POST",
             "url.path": CALL_PATH,
@@ -52,9 +53,10 @@ class CallSpans:
 
 
 class BackendAccess:
-    """Keeps the fleet, its prober, DNS discovery and the dispatcher on the current runtime.
+    """Owns the fleet, the prober, DNS discovery and the dispatcher, and reconfigures them.
 
-    A new runtime is prepared by probing backends that are new; until then the old ones serve.
+    Before a new runtime takes effect, its new backends are probed. Until then, the former runtime
+    stays in use.
     """
 
     def __init__(
@@ -99,15 +101,15 @@ class BackendAccess:
         runtimes.on_swap(self._apply)
 
     async def __aenter__(self) -> Self:
-        for part in (self.client, self.plans, self.prober, self.discovery, self.dispatcher):
-            await self._stack.enter_async_context(part)
+        for each in (self.client, self.plans, self.prober, self.discovery, self.dispatcher):
+            await self._stack.enter_async_context(each)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
 
     async def _bring_up(self, endpoint: Endpoint, state: ServingState) -> ServingState:
-        """Return the state of a backend that follows its assignment and operators' plans."""
+        """Make a backend apply its assigned models and operators' plans; return its new state."""
         state = await self.assigner.bring_up(endpoint, state)
         return await self.plans.bring_up(endpoint, state)
 
@@ -129,6 +131,6 @@ class BackendAccess:
         self.client.configure(endpoints, routing)
 
     async def _take_resolved_names(self) -> None:
-        """Use the addresses that names lead to now, once the new backends were probed."""
+        """Probe backends at newly resolved addresses, and then use them."""
         await self.prober.probe_new(self.discovery.expand(self._runtimes.current.endpoints))
         self._apply(self._runtimes.current)

@@ -1,8 +1,8 @@
-"""Answers the lines of batches in this process, by the application that answers customers.
+"""Runs the lines of batch jobs through the application of a gateway worker, without a listener.
 
-It is a gateway worker without a listener. What differs: the key is that of the batch, found by its
-id; a request is charged to quotas and to the limits of models only; its work is bulk work; and its
-id, by which it is billed once, is given.
+A line differs from a customer's request in four ways. Its key is found by the id that the batch job
+stores. Only quotas and the limits of models apply. Its items have the traffic class `bulk`. Its
+request id is fixed, so that a line that runs again is billed once.
 """
 
 import asyncio
@@ -41,23 +41,26 @@ _MOST_DOUBLINGS = 16
 
 
 class _LineRequest(msgspec.Struct, kw_only=True):
-    """A request that is under way: its id, how long it may take, and what became of it."""
+    """The request of a line that is in progress."""
 
     id: str
     late: int
+    """How often the line has missed its deadline before."""
     left: float
+    """Seconds until the batch job expires."""
     passing: frozenset[int] = frozenset()
+    """The statuses of failed items that may succeed if the line runs again."""
     publish: Callable[[], None] | None = None
-    """Publishes its event, which is withheld."""
+    """Publishes the usage event of the line, if it was withheld."""
 
 
 _line: ContextVar[_LineRequest] = ContextVar("batch_line")
-# Applies to no model: without any rule of its own a tenant would have those of the document.
+# Matches no model. A tenant without any rule would get the document's limits.
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
 class ApplicationRunner:
-    """Implements `LineRunner` over an ASGI application."""
+    """Implements `LineRunner` with an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,14 +68,14 @@ class ApplicationRunner:
     async def ask(
         self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
     ) -> Reply:
-        """Return the answer to a line; see `LineRunner`."""
+        """Run a line and return the response; see `LineRunner`."""
         line = _LineRequest(id=request_id, late=late, left=left)
         _line.set(line)
         request = ApplicationRequest("POST", batch.endpoint, body)
         reply = await call_application(self._app, request, _headers(batch))
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # the application answers requests that are cancelled
+            raise asyncio.CancelledError  # the application turns a cancellation into a response
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
         return Reply(
             status=reply.status,
@@ -84,7 +87,7 @@ class ApplicationRunner:
 
 
 def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the event of an answer that is taken although items have none."""
+    """Publish the usage event of a line that is accepted although some of its items failed."""
     try:
         if line.publish is not None:
             line.publish()
@@ -94,7 +97,7 @@ def _publish_withheld(line: _LineRequest) -> bool:
 
 
 def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
-    """Return the options of a line, which has more time after each time that it was late."""
+    """Return the options of a line. Each missed deadline doubles the next one."""
     line = _line.get()
     longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
     return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
@@ -106,13 +109,13 @@ def _headers(batch: RequestBatch) -> Headers:
         (b"authorization", b"Bearer " + batch.key.encode()),
         (b"content-type", b"application/json"),
         (b"sluicegate-criticality", b"sheddable"),
-        # As long as the line may take.
+        # Practically unlimited: `_options_of_line` applies the maximum.
         (b"x-request-timeout", b"1e9"),
     ]
 
 
 async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
-    """Start a worker for batches, to be closed with `stack`, once backends are ready."""
+    """Start a worker for batch jobs, and return once backends are ready; `stack` closes it."""
     keys = PrincipalsById()
     options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
     worker = await open_worker(stack, settings, options=options)
@@ -121,10 +124,10 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 
 
 class PrincipalsById(KeyRing):
-    """Finds principals by the ids of their keys, with quotas for their only limits.
+    """Finds principals by the ids of their keys, and leaves them only quotas as limits.
 
-    A batch has a day: limits on the rate of requests are for callers who wait. Lines have no
-    origin: that of the request that made the batch was checked.
+    A batch job has a day, so rate limits, which are for callers who wait, do not apply. The origin
+    was checked when the batch job was created.
     """
 
     def __init__(self) -> None:
@@ -161,7 +164,7 @@ def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 class BatchIds(RequestIds):
-    """Gives the request under way the id of its line."""
+    """Gives a request the id of its line."""
 
     @override
     def new(self) -> RequestId:
@@ -170,10 +173,10 @@ class BatchIds(RequestIds):
 
 
 class BatchEvents(RequestEvents):
-    """Publishes each request of a batch as an event of its own, under the id of its line.
+    """Publishes a usage event for each line of a batch job, under the id of the line.
 
-    A line that fails at first and is answered later has two events, of which one is billed. That of
-    an answer without some items is withheld: the line is asked again.
+    A line that first fails and later succeeds has two events; only the later one is billed. If some
+    items failed, the event is withheld, because the line runs again.
     """
 
     def __init__(
@@ -181,13 +184,13 @@ class BatchEvents(RequestEvents):
         *,
         ids: RequestIds,
         events: EventPublisher,
-        **others: Any,  # those of its base
+        **others: Any,  # Any: the base class's arguments
     ) -> None:
         super().__init__(ids=ids, events=_BatchPublisher(events), **others)
 
     @override
     def join(self, run: HitRun) -> bool:
-        return False  # the ids of a run are not those of lines
+        return False  # the requests of a run get consecutive ids, and lines have fixed ids
 
     @override
     def publish(self, state: RequestState) -> None:
@@ -202,7 +205,7 @@ class BatchEvents(RequestEvents):
 
 
 class _BatchPublisher:
-    """Implements `EventPublisher`: marks events as those of batches."""
+    """Implements `EventPublisher`: marks events as usage of batch jobs."""
 
     def __init__(self, events: EventPublisher) -> None:
         self._events = events
@@ -211,7 +214,7 @@ class _BatchPublisher:
         self.publish_encoded: Callable[[bytes], None] = events.publish_encoded
 
     def publish(self, event: RequestEvent) -> None:
-        """Record an event; see `EventPublisher`. A request that is made again has none yet."""
+        """Publish an event, unless the line will run again; see `EventPublisher`."""
         line = _line.get(None)
         if line is not None and line.passing:
             line.publish = partial(self._events.publish, _of_batch(event))

@@ -1,4 +1,4 @@
-"""Runs the process of batches: it is small until there is a batch to run."""
+"""Runs the process for batch jobs. It loads a gateway worker only when there is a batch job."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Run the ledger's batches until `stop`; wait while another process of the directory does."""
+    """Run batch jobs until `stop` is set. Only one process for each data directory does this."""
     storage = build_storage(settings)
     with FileLock(settings.data_dir / _LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
         while not lock.take() and not stop.is_set():
@@ -61,17 +61,20 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
                 with contextlib.suppress(NotFound, DependencyUnavailable):
                     await asyncio.to_thread(storage.remove_unfinished)
             async with asyncio.TaskGroup() as group:
-                for part in (runner, sender, retention):
-                    group.create_task(part.run(stop))
+                for each in (runner, sender, retention):
+                    group.create_task(each.run(stop))
 
 
 async def _holder(settings: Settings, stop: asyncio.Event) -> str:
-    """Return the name of this data directory in leases; wait while the disk is full."""
+    """Return the name that this data directory uses in leases; wait while the disk is full."""
     while not stop.is_set():
         try:
             return kept_secret(settings.data_dir / _HOLDER_NAME)
         except OSError as error:
-            _log.warning("batches wait for the disk", extra={"reason": error.strerror})
+            _log.warning(
+                "batch jobs wait, because the data directory cannot be written",
+                extra={"reason": error.strerror},
+            )
             await pause(stop, 1.0)
     return ""
 
@@ -79,7 +82,7 @@ async def _holder(settings: Settings, stop: asyncio.Event) -> str:
 def _starter(
     stack: AsyncExitStack, settings: Settings, ledger: Ledger, holder: str
 ) -> Callable[[RequestBatch], Awaitable[BatchRun]]:
-    """Return what makes the runs; the first one opens a gateway worker."""
+    """Return a function that starts a batch job; its first call opens a gateway worker."""
     answerer: LineAnswerer | None = None
     storage = build_storage(settings)
     bounds = BatchBounds(
@@ -93,7 +96,7 @@ def _starter(
     async def start(batch: RequestBatch) -> BatchRun:
         nonlocal answerer
         if answerer is None:
-            # Imported late: without batches the process needs none of it.
+            # Imported late, so that the process stays small without batch jobs.
             from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
             clock, most = asyncio.get_running_loop().time, settings.batch_in_flight

@@ -12,26 +12,26 @@ from gateway.tasks import PeriodicTask
 
 _INTERVAL: Final = 10.0
 ServerClock = Callable[[], Awaitable[float | None]]
-"""Returns a server's time in seconds since 1970; `None` where it has no clock of its own.
+"""Returns a server's Unix time in seconds, `None` if it has no clock of its own.
 
 Raises:
-    DependencyUnavailable: the server does not answer.
+    DependencyUnavailable: the server does not respond.
 """
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by which the clock differs from each server's, at least."""
+    """Lower bounds, in seconds, of the differences between this clock and each server's clock."""
 
     state_redis: float = 0.0
     ledger: float = 0.0
 
 
 class ClockWatch:
-    """Asks each server for its time, every ten seconds while it is entered.
+    """Asks each server for its time every ten seconds.
 
-    A server reads its clock at some time of the round trip. So the time it returns is compared with
-    the middle of the round trip, and half of the round trip is subtracted from the difference: a
-    slow server has no skew. A server that does not answer keeps its last skew.
+    A server reads its clock at an unknown time during the round trip. Therefore its time is
+    compared with the middle of the round trip, and half of the round trip is subtracted from the
+    difference. So a slow server shows no skew. If a server does not respond, its last skew stays.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ClockWatch:
         self._wall = wall
         self._skews = ClockSkews()
         self._measuring = PeriodicTask(
-            self.measure, interval=interval, failure="the clock was not compared"
+            self.measure, interval=interval, failure="the clocks cannot be compared"
         )
 
     async def __aenter__(self) -> Self:
@@ -64,7 +64,7 @@ class ClockWatch:
         return self._skews
 
     async def measure(self) -> None:
-        """Compare the clock with each server's."""
+        """Compare this machine's clock with each server's clock."""
         await asyncio.gather(*(self._compare(name, ask) for name, ask in self._servers.items()))
 
     async def _compare(self, name: str, ask: ServerClock) -> None:
@@ -72,7 +72,7 @@ class ClockWatch:
         try:
             theirs = await ask()
         except DependencyUnavailable:
-            return  # its own metric says so
+            return  # the server has a metric of its own for this
         if theirs is None:
             return
         half = (self._monotonic() - began) / 2

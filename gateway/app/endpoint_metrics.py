@@ -1,4 +1,4 @@
-"""Publishes what a worker finds of each endpoint: health, share, predicted finish, items."""
+"""Publishes metrics of each endpoint: health, share, predicted finish and items."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -22,7 +22,7 @@ _AT_ONCE: Final = 128
 
 
 class EndpointMetrics:
-    """Reads the statistics of endpoints by `read`; those that are gone are shown no more."""
+    """Publishes the statistics that `read` returns, and removes endpoints that are gone."""
 
     def __init__(
         self, instruments: Instruments, read: Callable[[], Iterable[EndpointStatistics]]
@@ -32,14 +32,14 @@ class EndpointMetrics:
         self._known: set[tuple[str, ...]] = set()
         self._left: list[EndpointStatistics] = []
         self._fastest: dict[str, EndpointStatistics] = {}
-        """By model, the endpoint with the least predicted finish of the last pass over all."""
+        """For each model, the endpoint with the least predicted finish in the last pass."""
         self._faster: dict[str, EndpointStatistics] = {}
-        """The same of this pass so far."""
+        """The same for the present pass, so far."""
 
     def publish(self) -> None:
-        """Publish what endpoints are like now; called about once a second.
+        """Publish the metrics of the next 128 endpoints; called about once a second.
 
-        Of many endpoints it publishes a part each time: all of them would hold the event loop.
+        A pass over many endpoints takes several calls, so that it does not block the event loop.
         """
         if not self._left:
             self._left = list(self._read())
@@ -54,9 +54,9 @@ class EndpointMetrics:
             self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
 
     def _fastest_finish(self, one: EndpointStatistics) -> float:
-        """Return the least predicted finish of those in use that serve a model of `one`.
+        """Return the least predicted finish of all usable endpoints that share a model with `one`.
 
-        What it was itself in the last pass does not count: it may have been idle.
+        For `one` itself, only its present value counts, because it may have been idle before.
         """
         least = one.finish_time
         is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0
@@ -69,7 +69,7 @@ class EndpointMetrics:
         return least
 
     def _forget(self, found: set[tuple[str, ...]]) -> None:
-        """Show no endpoints but those found."""
+        """Remove the metrics of all endpoints that are not in `found`."""
         if self._known - found:
             self._instruments.retain(_NAMES, found)
         self._known = found

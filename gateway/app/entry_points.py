@@ -1,4 +1,4 @@
-"""Builds the entry points of a worker: its application, and the fast path before it."""
+"""Builds the entry points of a worker: the application, and the fast path in front of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,14 +46,14 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """The application of a worker, and the protocol that reads requests before it."""
+    """The application of a worker, and the protocol that reads requests for it."""
 
     app: ASGIApp
     protocol: Callable[..., asyncio.Protocol]
 
 
 class WorkerOptions(NamedTuple):
-    """What differs between workers for callers and the one for batches."""
+    """The differences between a worker for callers and a worker for batch jobs."""
 
     keys: KeyRing
     ids: RequestIds
@@ -63,12 +63,12 @@ class WorkerOptions(NamedTuple):
 
 
 def options_for_callers() -> WorkerOptions:
-    """Return the options of a worker that answers callers."""
+    """Return the options of a worker for callers."""
     return WorkerOptions(KeyRing(), RequestIds())
 
 
-class EntryPointParts(NamedTuple):
-    """The parts of a worker that answering a request uses."""
+class EntryPointDependencies(NamedTuple):
+    """The objects of a worker that the entry points use."""
 
     stores: Stores
     options: WorkerOptions
@@ -87,109 +87,112 @@ class EntryPointParts(NamedTuple):
 
 def build_listeners(
     settings: Settings,
-    parts: EntryPointParts,
+    dependencies: EntryPointDependencies,
     *,
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
-    options = parts.options
+    options = dependencies.options
     ids = options.ids
     processor = RequestProcessor(
-        runtimes=parts.stores.runtimes,
+        runtimes=dependencies.stores.runtimes,
         keys=options.keys,
-        limiter=parts.limiter,
-        inference=parts.inference,
-        models=parts.fleet,
+        limiter=dependencies.limiter,
+        inference=dependencies.inference,
+        models=dependencies.fleet,
         events=options.make_events(
             ids=ids,
-            events=parts.events,
-            metrics=parts.metrics,
-            loop_time=parts.clock,
+            events=dependencies.events,
+            metrics=dependencies.metrics,
+            loop_time=dependencies.clock,
             region=settings.region,
-            lines=parts.request_lines,
+            lines=dependencies.request_lines,
         ),
-        metrics=parts.metrics,
-        tracer=parts.tracer,
+        metrics=dependencies.metrics,
+        tracer=dependencies.tracer,
         parse_options=options.parse_options,
-        unsent=parts.unsent,
+        unsent=dependencies.unsent,
     )
-    batches = open_batch_parts(settings, parts.stores.ledger)
-    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
+    batches = open_batch_parts(settings, dependencies.stores.ledger)
+    rules = CrossOrigin(runtimes=dependencies.stores.runtimes, keys=dependencies.options.keys)
     shedder = LoadShedder(
-        # What runs in bulk waits for itself.
+        # A worker for batch jobs never sheds load: it limits itself.
         iterations=LoopIterations(most=0.0 if options.is_bulk else settings.max_loop_delay),
-        metrics=parts.metrics,
+        metrics=dependencies.metrics,
         new_id=ids.new,
     )
     app = CrossOriginRequests(
         SheddingRequests(
-            _build_application(parts, processor, ids, readiness, batches),
+            _build_application(dependencies, processor, ids, readiness, batches),
             shedder=shedder,
-            routes=inference_routes(parts.dialects),
-            runtimes=parts.stores.runtimes,
+            routes=inference_routes(dependencies.dialects),
+            runtimes=dependencies.stores.runtimes,
         ),
         rules=rules,
-        keys=parts.options.keys,
-        errors_of=partial(error_format, parts.dialects),
+        keys=dependencies.options.keys,
+        errors_of=partial(error_format, dependencies.dialects),
         new_id=ids.new,
     )
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, processor, draining, rules, shedder)
+    fast_path = _build_fast_path(dependencies, processor, draining, rules, shedder)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
 def _build_application(
-    parts: EntryPointParts,
+    dependencies: EntryPointDependencies,
     processor: RequestProcessor,
     ids: RequestIds,
     readiness: ReadinessSource,
     batches: BatchParts,
 ) -> CompressedRequests:
-    runtimes = parts.stores.runtimes
+    runtimes = dependencies.stores.runtimes
     handler = InferenceHandler(processor=processor)
-    usage = LedgerUsage(parts.stores.ledger, runtimes)
+    usage = LedgerUsage(dependencies.stores.ledger, runtimes)
     api = build_api(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.options.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
+            keys=dependencies.options.keys,
+            limiter=dependencies.limiter,
+            runtimes=runtimes,
+            new_id=ids.new,
         ),
         new_id=ids.new,
-        models=parts.fleet,
+        models=dependencies.fleet,
         runtimes=runtimes,
         usage=usage,
         requests=usage,
-        rotation=OwnKeys(parts.stores),
+        rotation=OwnKeys(dependencies.stores),
         health=readiness,
         batches=batches,
-        request_lines=parts.request_lines,
-        dialects=parts.dialects,
+        request_lines=dependencies.request_lines,
+        dialects=dependencies.dialects,
     )
     idempotent = IdempotentRequests(
-        InferenceRouter(api, handler, inference_routes(parts.dialects)),
-        store=parts.idempotency,
-        keys=parts.options.keys,
-        limiter=parts.limiter,
+        InferenceRouter(api, handler, inference_routes(dependencies.dialects)),
+        store=dependencies.idempotency,
+        keys=dependencies.options.keys,
+        limiter=dependencies.limiter,
         runtimes=runtimes,
-        errors_of=partial(error_format, parts.dialects),
+        errors_of=partial(error_format, dependencies.dialects),
         body_budget=handler.body_budget,
         new_id=ids.new,
-        has_route=changing_routes(api, parts.dialects),
+        has_route=changing_routes(api, dependencies.dialects),
     )
     return CompressedRequests(
         idempotent,
-        keys=parts.options.keys,
+        keys=dependencies.options.keys,
         runtimes=runtimes,
         body_budget=handler.body_budget,
-        errors_of=partial(error_format, parts.dialects),
+        errors_of=partial(error_format, dependencies.dialects),
         new_id=ids.new,
     )
 
 
 def _build_fast_path(
-    parts: EntryPointParts,
+    dependencies: EntryPointDependencies,
     processor: RequestProcessor,
     draining: Draining,
     rules: CrossOrigin,
@@ -197,9 +200,9 @@ def _build_fast_path(
 ) -> FastPath:
     heads = RequestHeadCache(
         processor=processor,
-        keys=parts.options.keys,
-        runtimes=parts.stores.runtimes,
-        routes=inference_routes(parts.dialects),
+        keys=dependencies.options.keys,
+        runtimes=dependencies.stores.runtimes,
+        routes=inference_routes(dependencies.dialects),
         cross_origin=rules,
     )
     draining.on_close(heads.close)

@@ -25,9 +25,9 @@ from gateway.telemetry.tracing import Tracer
 
 
 class InferencePath:
-    """Owns what an item passes between the entry points and the dispatcher.
+    """Owns the objects that an item passes between the entry points and the dispatcher.
 
-    `cache` and `tasks` are entered by the worker.
+    The worker enters the contexts `cache` and `tasks`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Follows the keys in the SQL store; while that is down, the last ones stay in force."""
+"""Keeps a worker's keys up to date with the ledger. While it is down, the last keys stay valid."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
-"""Keys that are replaced in one event-loop iteration: some milliseconds."""
+"""Keys that are replaced in one event-loop iteration, which takes some milliseconds."""
 _SET_BACK = 1_000_000_000
-"""Nanoseconds by which a clock must go back until keys that it let expire are read again."""
+"""Nanoseconds by which the clock must go back before all keys are read again."""
 _OVERDUE = 2.0
-"""Seconds after which a read that has not ended is taken for one of a store that is away."""
+"""Seconds after which an unfinished read means that the ledger is unreachable."""
 _NEVER_CHANGED = AccountsVersion()
 _NEW = "the ledger is new and has no keys: restore the former ledger, or create keys"
 _Found = tuple[str, Principal]
@@ -28,15 +28,18 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Stores keys. Blocks; raises `DependencyUnavailable` when it cannot be reached."""
+    """Reads keys from the ledger. Calls block, and raise `DependencyUnavailable` if it is down."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
-        """Return what changed since a version, `None` if nothing did; `None` asks for all."""
+        """Return the changes since a version, `None` if there are none.
+
+        With `since=None`, all principals are returned.
+        """
         ...
 
 
 class PrincipalsFollower:
-    """Loads keys when entered; reads what changed upon a change, and each `poll` seconds."""
+    """Loads all keys at the start, and then changes every `poll` seconds and when notified."""
 
     def __init__(
         self,
@@ -51,27 +54,27 @@ class PrincipalsFollower:
         self._wall = wall
         self._monotonic = monotonic
         self._began = inf
-        """When the present read began; infinite when there is none."""
+        """When the present read began or last returned a row; infinite without a read."""
         self._accounts = accounts
         self._seen: AccountsVersion | None = None
         self._latest = 0
         self._is_loaded = False
         self._reached = True
         self.emptiness = ""
-        """Why a store that is reached has no keys to read; else empty."""
+        """Why a reachable ledger has no keys; otherwise empty."""
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
-            self.refresh, interval=poll, failure="keys were not read; the last ones stay in force"
+            self.refresh, interval=poll, failure="keys cannot be read; the last keys stay valid"
         )
 
     @property
     def is_loaded(self) -> bool:
-        """Whether keys were ever read."""
+        """Whether keys have been read at least once."""
         return self._is_loaded
 
     @property
     def is_reached(self) -> bool:
-        """Whether the store was reached when it was last read, and does not hold up a read now."""
+        """Whether the last read succeeded, and the present read is not overdue."""
         return self._reached and self._monotonic() - self._began < _OVERDUE
 
     async def __aenter__(self) -> Self:
@@ -83,13 +86,13 @@ class PrincipalsFollower:
         await self._polling.__aexit__(*exc_info)
 
     async def refresh(self) -> None:
-        """Bring the ring up to date; while the store is down, its keys stay until they expire."""
+        """Update the keys. If the ledger is down, known keys stay valid until they expire."""
         try:
             await self.read_again()
         except DependencyUnavailable as error:
             emptiness = error.detail if isinstance(error, LedgerEmpty) else ""
             if self._reached or emptiness not in ("", self.emptiness):
-                rest = "; the last ones stay in force" if self._is_loaded else ""
+                rest = "; the last keys stay valid" if self._is_loaded else ""
                 _log.warning("keys cannot be read" + rest, extra={"reason": error.detail})
             self._reached = False
             self.emptiness = emptiness
@@ -98,11 +101,11 @@ class PrincipalsFollower:
             self.emptiness = ""
 
     async def read_again(self) -> None:
-        """Bring the ring up to date.
+        """Update the keys.
 
         Raises:
-            DependencyUnavailable: the store is down.
-            LedgerEmpty: the store has no ledger, or a new one, although keys are known here.
+            DependencyUnavailable: the ledger is down.
+            LedgerEmpty: the ledger is missing, or it is new although this worker knows keys.
         """
         async with self._lock:
             self._began = self._monotonic()
@@ -115,16 +118,16 @@ class PrincipalsFollower:
     async def _read_changes(self) -> None:
         now = self._wall()
         if now < self._latest - _SET_BACK:
-            self._seen = None  # keys may have expired by a clock that was wrong
+            self._seen = None  # while the clock was wrong, valid keys may have been dropped
             self._latest = now
         self._latest = max(self._latest, now)
         changes = await asyncio.to_thread(self._accounts.changes, self._seen)
         if changes is None:
             return
-        # Each row is an answer: what takes long is not the store.
-        found = self._answering(changes.principals)
+        # Each row resets the time, so that a long read does not count as overdue.
+        found = self._noting_progress(changes.principals)
         if changes.is_everything:
-            table = await asyncio.to_thread(_table, found)
+            table = await asyncio.to_thread(lambda: PrincipalTable(_readable(found)))
             if changes.version == _NEVER_CHANGED and len(self._ring) and not table.by_digest:
                 raise LedgerEmpty(_NEW)
             self._ring.replace_table(table)
@@ -135,18 +138,14 @@ class PrincipalsFollower:
             while some := dict(islice(keys, _AT_ONCE)):
                 self._ring.replace_keys(some)
                 await asyncio.sleep(0)
-        # Not before: what was interrupted is read again.
+        # Set last, so that an interrupted read is repeated.
         self._seen = changes.version
 
-    def _answering(self, found: Iterator[_Found]) -> Iterator[_Found]:
+    def _noting_progress(self, found: Iterator[_Found]) -> Iterator[_Found]:
         for one in found:
             self._began = self._monotonic()
             yield one
         self._began = inf
-
-
-def _table(found: Iterator[_Found]) -> PrincipalTable:
-    return PrincipalTable(_readable(found))
 
 
 def _by_key(
@@ -159,13 +158,13 @@ def _by_key(
 
 
 def _readable(found: Iterator[_Found]) -> Iterator[tuple[bytes, Principal]]:
-    """Yield hashes as bytes, without keys whose hash is damaged: all others must be followed."""
+    """Yield hashes as bytes; skip keys with a damaged hash, so that all other keys still work."""
     for hash_, principal in found:
         try:
             digest = bytes.fromhex(hash_)
         except (TypeError, ValueError):
             _log.error(
-                "the ledger has a damaged hash of a key, which is refused; rotate the key",
+                "the hash of a key in the ledger is damaged and the key is refused; rotate it",
                 extra={"key": principal.key, "tenant": principal.tenant},
             )
         else:

@@ -1,4 +1,4 @@
-"""Opens what a worker has for gRPC, whose libraries are imported only where it is wanted."""
+"""Opens a worker's gRPC listener, and imports the optional gRPC libraries only if it is enabled."""
 
 import asyncio
 import contextlib
@@ -20,15 +20,15 @@ from gateway.settings import Settings
 
 
 def dialects_of(settings: Settings) -> Sequence[Dialect]:
-    """Return the dialects that a worker answers.
+    """Return the dialects that a worker serves.
 
     Raises:
-        ConfigurationError: gRPC is wanted and not installed.
+        ConfigurationError: gRPC is enabled but not installed.
     """
     if not settings.grpc_port:
         return DIALECTS
     try:
-        from gateway.rpc.infer_route import rpc_dialect  # noqa: PLC0415 - see above
+        from gateway.rpc.infer_route import rpc_dialect  # noqa: PLC0415 - gRPC is optional
     except ImportError as error:
         raise _not_installed(error) from error
     return (*DIALECTS, rpc_dialect())
@@ -45,15 +45,15 @@ def open_rpc_listener(
     edge: ListenerEdge | None = None,
     unsent: UnsentAnswers | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Return the gRPC listener of a worker, to be entered; nothing where there is none.
+    """Return a context that runs the worker's gRPC listener, or does nothing if gRPC is disabled.
 
     Raises:
-        ConfigurationError: it is wanted and not installed.
+        ConfigurationError: gRPC is enabled but not installed.
     """
     if not settings.grpc_port:
         return contextlib.nullcontext()
     try:
-        from gateway.rpc.listener import rpc_listener  # noqa: PLC0415 - see above
+        from gateway.rpc.listener import rpc_listener  # noqa: PLC0415 - gRPC is optional
     except ImportError as error:
         raise _not_installed(error) from error
     return rpc_listener(
@@ -70,6 +70,6 @@ def open_rpc_listener(
 
 def _not_installed(error: ImportError) -> ConfigurationError:
     return ConfigurationError(
-        f"gRPC cannot be served ({error}): run {install_command('gateway,grpc')}; or leave out"
+        f"gRPC cannot be served ({error}): run {install_command('gateway,grpc')}, or unset"
         " `SLUICEGATE_GRPC_PORT`"
     )

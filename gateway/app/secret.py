@@ -1,4 +1,4 @@
-"""Keeps secrets in files of the data directory, each made once."""
+"""Keeps generated secrets in files of the data directory."""
 
 import contextlib
 import secrets
@@ -9,19 +9,20 @@ from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the secret of cache tags: of the settings, else of the data directory."""
+    """Return the secret for the tags of cache keys, from the settings or the data directory."""
     return (settings.secret or kept_secret(settings.data_dir / "secret")).encode()
 
 
 def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(32)) -> str:
     """Return the secret in the file at `path`, which only its owner can read.
 
-    It is made when missing; of several processes that start at once, the first one's stays.
+    A missing secret is created by `make`. If several processes create it at once, all return the
+    same one.
     """
     with contextlib.suppress(FileNotFoundError):
         if text := path.read_text().strip():
             return text
-        path.unlink()  # the disk was full when it was written
+        path.unlink()  # the file is empty, because the disk was full
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

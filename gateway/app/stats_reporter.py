@@ -1,4 +1,4 @@
-"""Reports the statistics of a worker's parts to its metrics and the admin process."""
+"""Reports a worker's statistics to its metrics and to the operators' listener."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -12,9 +12,11 @@ Source = Callable[[], msgspec.Struct]
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the whole worker: `tasks` of its event loop, and whether Redis answers.
+    """Statistics of a whole worker.
 
-    `generation` is that of its document, `reloads` count those that it took.
+    `tasks` is the number of tasks on its event loop. `generation` is the number of its document.
+    `reloads` and `failed_reloads` count changes of the document. `state_redis` and `cache_redis`
+    say whether the worker reaches them.
     """
 
     tasks: int
@@ -26,11 +28,11 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsReporter:
-    """Reads `sources` (a part's name and its `statistics`) each `interval` seconds.
+    """Reads statistics and updates the metrics every `interval` seconds, and once more at the end.
 
-    Those in `labelled` have labels of their own, and are for the metrics alone; `details` are for
-    the admin process alone. `publish` are called as often. Flushes the metrics as often, and once
-    more at the end.
+    `sources` go to the metrics and to the operators' listener. `labelled` have labels of their own,
+    and go to the metrics only. `details` go to the operators' listener only. The functions in
+    `publish` update further metrics.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class StatsReporter:
         self._labelled = labelled or {}
         self._publish = publish
         self._reporting = PeriodicTask(
-            self._update_metrics, interval=interval, failure="the metrics were not updated"
+            self._update_metrics, interval=interval, failure="the metrics cannot be updated"
         )
 
     async def __aenter__(self) -> Self:
@@ -62,14 +64,14 @@ class StatsReporter:
         self._metrics.flush()
 
     def report(self) -> bytes:
-        """Return everything as JSON, for the admin listener."""
-        parts: dict[str, object] = {name: source() for name, source in self._sources.items()}
-        parts |= {name: source() for name, source in self._details.items()}
-        return msgspec.json.encode(parts)
+        """Return all statistics as JSON, for the operators' listener."""
+        found: dict[str, object] = {name: source() for name, source in self._sources.items()}
+        found |= {name: source() for name, source in self._details.items()}
+        return msgspec.json.encode(found)
 
     async def _update_metrics(self) -> None:
         self._metrics.flush()
-        for part, source in (*self._sources.items(), *self._labelled.items()):
-            self._metrics.statistics(part, source())
+        for name, source in (*self._sources.items(), *self._labelled.items()):
+            self._metrics.statistics(name, source())
         for publish in self._publish:
             publish()

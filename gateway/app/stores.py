@@ -18,8 +18,9 @@ from gateway.settings import Settings
 class Stores(NamedTuple):
     """The state Redis, the ledger, and the runtime that was read from them.
 
-    `limits` runs the scripts of limits; it is `state` unless the state Redis is a cluster. Those of
-    idempotency keys have connections of their own: nobody else waits for requests with a key.
+    `limits` runs the scripts of limits; it uses the connections of `state`, unless the state Redis
+    is a cluster. `idempotency` runs the scripts of idempotency keys on connections of its own, so
+    that they do not delay other requests.
     """
 
     state: Redis
@@ -31,10 +32,10 @@ class Stores(NamedTuple):
 
 
 async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
-    """Open the stores, to be closed with `stack`, and read the first runtime.
+    """Open the stores and read the first runtime; `stack` closes the stores.
 
     Raises:
-        ConfigurationError: the document cannot be used.
+        ConfigurationError: the document is invalid.
     """
     url, timeout, keepalive = settings.state_url, settings.state_timeout, settings.tcp_keepalive
     state = connect(url, key=CONTROL_KEYS, timeout=timeout, keepalive=keepalive)

@@ -1,4 +1,4 @@
-"""Implements what handlers read where no part of a worker does: usage and readiness."""
+"""Implements the views that the API's handlers use: usage, key rotation and readiness."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,15 @@ from gateway.types import Principal
 
 _QUERIES: Final = 4
 _WORKERS_TIMEOUT: Final = 2.0
-AWAY: Final = "%s: cannot be reached"
+UNREACHABLE: Final = "%s: cannot be reached"
 NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class LedgerUsage:
-    """Reads usage, and what became of requests, from the ledger.
+    """Reads usage, budgets and recorded requests from the ledger.
 
-    Queries run in threads of its own, so that a ledger that does not answer blocks no others.
+    Queries run in a thread pool of their own, so that a ledger that does not respond blocks no
+    other threads.
     """
 
     def __init__(self, ledger: Ledger, runtimes: RuntimeStore) -> None:
@@ -46,7 +47,7 @@ class LedgerUsage:
     async def report(
         self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the usage of the caller's tenant, and of its key's models."""
+        """Return the usage of the caller's tenant, limited to the models that its key may use."""
         groups = [GroupBy(name) for name in group_by]
         ask = partial(
             self._ledger.usage,
@@ -61,7 +62,7 @@ class LedgerUsage:
         return [_line(row, groups) for row in rows]
 
     async def budget(self, caller: Principal) -> BudgetReport | None:
-        """Return the budget of the caller's tenant, if the key may use all models."""
+        """Return the budget of the caller's tenant; `None` unless the key may use all models."""
         if caller.models is not None:
             return None
         prices = self._runtimes.current.document.prices
@@ -69,13 +70,13 @@ class LedgerUsage:
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
-        """Return a request of the caller's tenant, and of its key's models."""
+        """Return a request of the caller's tenant; `None` if its key may not use the model."""
         ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
 
 class OwnKeys:
-    """Rotates keys in the ledger, in threads of its own, and notifies the workers."""
+    """Rotates keys in the ledger, in a thread pool of its own, and notifies the workers."""
 
     def __init__(self, stores: Stores) -> None:
         self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="keys")
@@ -83,12 +84,12 @@ class OwnKeys:
         self._control = Control(stores.state)
 
     async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
-        """Give the caller's key another text; workers that miss the news read it soon after."""
-        text = new_key()
+        """Give the caller's key a new secret. Workers that miss the notification poll for it."""
+        secret = new_key()
         change = partial(
             self._accounts.rotate,
             caller.key,
-            key_hash=hash_key(text),
+            key_hash=hash_key(secret),
             former_hash=digest_of_key(former).hex(),
             keep=keep,
             actor=f"key {caller.key}",
@@ -97,17 +98,17 @@ class OwnKeys:
         with contextlib.suppress(DependencyUnavailable):
             version = await self._control.touch(Topic.ACCOUNTS)
             await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
-        return RotatedKey(id=key.id, key=text, former_expires=key.former_expires or key.created)
+        return RotatedKey(id=key.id, key=secret, former_expires=key.former_expires or key.created)
 
 
 class WorkerReadiness:
-    """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
+    """Computes readiness: keys are loaded, a backend is ready, and events can be stored.
 
-    Once keys were loaded they stay in force: without the ledger, or with an empty one, the worker
-    is degraded and still ready.
+    Loaded keys stay valid. Therefore a worker without the ledger, or with an empty one, is degraded
+    but ready. A worker that drains is not ready.
 
-    A worker that drains is not ready. `refusal_reason` says why events cannot be stored, nothing
-    where they can; `redis` by role whether each Redis is reached: a worker serves without.
+    `refusal_reason` returns why events cannot be stored, empty if they can. `redis` has a function
+    for each Redis that returns whether it is reachable; a worker is ready without Redis.
     """
 
     def __init__(
@@ -126,20 +127,20 @@ class WorkerReadiness:
         self._redis = redis
 
     def readiness(self) -> Readiness:
-        """Return what is missing and what is degraded, for strangers: without names of backends."""
+        """Return what is missing or degraded. The route is public, so no backend is named."""
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []
         if not self._principals.is_loaded:
-            reason = self._principals.emptiness or "the SQL store was never reached"
+            reason = self._principals.emptiness or "the ledger was never reached"
             missing.append(f"keys: {reason}")
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
         if trouble := self._refusal_reason():
             missing.append(f"event log: {trouble}")
-        degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
+        degraded = [UNREACHABLE % role for role, reached in self._redis.items() if not reached()]
         if not self._principals.is_reached:
-            degraded.append(self._principals.emptiness or AWAY % "ledger")
+            degraded.append(self._principals.emptiness or UNREACHABLE % "ledger")
         if len(ready) < len(statistics):
             degraded.append("backends: some are not ready")
         if any(one.missing for one in ready):

@@ -1,4 +1,4 @@
-"""Assembles a gateway worker from its parts, and serves requests with it."""
+"""Builds a gateway worker and serves requests with it."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from gateway.app.backends import BackendAccess
 from gateway.app.clock_watch import ClockWatch
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
-    EntryPointParts,
+    EntryPointDependencies,
     Listeners,
     WorkerOptions,
     build_listeners,
@@ -57,10 +57,10 @@ _LONGEST_IN_LOG_NAME = 8
 
 
 async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Serve requests until `stop` is set, then finish those in flight and close everything.
+    """Serve requests until `stop` is set, then finish requests in flight and close everything.
 
     Raises:
-        ConfigurationError: the document, or an address, cannot be used.
+        ConfigurationError: the document is invalid, or an address cannot be bound.
     """
     listener = open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
@@ -93,10 +93,10 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 def tune_gc() -> None:
-    """Exempt what exists now from garbage collection, and collect less often."""
+    """Exempt all present objects from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
-    # Requests leave few cycles; every 700 objects are two or three requests.
+    # Requests leave few cycles, and the default of 700 objects is reached every few requests.
     gc.set_threshold(20_000, 20, 20)
 
 
@@ -110,8 +110,7 @@ async def open_worker(
 ) -> "Worker":
     """Return a worker that has not started; `stack` closes its stores.
 
-    Names are looked up by `resolver`, by default as the operating system does. By default it has
-    the options of workers that answer callers.
+    By default, the operating system resolves DNS names, and the worker has the options for callers.
     """
     stores = await open_stores(stack, settings)
     return Worker(
@@ -124,7 +123,7 @@ async def open_worker(
 
 
 class Worker:
-    """Makes the parts of a worker in the order of use, and enters them in that order."""
+    """Builds the objects of a worker, and enters them so that each one precedes its users."""
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class Worker:
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
-            # A successor's leases are its own: the name differs at every start.
+            # The name differs at every start, so that a new process does not inherit leases.
             holder=f"{identity(settings)}:{secrets.token_hex(4)}",
             monotonic=self._clock,
             local_share=self.runtimes.current.document.limits.local_share,
@@ -220,9 +219,9 @@ class Worker:
         self.limiter.local.fraction = runtime.document.limits.local_share
 
     async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
-        """Enter every part, and return the entry points once backends are ready or time is up.
+        """Enter every context, and return the entry points once backends are ready or time is up.
 
-        A part is entered before those that use it, and exited by `stack` after them.
+        A context is entered before its users, and `stack` exits it after them.
         """
         cache_watch = self._cache_watch()
         reporter = self._stats_reporter(cache_watch)
@@ -235,7 +234,7 @@ class Worker:
         follower = self._follower = self._runtime_follower(reporter, models)
         stack.push_async_callback(asyncio.to_thread, self._tracer.close)
         stack.enter_context(self._events)
-        parts: tuple[AbstractAsyncContextManager[object], ...] = (
+        contexts: tuple[AbstractAsyncContextManager[object], ...] = (
             self.path.cache,
             self._request_lines,
             self._region_limits.follower,
@@ -250,13 +249,13 @@ class Worker:
             self.path.tasks,
             cache_watch,
         )
-        for part in parts:
-            await stack.enter_async_context(part)
+        for context in contexts:
+            await stack.enter_async_context(context)
         await self.backends.prober.wait_until_ready()
         return self._listeners(
             draining,
             state_redis=lambda: follower.is_reached,
-            # The document may switch the cache's Redis on and off.
+            # The document may enable and disable the cache Redis.
             cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 
@@ -267,7 +266,7 @@ class Worker:
         stop: asyncio.Event,
         edge: ListenerEdge | None = None,
     ) -> AbstractAsyncContextManager[None]:
-        """Return a context that listens for gRPC until `stop` is set; enter it with `app` ready."""
+        """Return a context that serves `app` over gRPC until `stop` is set."""
         return open_rpc_listener(
             app,
             self._settings,
@@ -351,7 +350,7 @@ class Worker:
             refusal_reason=self._events.refusal_reason,
             redis=redis,
         )
-        parts = EntryPointParts(
+        dependencies = EntryPointDependencies(
             stores=self._stores,
             options=self._options,
             dialects=dialects_of(self._settings),
@@ -366,4 +365,4 @@ class Worker:
             request_lines=self._request_lines,
             unsent=self.unsent,
         )
-        return build_listeners(self._settings, parts, readiness=readiness, draining=draining)
+        return build_listeners(self._settings, dependencies, readiness=readiness, draining=draining)

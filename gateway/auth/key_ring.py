@@ -1,4 +1,4 @@
-"""Authenticates callers: finds the principal of a key in memory, by the key's hash."""
+"""Authenticates callers: finds the principal of an API key by the hash of its secret, in memory."""
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,42 +11,42 @@ _FEW = 1000
 
 
 class PrincipalTable:
-    """Holds principals by the digests of keys' texts, and which digests are those of a key."""
+    """Maps digests of secrets to principals, and keys to the digests of their secrets."""
 
     def __init__(self, principals: Iterable[tuple[bytes, Principal]] = ()) -> None:
         self.by_digest: dict[bytes, Principal] = {}
         self._digests: dict[KeyId, bytes] = {}
-        self._others: dict[KeyId, list[bytes]] = {}  # beside the first of a key: its former text
-        self._expiring: list[tuple[int, bytes]] = []  # a heap, also of some that are gone
+        self._others: dict[KeyId, list[bytes]] = {}  # further digests, of a key's former secret
+        self._expiring: list[tuple[int, bytes]] = []  # a heap that may contain removed digests
         self._bounded = 0
-        self._origins: dict[str, int] = {}  # and how many texts of keys are limited to each
+        self._origins: dict[str, int] = {}  # the number of secrets that are limited to each origin
         for digest, principal in principals:
             self._add(digest, principal)
 
     @property
     def has_bounds(self) -> bool:
-        """Whether some key is limited to origins or routes."""
+        """Whether any key is limited to origins or routes."""
         return self._bounded > 0
 
     @property
     def origins(self) -> Collection[str]:
-        """The origins that keys are limited to, of all keys together; it changes with them."""
+        """A live view of all origins that keys are limited to."""
         return self._origins.keys()
 
     def of_key(self, key: KeyId) -> Principal | None:
-        """Return the principal of a key by the key's id, `None` if it is not valid."""
+        """Return the principal of a key by the key's id, `None` if the key is not valid."""
         digest = self._digests.get(key)
         return None if digest is None else self.by_digest.get(digest)
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> bool:
-        """Have for each of `keys` exactly these principals; return whether one had others."""
+        """Replace the principals of each key in `keys`; return whether a key had any before."""
         had_others = False
         for key, principals in keys.items():
             had_others |= self._remove(key)
             for digest, principal in principals:
                 self._add(digest, principal)
         if len(self._expiring) > 2 * len(self.by_digest) + _FEW:
-            # Mostly of keys that were replaced.
+            # Most entries belong to removed digests: build the heap again.
             self._expiring = [
                 (one.expires, digest)
                 for digest, one in self.by_digest.items()
@@ -56,7 +56,7 @@ class PrincipalTable:
         return had_others
 
     def remove_expired(self, now: int) -> bool:
-        """Remove the texts that expired by `now`; return whether there were any."""
+        """Remove the secrets that expired by `now`; return whether there were any."""
         count = len(self.by_digest)
         while self._expiring and self._expiring[0][0] <= now:
             expires, digest = heapq.heappop(self._expiring)
@@ -68,7 +68,7 @@ class PrincipalTable:
     def _add(self, digest: bytes, principal: Principal) -> None:
         other = self.by_digest.get(digest)
         if other is not None and other.key != principal.key and other.expires is None:
-            return  # the former text of a key became that of another, which lasts
+            return  # the former secret of this key is now the lasting secret of another key
         if other is not None:
             self._drop(digest)
         self.by_digest[digest] = principal
@@ -101,13 +101,15 @@ class PrincipalTable:
 
 
 class KeyRing:
-    """Maps every valid key to its principal.
+    """Maps the secret of every valid key to its principal.
 
-    A lookup hashes the key that was sent (0.4 µs) and looks up the digest, so that its time reveals
-    nothing about stored keys, and no key is held in memory. An unknown key is refused. While the
-    store of keys is down, the last principals stay. `generation` changes whenever a principal that
-    may have been found is another or none. Principals carry the rules of their limits;
-    `PrincipalsFollower` replaces them.
+    A lookup hashes the secret that was sent (0.4 µs), and looks up the digest. So the duration of a
+    lookup reveals nothing about stored keys, and no secret is held in memory. An unknown secret is
+    refused.
+
+    `PrincipalsFollower` updates the principals, which contain the limits of tenant and key. While
+    the ledger is down, the last principals stay. `generation` changes whenever a principal that a
+    caller may have looked up is replaced or removed.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
@@ -123,59 +125,59 @@ class KeyRing:
 
     @property
     def origins(self) -> Collection[str]:
-        """The origins that keys are limited to, of all keys together; it changes with them."""
+        """A live view of all origins that keys are limited to."""
         return self._table.origins
 
     @property
     def has_bounds(self) -> bool:
-        """Whether some key is limited to origins or routes."""
+        """Whether any key is limited to origins or routes."""
         return self._table.has_bounds
 
     def find(self, key: bytes) -> Principal | None:
-        """Return the principal of `key`, or `None` if it is unknown."""
+        """Return the principal of the secret `key`, `None` if the secret is unknown."""
         if not SHORTEST <= len(key) <= LONGEST:
             return None
         return self._by_digest.get(digest_of_key(key))
 
     def find_by_id(self, key: KeyId) -> Principal | None:
-        """Return the principal of a key by the key's id, or `None` if it is not valid."""
+        """Return the principal of a key by the key's id, `None` if the key is not valid."""
         return self._table.of_key(key)
 
     def refusal(self, key: bytes) -> GatewayError:
-        """Return the error for `key`, which was not found.
+        """Return the error for the secret `key`, which `find` did not find.
 
-        Until keys were read for the first time, it is `DependencyUnavailable`.
+        The error is `DependencyUnavailable` until keys have been read for the first time.
         """
         if self._loaded or not SHORTEST <= len(key) <= LONGEST:
             return AuthenticationFailed(
-                "Send a valid API key as `Authorization: Bearer <key>`; this one is missing,"
-                " unknown or revoked."
+                "The API key is missing, unknown or revoked. Send a valid key as"
+                " `Authorization: Bearer <key>`."
             )
         return DependencyUnavailable(
-            "accounts unavailable: the keys could not be read yet; try again", retry_after=1.0
+            "The gateway could not read the API keys yet. Try again.", retry_after=1.0
         )
 
     def replace(self, principals: Mapping[str, Principal]) -> None:
-        """Replace all principals, which are given by `hash_key`, from the next lookup on.
+        """Replace all principals; `principals` maps the results of `hash_key` to principals.
 
         Raises:
-            ValueError: a hash is not hexadecimal; nothing has changed.
+            ValueError: a hash is not hexadecimal. Nothing has changed.
         """
         pairs = ((bytes.fromhex(hash_), one) for hash_, one in principals.items())
         self.replace_table(PrincipalTable(pairs))
 
     def replace_table(self, table: PrincipalTable) -> None:
-        """Replace all principals by those of `table`, which nobody else may change then."""
+        """Replace all principals by `table`, which the caller must not change afterwards."""
         self._table, self._by_digest = table, table.by_digest
         self.generation += 1
         self._loaded = True
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> None:
-        """Replace the principals of `keys`, by digest; those without any are valid no more."""
+        """Replace the digests and principals of each key in `keys`; an empty list removes a key."""
         if self._table.replace_keys(keys):
             self.generation += 1
 
     def drop_expired(self, now: int) -> None:
-        """Remove the keys that expired by `now` (nanoseconds since the epoch)."""
+        """Remove the secrets that expired by `now` (a Unix time in nanoseconds)."""
         if self._table.remove_expired(now):
             self.generation += 1

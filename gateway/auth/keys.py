@@ -1,4 +1,4 @@
-"""Makes API keys, checks their form, and hashes them for storage."""
+"""Generates the secrets of API keys, checks their format, and hashes them for storage."""
 
 import secrets
 import string
@@ -14,35 +14,35 @@ _CHECKSUM_CHARACTERS = 6
 
 
 def digest_of_key(key: bytes) -> bytes:
-    """Return the 32-byte hash that identifies a key; the key itself is stored nowhere."""
+    """Return the 32-byte hash of a key's secret. The secret itself is stored nowhere."""
     return blake2b(key, digest_size=32, person=_PERSON).digest()
 
 
 def hash_key(key: str) -> str:
-    """Return `digest_of_key` in hexadecimal, as stored."""
+    """Return `digest_of_key` in hexadecimal, as the ledger stores it."""
     return digest_of_key(key.encode()).hex()
 
 
 def new_key(prefix: str = "sk") -> str:
-    """Return a new key: `prefix`, 190 random bits, and a checksum that detects typing errors."""
+    """Return a new secret: `prefix`, 190 random bits, and a checksum that detects typing errors."""
     chosen = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
     body = f"{prefix}-{chosen}"
     return body + _checksum(body)
 
 
 def has_valid_checksum(key: str) -> bool:
-    """Tell whether `key` ends with the checksum of `new_key`; keys made elsewhere need not."""
+    """Return whether `key` ends with the checksum of `new_key`. Imported keys may have none."""
     body, checksum = key[:-_CHECKSUM_CHARACTERS], key[-_CHECKSUM_CHARACTERS:]
     return secrets.compare_digest(_checksum(body).encode(), checksum.encode())
 
 
 def is_well_formed(key: str) -> bool:
-    """Tell whether `key` has the form of a key: 16 to 200 visible ASCII characters."""
+    """Return whether `key` has 16 to 200 visible ASCII characters."""
     return SHORTEST <= len(key) <= LONGEST and all("!" <= character <= "~" for character in key)
 
 
 def is_sendable(key: str) -> bool:
-    """Tell whether a header can carry `key`: no control characters, no blanks at its ends."""
+    """Return whether a header can carry `key`: no control characters, and no spaces at its ends."""
     return key == key.strip() and key.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Implements `sluicegate keys` and `sluicegate usage`, through the admin listener."""
+"""Implements `sluicegate keys` and `sluicegate usage`, which call the operators' listener."""
 
 from datetime import UTC, datetime
 from itertools import islice
@@ -15,9 +15,9 @@ from gateway.supervisor.errors import ExitCode
 
 _AT_ONCE = 1000
 _UNKNOWN = (
-    "Whether the keys of the lines {first} to {last} are created is unknown; those of lines before"
-    " are. `sluicegate keys list` shows it, with names and times; the texts of these are lost:"
-    " revoke them, and import the file from line {first} on"
+    "The keys of earlier lines are created, but it is unknown whether the keys of the lines {first}"
+    " to {last} are created, too. If `sluicegate keys list` shows them, revoke them, because their"
+    " secrets are lost. Then import the file again from line {first} on"
 )
 _GROUPS = ("tenant", "day", "hour", "model", "key", "task", "region")
 
@@ -30,10 +30,16 @@ def keys() -> None:
 @keys.command()
 @click.argument("tenant")
 @click.option("--name", default="", help="What the key is for.")
-@click.option("--model", "models", multiple=True, help="A model it may use; else it may use all.")
-@click.option("--origin", "origins", multiple=True, help="An origin whose pages alone may use it.")
-@click.option("--route", "routes", multiple=True, help="A path it may be used for; else all.")
-@click.option("--new-tenant", is_flag=True, help="Create the tenant too.")
+@click.option(
+    "--model", "models", multiple=True, help="A model that the key may use.  [default: all]"
+)
+@click.option(
+    "--origin", "origins", multiple=True, help="Origin of web pages that may use the key."
+)
+@click.option(
+    "--route", "routes", multiple=True, help="A path the key may be used for.  [default: all]"
+)
+@click.option("--new-tenant", is_flag=True, help="Also create the tenant.")
 @admin_options
 def create(
     *,
@@ -46,11 +52,11 @@ def create(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Create a key of TENANT. It is shown once."""
+    """Create a key of TENANT, and print its secret, which is not shown again."""
     if new_tenant:
         client.request("POST", "/admin/tenants", body={"id": tenant})
     body: dict[str, object] = {"tenant": tenant, "name": name, "models": list(models) or None}
-    # A listener of the version before knows neither.
+    # Left out if empty, because a listener of the previous version knows neither field.
     body |= {"origins": origins} if origins else {}
     body |= {"routes": routes} if routes else {}
     try:
@@ -58,13 +64,13 @@ def create(
     except Failure as failure:
         if not new_tenant:
             raise
-        there = f"The tenant `{tenant}` is created: leave out `--new-tenant` now"
+        there = f"The tenant `{tenant}` is created: repeat the command without `--new-tenant`"
         raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
     if as_json:
         print_json(answer)
     else:
         click.echo(answer["key"])
-        click.echo(f"{answer['id']} of {tenant}; the key is not shown again", err=True)
+        click.echo(f"{answer['id']} of {tenant}; the secret is not shown again", err=True)
 
 
 @keys.command(name="import")
@@ -72,12 +78,13 @@ def create(
 @click.option("--new-tenants", is_flag=True, help="Create tenants that do not exist.")
 @admin_options
 def import_keys(*, file: BinaryIO, new_tenants: bool, client: AdminClient, as_json: bool) -> None:
-    """Create the keys in FILE, a line of JSON such as {"tenant": "acme", "name": "app"} for each.
+    """Create the keys in FILE, which has a line of JSON for each key.
 
-    They are created 1,000 at a time, and printed with their texts, a line of JSON each; that is the
-    only time they are shown. `-` reads standard input.
+    A line looks like {"tenant": "acme", "name": "app"}. Keys are created 1,000 at a time, and
+    printed with their secrets, one line of JSON for each. The secrets are not shown again. `-`
+    reads standard input.
     """
-    del as_json  # it is JSON anyway
+    del as_json  # the output is always JSON
     done = 0
     numbered = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
     while lines := list(islice(numbered, _AT_ONCE)):
@@ -86,7 +93,9 @@ def import_keys(*, file: BinaryIO, new_tenants: bool, client: AdminClient, as_js
             body = {"keys": wanted, "new_tenants": new_tenants}
             answer = client.request("POST", "/admin/keys/bulk", body=body)
         except Failure as failure:
-            there = f"The keys of the first {done} lines are created" if done else "None is created"
+            there = (
+                f"The keys of the first {done} lines are created" if done else "No key is created"
+            )
             if isinstance(failure, UnconfirmedFailure):
                 there = _UNKNOWN.format(first=lines[0][0], last=lines[-1][0])
             raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
@@ -99,15 +108,15 @@ def _key_of(line: bytes, number: int) -> msgspec.Raw:
     try:
         msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"line {number} is no JSON object: {error}", ExitCode.FAILED) from error
+        raise Failure(f"line {number} is not a JSON object: {error}", ExitCode.FAILED) from error
     return msgspec.Raw(line)
 
 
 @keys.command(name="list")
-@click.option("--tenant", default="")
+@click.option("--tenant", default="", help="The tenant whose keys are listed.  [default: all]")
 @admin_options
 def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
-    """List keys, never their text."""
+    """List keys, without their secrets."""
     query = {"tenant": tenant} if tenant else {}
     answer = client.request("GET", "/admin/keys", query=query)
     if as_json:
@@ -127,7 +136,7 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
 @click.argument("key_id")
 @admin_options
 def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
-    """Revoke a key for ever; workers refuse it within a second."""
+    """Revoke a key for ever. Workers refuse it within a second."""
     answer = client.request("DELETE", f"/admin/keys/{quoted(key_id)}")
     if as_json:
         print_json(answer)
@@ -136,9 +145,9 @@ def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--tenant", default="", help="Else all.")
-@click.option("--from", "since", default="", help="A date or time, such as 2026-11-01.")
-@click.option("--to", "until", default="", help="Where it ends, exclusive.")
+@click.option("--tenant", default="", help="The tenant whose usage is shown.  [default: all]")
+@click.option("--from", "since", default="", help="First date or time, such as 2026-11-01.")
+@click.option("--to", "until", default="", help="End date or time, exclusive.")
 @click.option("--group-by", type=click.Choice(_GROUPS), multiple=True, default=("tenant", "model"))
 @admin_options
 def usage(
@@ -150,7 +159,7 @@ def usage(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Show what was used, and what it costs."""
+    """Show usage and its cost."""
     query = {"tenant": tenant, "from": since, "to": until, "group_by": ",".join(group_by)}
     answer = client.request("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
     if as_json:

@@ -1,4 +1,4 @@
-"""Calls the admin listener for commands, and prints its answers as JSON."""
+"""Calls the operators' listener for commands, and prints its responses."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from gateway.supervisor.errors import ExitCode
 F = TypeVar("F", bound=Callable[..., Any])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _TIMEOUT = 30.0
-_MAX_ANSWER_BYTES = 256 * 1024 * 1024
+_MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 
 
 class AdminClient:
-    """Calls one listener; a refusal is a `Failure` with the detail of the problem.
+    """Calls one operators' listener. A refusal becomes a `Failure` with the problem's detail.
 
-    `trusted` is the file of the listener's certificate, if it is on this machine. `shown` is the
-    file of the operator's certificate and key.
+    `trusted` is the path of the listener's certificate, if it is on this machine. `shown` is the
+    path of the operator's client certificate and its private key.
     """
 
     def __init__(self, *, url: str, key: str, trusted: str = "", shown: Path | None = None) -> None:
@@ -47,18 +47,18 @@ class AdminClient:
     ) -> Any:
         """Return the JSON of the response; each read and write may take `timeout` seconds.
 
-        A problem of the code `accept_code` is returned, too.
+        A problem document with the code `accept_code` is returned, too, and does not raise.
 
         Raises:
-            UnconfirmedFailure: the request was sent, and no response says what became of it.
-            Failure: it could not be sent, or the response is a refusal.
+            UnconfirmedFailure: the request was sent, but its outcome is unknown.
+            Failure: the request could not be sent, or the listener refused it.
         """
         status, content = self._exchange(method, path, query or {}, body, timeout)
         is_refusal = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
         try:
             answer = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            said = f"answered {status} and no JSON"
+            said = f"sent a response of status {status} without JSON"
             raise self._failure(said, may_be_done=not is_refusal) from error
         if status >= HTTPStatus.BAD_REQUEST and not (
             accept_code and answer.get("code") == accept_code
@@ -69,13 +69,13 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, query: dict[str, str], body: object, timeout: float
     ) -> tuple[int, bytes]:
-        # Imported here: it takes 100 ms and 9 MB, which most commands and `up` do not need.
+        # Imported late: it takes 100 ms and 9 MB, and `up` does not need it.
         import httpx  # noqa: PLC0415
 
         parts = urlsplit(self._url)
         target = quote(parts.path.rstrip("/"), safe="/%") + path
         try:
-            # Built of parts: a user's name in the URL is not sent in place of the key.
+            # Built from parts, so that a user name in the URL does not replace the key.
             url = httpx.URL(
                 scheme=parts.scheme, host=parts.hostname or "", port=parts.port, path=target
             )
@@ -83,13 +83,13 @@ class AdminClient:
                 method,
                 url.copy_with(query=urlencode(query).encode() if query else None),
                 headers={
-                    # As bytes: letters beyond Latin 1 could not be sent else.
+                    # As bytes, because httpx cannot encode characters outside of Latin-1.
                     b"Authorization": f"Bearer {self._key}".encode(),
                     b"Content-Type": b"application/json",
                 },
                 content=None if body is None else msgspec.json.encode(body),
             )
-            # Through no proxy, which would learn the key.
+            # `trust_env=False` below ignores proxies, which would see the key.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             if parts.scheme == "https":
                 context = self._tls()
@@ -97,34 +97,34 @@ class AdminClient:
                 response = client.send(request, stream=True)
                 return response.status_code, self._read(response.iter_bytes())
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            said = f"cannot be reached ({error}); is the gateway running?"
+            said = f"cannot be reached ({error}): check that the gateway runs"
             if self._trusted and "CERTIFICATE_VERIFY_FAILED" in str(error):
                 said = (
-                    f"shows another certificate than `{self._trusted}` holds ({error}); a new file"
-                    " is shown within 5 s, or its log says why it cannot be used"
+                    f"uses another certificate than `{self._trusted}` ({error}): it loads a new"
+                    " file within 5 s, or logs why it cannot"
                 )
             unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol)
             may_be_done = isinstance(error, httpx.HTTPError) and not isinstance(error, unsent)
             raise self._failure(said, may_be_done=may_be_done) from error
 
     def _tls(self) -> ssl.SSLContext:
-        """Return a context that trusts the instance's own certificate, or the system's authorities.
+        """Return a context that trusts the certificate `trusted` or, by default, the system's CAs.
 
         Raises:
             OSError: a file cannot be used.
         """
         if self._trusted:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            # It is this very certificate, whatever name it is for, and whoever issued it.
+            # Trust exactly this certificate, whatever its names and issuer.
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             chain = Path(self._trusted).read_text("latin-1")
             try:
                 context.load_verify_locations(cadata=first_certificate(chain))
-            except ValueError as error:  # it is being replaced at this moment
+            except ValueError as error:  # the file is being replaced right now
                 raise OSError(f"`{self._trusted}`: {error}") from error
         else:
-            context = ssl.create_default_context()  # reading these takes 19 ms
+            context = ssl.create_default_context()
         if self._shown is not None:
             context.load_cert_chain(self._shown, password=lambda: "")
         return context
@@ -133,8 +133,8 @@ class AdminClient:
         body = bytearray()
         for chunk in chunks:
             body += chunk
-            if len(body) > _MAX_ANSWER_BYTES:
-                said = f"answered with more than {_MAX_ANSWER_BYTES} bytes"
+            if len(body) > _MAX_RESPONSE_BYTES:
+                said = f"sent a response of more than {_MAX_RESPONSE_BYTES} bytes"
                 raise self._failure(said, may_be_done=True)
         return bytes(body)
 
@@ -144,16 +144,16 @@ class AdminClient:
 
 
 def print_json(value: object) -> None:
-    """Print a value for a program that reads it."""
+    """Print a value as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print `head`, the outcome of a change in each worker, and `more`; or the answer as JSON.
+    """Print `head`, each worker's outcome of a change, and `more`; or the response as JSON.
 
-    Exit with 1 if a worker does not follow the change.
+    Exit with 1 if a worker has not applied the change.
     """
     if as_json:
         print_json(answer)
@@ -168,7 +168,7 @@ def print_change(
 
 
 def quoted(name: str) -> str:
-    """Return a name quoted as one segment of a path."""
+    """Quote a name as one segment of a URL's path."""
     return quote(name, safe="")
 
 
@@ -181,9 +181,9 @@ def _problem(answer: Any) -> str:
 
 
 def admin_options(command: F) -> F:
-    """Add the options of the listener, and `--json`, to `command`.
+    """Add `--json` and the options that choose the listener to `command`.
 
-    It takes an `AdminClient` as `client`, and `as_json`.
+    The command gets the arguments `client`, an `AdminClient`, and `as_json`.
     """
 
     def connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
@@ -211,7 +211,7 @@ def admin_options(command: F) -> F:
             envvar="SLUICEGATE_ADMIN_URL",
             default="",
             callback=connect,
-            help="Else that of the instance that runs on the data directory.",
+            help="Address of the operators' listener.  [default: found in the data directory]",
         ),
         click.option(
             "--admin-key",
@@ -220,7 +220,8 @@ def admin_options(command: F) -> F:
             is_eager=True,
             expose_value=False,
             callback=_store,
-            help="Else the one that `sluicegate up` keeps in its data directory.",
+            help="Key of an operator.  [default: the key that `sluicegate up` keeps in its data"
+            " directory]",
         ),
         click.option(
             "--admin-certificate",
@@ -229,7 +230,7 @@ def admin_options(command: F) -> F:
             is_eager=True,
             expose_value=False,
             callback=_store,
-            help="Certificate and key, PEM, where the listener demands one.",
+            help="PEM file of a client certificate and its key, if the listener requires one.",
         ),
         click.option(
             "--data-dir",
@@ -239,6 +240,7 @@ def admin_options(command: F) -> F:
             is_eager=True,
             expose_value=False,
             callback=_store,
+            help="Data directory of a gateway on this machine.  [default: .sluicegate]",
         ),
     ):
         command = decorate(command)

@@ -1,4 +1,4 @@
-"""Implements `sluicegate budgets`, through the admin listener."""
+"""Implements `sluicegate budgets`, which calls the operators' listener."""
 
 from typing import Any
 
@@ -15,8 +15,14 @@ def budgets() -> None:
 @budgets.command(name="set")
 @click.argument("tenant")
 @click.argument("amount")
-@click.option("--currency", default="", help="Needed where prices have several.")
-@click.option("--threshold", "thresholds", multiple=True, type=int, help="Percent; else 80, 100.")
+@click.option("--currency", default="", help="Required if prices have several currencies.")
+@click.option(
+    "--threshold",
+    "thresholds",
+    multiple=True,
+    type=int,
+    help="Percentage at which a webhook is sent.  [default: 80 and 100]",
+)
 @click.option("--refuse", is_flag=True, help="Refuse requests once the amount is reached.")
 @admin_options
 def set_budget(
@@ -29,7 +35,7 @@ def set_budget(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Have TENANT spend AMOUNT a month, such as 250.00."""
+    """Set the monthly budget of TENANT to AMOUNT, such as 250.00."""
     body: dict[str, Any] = {"amount": amount, "currency": currency, "refuse": refuse}
     body |= {"thresholds": thresholds} if thresholds else {}
     answer = client.request("PUT", _path(tenant), body=body)
@@ -37,14 +43,14 @@ def set_budget(
         print_json(answer)
     else:
         budget = answer["budget"]
-        click.echo(f"{tenant} has {budget['amount']} {budget['currency']} a month")
+        click.echo(f"{tenant} has a budget of {budget['amount']} {budget['currency']} per month")
 
 
 @budgets.command()
 @click.argument("tenant")
 @admin_options
 def show(*, tenant: str, client: AdminClient, as_json: bool) -> None:
-    """Show the budget of TENANT, and what is left of it this month."""
+    """Show the budget of TENANT, and how much of it is left this month."""
     answer = client.request("GET", _path(tenant))
     if as_json:
         print_json(answer)

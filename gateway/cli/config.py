@@ -27,14 +27,14 @@ def config() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @JSON
 def check(folder: Path, *, as_json: bool) -> None:
-    """Check a folder of *.yaml files without a running gateway; an error names file and line.
+    """Check a folder of *.yaml files without a running gateway. An error names file and line.
 
-    The certificates and the bound on memory that the environment names are checked, too.
+    Also check the certificates and the memory limit that the environment sets.
     """
     try:
         parsed, settings = parse_sources(read_folder(folder)), load_settings()
         check_memory(parsed, settings.memory_limit_bytes)
-        client_tls(settings).renew()  # refuses files that cannot be used
+        client_tls(settings).renew()  # raises if a certificate or key cannot be used
         check_listeners(settings)
     except ConfigurationError as error:
         if not as_json:
@@ -52,9 +52,9 @@ def check(folder: Path, *, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @admin_options
 def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
-    """Show what a folder of *.yaml files would change, were it published now; change nothing.
+    """Show what publishing a folder of *.yaml files would change, without publishing it.
 
-    The gateway checks it as it would before publishing it.
+    The gateway checks the folder as it does before it publishes one.
     """
     try:
         values = parse_sources(read_folder(folder)).tree.values
@@ -70,7 +70,7 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
 @config.command()
 @admin_options
 def show(*, client: AdminClient, as_json: bool) -> None:
-    """Show what is served now: generation, workers that took it, and the whole document."""
+    """Show the active document, its generation, and the workers that have applied it."""
     answer = client.request("GET", "/admin/config")
     if as_json:
         print_json(answer)
@@ -84,16 +84,16 @@ def show(*, client: AdminClient, as_json: bool) -> None:
 @config.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Make the gateway read its configuration folder again; a broken document changes nothing.
+    """Publish the gateway's configuration folder. An invalid folder changes nothing.
 
-    Exit with 1 where not all workers follow it.
+    Exit with 1 if a worker has not applied the document.
     """
     answer = client.request("POST", "/admin/config/reload")
-    same = "" if answer["changed"] else "; nothing changed"
+    same = "" if answer["changed"] else "; nothing has changed"
     head = f"generation {answer['generation']}, digest {answer['digest']}{same}"
     print_change(answer, as_json=as_json, head=head, more=_show_notice)
 
 
 def _show_notice(answer: Any) -> None:
-    if notice := answer.get("notice"):  # which a listener of an earlier version does not send
+    if notice := answer.get("notice"):  # a listener of an earlier version sends none
         click.echo(notice, err=True)

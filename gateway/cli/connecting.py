@@ -1,4 +1,4 @@
-"""Chooses the operators' listener that a command calls, and the key, both of one instance."""
+"""Chooses the operators' listener that a command calls, and the key that it sends there."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,15 +17,16 @@ _OTHERWISE = (
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
 ) -> tuple[str, str, str]:
-    """Return URL and key: those given, or those of the instance on `data_dir`.
+    """Return the listener's URL, the key, and the path of the listener's certificate, if known.
 
-    Third is the file of the certificate that this instance shows, if it is known.
-
-    If only one is given, it must be that instance's. With `prefer_data_dir`, where the directory is
-    given more explicitly than the rest, both must be.
+    If both `url` and `key` are given, they are used. Otherwise, the listener that runs on
+    `data_dir` is used, and whichever of `url` and `key` is given must belong to it. This protects
+    the key from being sent elsewhere. With `prefer_data_dir`, both must belong to it: the user has
+    named the directory more explicitly than the rest.
 
     Raises:
-        click.UsageError: they are of different instances, or of none, or cannot be one.
+        click.UsageError: the URL or the key is invalid, they do not belong together, or no listener
+            runs on `data_dir`.
     """
     _check_url(url)
     _check_key(key)
@@ -34,15 +35,15 @@ def choose_listener(
     access = _access(data_dir)
     if access is None:
         raise click.UsageError(_explain_missing(url, key, data_dir))
-    if url and not _is_same(url, access.url):
+    if url and _address(url) != _address(access.url):
         raise click.UsageError(
-            f"`{data_dir}` is of the instance at {access.url}, and {url} is another address: its "
-            f"key is not sent there; {_OTHERWISE}"
+            f"the listener on `{data_dir}` is at {access.url}, and its key is not sent to {url}:"
+            f" {_OTHERWISE}"
         )
     if key and not access.takes(key):
         raise click.UsageError(
-            f"the key that is given is not that of the instance on `{data_dir}`, at {access.url}: "
-            f"it is not sent there; {_OTHERWISE}"
+            f"the given key does not belong to the listener on `{data_dir}`, at {access.url}, and"
+            f" is not sent there: {_OTHERWISE}"
         )
     return access.url, key or _kept_key(data_dir, access), access.certificate
 
@@ -60,11 +61,11 @@ def _check_url(url: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    # Not shown: what is refused may be a key and a line break.
+    # The message does not show the value, which may be a key with a line break.
     if key and not is_sendable(key):
         raise click.UsageError(
-            "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: is there a line break in it, or a"
-            " blank at one of its ends?"
+            "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: remove line breaks, and spaces at"
+            " its ends"
         )
 
 
@@ -82,28 +83,25 @@ def _kept_key(data_dir: Path, access: OperatorAccess) -> str:
         raise click.UsageError(f"`{error.filename}` cannot be read: {error.strerror}") from error
     if not key or not access.takes(key):
         raise click.UsageError(
-            f"the key of the instance on `{data_dir}` is not kept there; give it with "
-            "`--admin-key` or SLUICEGATE_ADMIN_KEY"
+            f"`{data_dir}` does not contain the key of its listener: give it with `--admin-key` or"
+            " SLUICEGATE_ADMIN_KEY"
         )
     return key
 
 
 def _explain_missing(url: str, key: str, data_dir: Path) -> str:
     if url and not key:
-        return f"nothing says which key goes to {url}: give it with `--admin-key`"
+        return f"the key for {url} is missing: give it with `--admin-key`"
     if key and not url:
         return (
-            f"nothing says where the key goes: no instance runs on `{data_dir}`; give "
-            "`--admin-url` too"
+            f"the address of the listener is missing, and none runs on `{data_dir}`: give"
+            " `--admin-url`, too"
         )
-    return f"no instance runs on `{data_dir}`; name another `--data-dir`, or {_OTHERWISE}"
-
-
-def _is_same(one: str, other: str) -> bool:
-    return _address(one) == _address(other)
+    return f"no listener runs on `{data_dir}`: name another `--data-dir`, or {_OTHERWISE}"
 
 
 def _address(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port; all names of this machine count as `localhost`."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return parts.scheme, _LOCAL[0] if host in _LOCAL else host, parts.port

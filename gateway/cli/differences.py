@@ -1,4 +1,4 @@
-"""Prints what a document would change."""
+"""Prints the differences that a document would make."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def print_difference(difference: Mapping[str, Any]) -> None:
     for change in difference["changes"]:
         print_field_change(change)
     if omitted := difference["omitted"]:
-        click.echo(f"... and {omitted} fields more")
+        click.echo(f"... and {omitted} more fields")
     if not difference["changes"]:
         click.echo("nothing would change")
         return
@@ -33,7 +33,7 @@ def print_difference(difference: Mapping[str, Any]) -> None:
 
 
 def print_field_change(change: Mapping[str, Any]) -> None:
-    """Print a field: `+` where it is new, `-` where it goes, `~` where its value changes."""
+    """Print a changed field: `+` if it is new, `-` if it is removed, `~` if its value changes."""
     before, after = change.get("from", _MISSING), change.get("to", _MISSING)
     if before is _MISSING:
         click.echo(f"+ {change['path']}: {_text(after)}")
@@ -50,7 +50,7 @@ def _print_list(name: str, values: list[str]) -> None:
 
 def _print_tenants(name: str, counted: Mapping[str, Any] | None) -> None:
     if counted is None:
-        click.echo(f"{name}: unknown, the ledger is away")
+        click.echo(f"{name}: unknown, because the ledger cannot be reached")
     elif counted["count"]:
         more = counted["count"] - len(counted["first"])
         rest = f", and {more} more" if more else ""

@@ -1,4 +1,4 @@
-"""Has an example of each command, which `--help` shows; `backends/cli.py` has those of its own."""
+"""Holds an example of each command for `--help`; `backends/cli.py` has its own examples."""
 
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -46,14 +46,14 @@ EXAMPLES = MappingProxyType(
 
 
 def add_examples(group: click.Group, path: str = "") -> None:
-    """Have each command below `group` end its help with its example."""
+    """Append its example to the help of each command below `group`."""
     for name, command in all_commands(group, path):
         if example := EXAMPLES.get(name):
             command.epilog = f"\b\nExample:\n  {example}"
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield the full name of each command below `group`, and the command; groups are left out."""
+    """Yield the full name and the command for each command below `group`, except groups."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

@@ -1,4 +1,4 @@
-"""Reports the failure of a command: one line on standard error, and an exit code."""
+"""Reports the failure of a command with a line on standard error and an exit code."""
 
 import errno
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ class Failure(click.ClickException):
 
 
 class UnconfirmedFailure(Failure):
-    """Ends a command that does not know whether the server carried out its request."""
+    """Ends a command whose request may or may not have been carried out."""
 
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn errors of a start into a `Failure`."""
+    """Turn errors at the start of a process into a `Failure`."""
     try:
         yield
     except CannotStart as error:
@@ -38,4 +38,4 @@ def failing() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         place = f"`{error.filename}`" if error.filename else "the data directory"
-        raise Failure(f"the disk of {place} is full: free space on it", ExitCode.FAILED) from error
+        raise Failure(f"the disk of {place} is full: free some space", ExitCode.FAILED) from error

@@ -1,11 +1,11 @@
-"""Says whether a key is active, expired or revoked."""
+"""Computes whether a key is active, expired or revoked."""
 
 from datetime import datetime
 from typing import Any
 
 
 def key_state(key: dict[str, Any], now: datetime) -> str:
-    """Return the state of a key as the listener describes it."""
+    """Return the state of a key, from the listener's description of it."""
     if key["revoked"]:
         return "revoked"
     ends = key["expires"]

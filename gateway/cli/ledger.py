@@ -1,4 +1,4 @@
-"""Implements `sluicegate ledger`: creates the ledger, and backs up one in SQLite."""
+"""Implements `sluicegate ledger`: creates the ledger, and backs up a SQLite ledger."""
 
 from pathlib import Path
 
@@ -19,20 +19,20 @@ def ledger() -> None:
 @click.option(
     "--anew",
     is_flag=True,
-    help="Create one although the deployment has served before; its keys and usage are lost.",
+    help="Create a ledger even if the deployment had one; its keys and usage are lost.",
 )
 def init(*, anew: bool) -> None:
-    """Create the ledger of a new deployment, or bring an older one up to date.
+    """Create the ledger of a new deployment, or migrate the tables of an older ledger.
 
-    Run it once before the first gateway of a deployment: no other process creates a ledger. It
-    waits up to a minute for the database and the state Redis. If the ledger is empty, but the state
-    Redis has served this deployment, then the ledger was lost: the command refuses, so that you can
-    restore a backup.
+    Run this once before the first gateway of a deployment: no other process creates a ledger. The
+    command waits up to a minute for the database and the state Redis. If the ledger is empty, but
+    the state Redis has been used before, the ledger was lost. The command then refuses, so that you
+    can restore a backup.
 
-    SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger, SLUICEGATE_STATE_URL the state
-    Redis.
+    SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger. SLUICEGATE_STATE_URL names the
+    state Redis.
     """
-    from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - as below
+    from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - other commands need no SQL
 
     with failing():
         try:
@@ -45,15 +45,15 @@ def init(*, anew: bool) -> None:
 @ledger.command()
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 def backup(target: Path) -> None:
-    """Write a copy of the SQLite ledger to TARGET, while it is used.
+    """Write a copy of the SQLite ledger to the new file TARGET. The ledger may be in use.
 
-    The environment names the ledger: SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL.
+    SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger.
     """
-    from gateway.ledger.backup import back_up  # noqa: PLC0415 - other commands do without SQL
+    from gateway.ledger.backup import back_up  # noqa: PLC0415 - other commands need no SQL
 
     with failing():
         try:
             back_up(load_settings().ledger, target)
         except DependencyUnavailable as error:
             raise Failure(error.detail, ExitCode.FAILED) from error
-    click.echo(f"`{target}` has the ledger ({target.stat().st_size} bytes)")
+    click.echo(f"the ledger is backed up to `{target}` ({target.stat().st_size} bytes)")

@@ -1,4 +1,4 @@
-"""Implements `sluicegate models split`, `shadow` and `rollback`: revisions on all backends."""
+"""Implements `sluicegate models split`, `shadow` and `rollback`."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
 
-# Every backend opens the revisions to check them, and again to serve them.
+# Every backend loads the revisions twice: to check them, and to serve them.
 _TIMEOUT = 240.0
 _NAME = click.argument("name")
 _DRY_RUN = click.option(
-    "--dry-run", is_flag=True, help="Check the change on every backend, and change nothing."
+    "--dry-run", is_flag=True, help="Check the change on every backend, but change nothing."
 )
 
 
 @click.command()
 @_NAME
 @click.argument("weights", nargs=-1, metavar="[REVISION=WEIGHT]...")
-@click.option("--reset", is_flag=True, help="Serve the model as its folder says.")
+@click.option("--reset", is_flag=True, help="Remove the plan; the model's folder decides again.")
 @_DRY_RUN
 @admin_options
 def split(
@@ -29,10 +29,11 @@ def split(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Share the items of a model between revisions, or show what each revision did.
+    """Divide the items of a model among revisions, or show the results of each revision.
 
-    `split sentiment 1=90 2=10` shares by weight once every backend has checked the revisions, and
-    `split sentiment` shows items, errors, latency, labels, agreement and cost of each.
+    `split sentiment 1=90 2=10` divides the items by weight, after every backend has checked the
+    revisions. `split sentiment` shows items, errors, latency, labels, agreement and cost of each
+    revision.
     """
     path = f"/admin/models/{quoted(name)}"
     if reset and weights:
@@ -53,9 +54,15 @@ def split(
 @click.command()
 @_NAME
 @click.argument("revision", required=False)
-@click.option("--share", type=float, default=100.0, show_default=True, help="Per cent of items.")
-@click.option("--tolerance", type=float, default=0.01, show_default=True)
-@click.option("--off", is_flag=True, help="Mirror items no more.")
+@click.option("--share", type=float, default=100.0, show_default=True, help="Percentage of items.")
+@click.option(
+    "--tolerance",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="The largest difference of scores that counts as equal.",
+)
+@click.option("--off", is_flag=True, help="Remove the shadow.")
 @_DRY_RUN
 @admin_options
 def shadow(
@@ -69,10 +76,13 @@ def shadow(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Mirror a share of a model's items to a revision, whose answers are compared and not given."""
+    """Send copies of a model's items to a shadow revision, and compare the results.
+
+    Callers never get the shadow's results.
+    """
     path = f"/admin/models/{quoted(name)}/shadow"
     if (revision is None) != off:
-        raise click.UsageError("name a revision, or give `--off`")
+        raise click.UsageError("give either a revision or `--off`")
     if off:
         _change(client, "DELETE", path, None, dry_run=dry_run, as_json=as_json)
     else:
@@ -85,7 +95,7 @@ def shadow(
 @_DRY_RUN
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
-    """Undo the last change of a model's revisions. A second call changes nothing."""
+    """Undo the last change of a model's split. A second call changes nothing."""
     path = f"/admin/models/{quoted(name)}/rollback"
     _change(client, "POST", path, None, dry_run=dry_run, as_json=as_json)
 
@@ -93,39 +103,44 @@ def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) ->
 def _change(
     client: AdminClient, method: str, path: str, body: object, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Make a change, and print what became of it; exit with 1 where not all follow it yet."""
+    """Make a change and print the outcome; exit with 1 if not all have applied it yet."""
     query = {"dry_run": "true"} if dry_run else None
     answer = client.request(method, path, query=query, body=body, timeout=_TIMEOUT)
     if dry_run:
-        # It is in force nowhere, and nothing has failed.
+        # A dry run is never live, which is no failure.
         answer |= {"live": True}
-    verb = "could be served" if dry_run else "is served"
+    verb = "can be served" if dry_run else "is served"
     head = f"`{answer['model']}` {verb} {_described(answer['plan'])}"
     print_change(answer, as_json=as_json, head=head, more=_show_away)
 
 
 def _described(plan: dict[str, Any] | None) -> str:
     if plan is None:
-        return "as its folder says"
-    shares = " ".join(f"{arm}={weight}" for arm, weight in (plan["revisions"] or {}).items())
-    mirrored = plan["shadow"]
-    if mirrored is None:
-        return f"by {shares}"
-    return f"by {shares}, and {mirrored['share']:g} % of the items go to {mirrored['revision']} too"
+        return "as its folder defines"
+    weights = plan["revisions"] or {}
+    split_text = " ".join(f"{revision}={weight}" for revision, weight in weights.items())
+    shadowed = plan["shadow"]
+    if shadowed is None:
+        return f"with the split {split_text}"
+    share, revision = shadowed["share"], shadowed["revision"]
+    return f"with the split {split_text}; {share:g} % of the items also go to shadow {revision}"
 
 
 def _show_away(answer: Any) -> None:
     for backend, reason in answer["away"].items():
-        click.echo(f"{backend}: was not asked, and follows when it returns: {reason}", err=True)
+        click.echo(
+            f"{backend}: cannot be reached, and gets the plan when it returns: {reason}", err=True
+        )
 
 
 def _show(answer: dict[str, Any]) -> None:
-    said = "by the operators' plan" if answer["planned"] else "as its folder says"
+    origin = "the operators' plan" if answer["planned"] else "its folder"
     click.echo(
-        f"{answer['model']} {answer['revision']}: {said}, on {', '.join(answer['backends'])}"
+        f"{answer['model']} {answer['revision']}: split from {origin}, on"
+        f" {', '.join(answer['backends'])}"
     )
     for backend in answer["others"]:
-        click.echo(f"{backend}: serves it differently", err=True)
+        click.echo(f"{backend}: serves the model differently", err=True)
     _show_away(answer)
     for arm in answer["arms"]:
         _show_arm(arm)
@@ -157,7 +172,7 @@ def _show_arm(arm: dict[str, Any]) -> None:
 
 
 def _weights(given: tuple[str, ...]) -> dict[str, int]:
-    """Return the weights by revision; a weight of 0 leaves a revision out."""
+    """Parse `revision=weight` arguments; a revision with weight 0 is left out."""
     found: dict[str, int] = {}
     for text in given:
         revision, equals, weight = text.partition("=")
@@ -168,5 +183,5 @@ def _weights(given: tuple[str, ...]) -> dict[str, int]:
         found[revision] = int(weight)
     shares = {revision: weight for revision, weight in found.items() if weight}
     if not shares:
-        raise click.BadParameter("some revision must have a weight above 0")
+        raise click.BadParameter("at least one revision must have a weight above 0")
     return shares

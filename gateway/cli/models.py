@@ -1,4 +1,4 @@
-"""Implements `sluicegate models`; commands about a folder run in the backends' package."""
+"""Implements `sluicegate models`. Commands that work on a folder run in the package `backends`."""
 
 import sys
 from collections.abc import Sequence
@@ -11,35 +11,35 @@ from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.model_plans import rollback, shadow, split
 from gateway.cli.processes import PASS_ARGUMENTS, become, run
 
-# The listener itself waits up to a minute for the workers.
+# The listener waits up to a minute for the workers before it responds.
 _TIMEOUT = 90.0
 _BROKEN = "models_broken"
 _RELOAD, _DATA_DIR = "--reload", "--data-dir"
 _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
-    "compare": "Compare answers with transformers on a checkpoint.",
+    "compare": "Compare a model's results with transformers on a checkpoint.",
     "import": "Import a Hugging Face folder.",
-    "list": "List what a backend would serve.",
-    "optimize": "Make a model as quick as this machine allows, and report.",
+    "list": "List the models that a backend would serve.",
+    "optimize": "Find the fastest variant of a model for this machine, and report.",
     "push": "Push a repository to object storage or a registry.",
-    "sync": "Make a repository hold what storage or a registry holds.",
+    "sync": "Make a repository equal to its copy in object storage or a registry.",
     "tune": "Measure a model, or make a faster variant of it.",
 }
 
 
 @click.group()
 def models() -> None:
-    """Look after a model repository."""
+    """Manage model repositories and the models that backends serve."""
 
 
 @models.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Have every backend read its repository again.
+    """Make every backend reload its repository.
 
-    Exit with 1 where a model is broken, or not all workers know the new revisions. Once all of
-    them do, no request is answered by a revision that was replaced. A model that is broken is
-    served as before.
+    Exit with 1 if a model is broken, or if a worker does not know the new revisions yet. Once all
+    workers know them, no request uses a replaced revision any more. If a model is broken, its
+    former revision is still served.
     """
     answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
     print_change(answer, as_json=as_json, more=_show_backends)
@@ -50,13 +50,13 @@ for _command in (split, shadow, rollback):
 
 
 def _show_backends(answer: Any) -> None:
-    # A listener of an earlier version sends none.
+    # A listener of an earlier version does not send `backends`.
     for name, backend in answer.get("backends", {}).items():
         _show(f"{backend['region']}/{name}", backend)
 
 
 def _show(place: str, backend: dict[str, Any]) -> None:
-    """Print what changed on a backend, and what is broken there."""
+    """Print the changed revisions and the broken models of a backend."""
     for model, change in backend["models"].items():
         if change["old"] != change["new"]:
             old, new = change["old"] or "(none)", change["new"] or "(none)"
@@ -80,7 +80,7 @@ def _add_command(name: str, description: str) -> None:
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of an import, and those of the reload at its end."""
+    """Return the arguments of the import, and the arguments of the reload after it."""
     own: list[str] = []
     of_reload: list[str] = []
     rest = iter(arguments)

@@ -1,4 +1,4 @@
-"""Implements `sluicegate operators`, through the admin listener."""
+"""Implements `sluicegate operators`, which calls the operators' listener."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,24 +16,24 @@ _role = click.option(
     multiple=True,
     required=True,
     type=click.Choice(_ROLES),
-    help="What the operator may do; several add up.",
+    help="A role of the operator; repeat the option for several roles.",
 )
 
 
 @click.group()
 def operators() -> None:
-    """Create, list, rotate and revoke operators, each with a key and roles."""
+    """Create, list, rotate and revoke operators. Each operator has a key and roles."""
 
 
 @operators.command()
 @click.argument("name")
 @_role
-@click.option("--expires", default="", help="When the key ends, such as 2027-01-01T00:00:00Z.")
+@click.option("--expires", default="", help="When the key expires, as 2027-01-01T00:00:00Z.")
 @admin_options
 def create(
     *, name: str, roles: tuple[str, ...], expires: str, client: AdminClient, as_json: bool
 ) -> None:
-    """Create the operator NAME with a key. It is shown once."""
+    """Create the operator NAME, and print the new key, which is not shown again."""
     body: dict[str, object] = {"name": name, "roles": roles}
     body |= {"expires": expires} if expires else {}
     answer = client.request("POST", "/admin/operators", body=body)
@@ -43,7 +43,7 @@ def create(
 @operators.command(name="list")
 @admin_options
 def list_operators(*, client: AdminClient, as_json: bool) -> None:
-    """List operators and their roles, never their keys."""
+    """List operators and their roles, without their keys."""
     answer = client.request("GET", "/admin/operators")
     if as_json:
         print_json(answer)
@@ -68,7 +68,7 @@ def set_roles(*, name: str, roles: tuple[str, ...], client: AdminClient, as_json
     if as_json:
         print_json(answer)
     else:
-        click.echo(f"{name} has {', '.join(answer['roles'])}")
+        click.echo(f"{name} has the roles {', '.join(answer['roles'])}")
 
 
 @operators.command()
@@ -79,11 +79,11 @@ def set_roles(*, name: str, roles: tuple[str, ...], client: AdminClient, as_json
     type=float,
     default=3600.0,
     show_default=True,
-    help="Seconds that the present key stays valid; 0 ends it at once.",
+    help="Seconds for which the former key stays valid; 0 ends it at once.",
 )
 @admin_options
 def rotate(*, name: str, keep: float, client: AdminClient, as_json: bool) -> None:
-    """Give the operator NAME another key. It is shown once."""
+    """Give the operator NAME a new key, and print it. It is not shown again."""
     answer = client.request("POST", f"{_path(name)}/rotate", body={"former_valid_for": keep})
     _print_key(answer, as_json=as_json)
 
@@ -92,7 +92,7 @@ def rotate(*, name: str, keep: float, client: AdminClient, as_json: bool) -> Non
 @click.argument("name")
 @admin_options
 def revoke(*, name: str, client: AdminClient, as_json: bool) -> None:
-    """Revoke the key of the operator NAME for ever; listeners refuse it within a second."""
+    """Revoke the operator NAME for ever. Listeners refuse the key within a second."""
     answer = client.request("DELETE", _path(name))
     if as_json:
         print_json(answer)
@@ -103,7 +103,7 @@ def revoke(*, name: str, client: AdminClient, as_json: bool) -> None:
 @operators.command()
 @admin_options
 def whoami(*, client: AdminClient, as_json: bool) -> None:
-    """Show name and roles of the operator whose key the commands send."""
+    """Show the name and the roles of the operator whose key is used."""
     answer = client.request("GET", "/admin/whoami")
     if as_json:
         print_json(answer)
@@ -117,7 +117,7 @@ def _print_key(answer: Any, *, as_json: bool) -> None:
     else:
         click.echo(answer["key"])
         roles = ", ".join(answer["roles"])
-        click.echo(f"of {answer['name']} ({roles}); the key is not shown again", err=True)
+        click.echo(f"key of {answer['name']} ({roles}); it is not shown again", err=True)
 
 
 def _path(name: str) -> str:

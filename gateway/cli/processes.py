@@ -1,4 +1,4 @@
-"""Implements commands that replace themselves with another process of this distribution."""
+"""Implements commands that replace their process with another program of this package."""
 
 import importlib.util
 import os
@@ -20,27 +20,30 @@ _WORKERS = ("shipper", "billing", "request-log", "batches")
 @click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
-    """Run a backend: serves a model repository to gateways."""
+    """Run a backend, which serves a model repository to gateways."""
     become("backends", "backend", *arguments)
 
 
 @click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bulk(arguments: tuple[str, ...]) -> None:
-    """Answer the rows of files by a model, without a gateway."""
+    """Run a model over the rows of files, without a gateway."""
     become("bulk", *arguments)
 
 
-@click.command(short_help="Run a process that carries events.")
+@click.command(short_help="Run a background process.")
 @click.argument("name", type=click.Choice(_WORKERS))
 def worker(name: str) -> None:
-    """Run one of the processes that carry events; its settings are in the environment."""
+    """Run one background process: shipper, billing, request log or batches.
+
+    Its settings are in the environment.
+    """
     become("gateway", f"run-{name}")
 
 
 @click.command(short_help="Run the operators' listener alone.")
 def admin() -> None:
-    """Run the operators' listener alone; its settings are in the environment."""
+    """Run the operators' listener alone. Its settings are in the environment."""
     become("gateway", "run-admin")
 
 
@@ -48,7 +51,7 @@ def become(module: str, *arguments: str) -> NoReturn:
     """Replace this process with `python -m module arguments`.
 
     Raises:
-        Failure: its dependencies are not installed.
+        Failure: the module's dependencies are not installed.
     """
     command = _command(module, arguments)
     os.execv(command[0], command)  # noqa: S606
@@ -58,7 +61,7 @@ def run(module: str, *arguments: str) -> int:
     """Run `python -m module arguments`, and return its exit code.
 
     Raises:
-        Failure: its dependencies are not installed.
+        Failure: the module's dependencies are not installed.
     """
     command = _command(module, arguments)
     return subprocess.run(command, check=False).returncode  # noqa: S603

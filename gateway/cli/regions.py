@@ -1,4 +1,4 @@
-"""Implements `sluicegate regions`: shows, drains and restores backends, and shows region limits."""
+"""Implements `sluicegate regions`: shows and drains backends, and shows regional limits."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ _BACKEND = click.argument("backend")
 
 @click.group()
 def regions() -> None:
-    """Show, drain or restore the backends of each region."""
+    """Show, drain or restore backends, and show regional shares of limits."""
 
 
 @regions.command("list")
 @admin_options
 def list_command(*, client: AdminClient, as_json: bool) -> None:
-    """Show every backend as the workers see it."""
+    """Show every backend and its state, as the workers report it."""
     answer = client.request("GET", "/admin/regions")
     if as_json:
         print_json(answer)
@@ -42,7 +42,7 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
 @click.option("--tenant", help="Only this tenant's limits.")
 @admin_options
 def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
-    """Show the gateway regions, and what each may use of limits."""
+    """Show the gateway regions and their shares of limits."""
     answer = client.request(
         "GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {}
     )
@@ -50,7 +50,9 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
         print_json(answer)
         return
     if not answer["regions"]:
-        click.echo("no gateway region lives: gateways without SLUICEGATE_REGION have whole limits")
+        click.echo(
+            "no gateway region is live: gateways without SLUICEGATE_REGION do not share limits"
+        )
         return
     print_table(
         ("region", "workers", "expires in s"),
@@ -59,7 +61,7 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     if answer["shares"]:
         click.echo()
         print_table(
-            ("region", "share", "demand a second", "limit"),
+            ("region", "share", "demand per second", "limit"),
             (
                 (
                     row["region"],
@@ -77,9 +79,9 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @_BACKEND
 @admin_options
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a backend no more work; what it has is finished.
+    """Send a backend no new items. It finishes the items that it has.
 
-    Exit with 1 where not all workers know.
+    Exit with 1 if a worker has not applied the drain.
     """
     _change(client, region, backend, "drain", as_json=as_json)
 
@@ -89,9 +91,9 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @_BACKEND
 @admin_options
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a drained backend work again, little at first.
+    """Send items to a drained backend again, few at first.
 
-    Exit with 1 where not all workers know.
+    Exit with 1 if a worker has not applied the change.
     """
     _change(client, region, backend, "restore", as_json=as_json)
 
@@ -103,5 +105,5 @@ def _state(view: dict[str, Any]) -> str:
 def _change(client: AdminClient, region: str, backend: str, action: str, *, as_json: bool) -> None:
     path = f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}/{action}"
     answer = client.request("POST", path)
-    state = "is given no more work" if answer["drained"] else "is given work again"
+    state = "is drained" if answer["drained"] else "is restored"
     print_change(answer, as_json=as_json, head=f"`{answer['backend']}` {state}")

@@ -1,4 +1,4 @@
-"""Assembles the commands of `sluicegate`, in the order that `--help` shows."""
+"""Assembles the commands of `sluicegate`, in the order in which `--help` lists them."""
 
 import click
 from typing_extensions import override
@@ -16,14 +16,14 @@ from gateway.cli.serving import gateway, up
 from gateway.cli.starting import completion, init
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 something failed or did not start, or not every worker follows a change;"
-    " 2 wrong usage, or a port or data directory is in use; 3 the configuration, the environment or"
-    " a key is not valid; 4 the admin listener cannot be reached or refused."
+    "Exit codes: 0 done; 1 something failed, or a worker has not applied a change; 2 wrong usage,"
+    " or a port or data directory is in use; 3 the configuration, the environment or a key is"
+    " invalid; 4 the operators' listener cannot be reached, or has refused the request."
 )
 
 
 class _InOrder(click.Group):
-    """Lists commands as they were added."""
+    """Lists commands in the order in which they were added."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -35,8 +35,8 @@ class _InOrder(click.Group):
 def main() -> None:
     """Sluicegate: a caching inference gateway and request router for small models.
 
-    `sluicegate up` runs everything on this machine, and prints a request to try. Each command has
-    `--help` with an example.
+    `sluicegate up` runs everything on this machine, and prints an example request. `--help` of
+    each command shows an example.
     """
 
 

@@ -30,7 +30,7 @@ def _default_workers() -> int:
 
 
 def _print(line: str) -> None:
-    """Print for the operator; a closed terminal or a full disk must not end the supervisor."""
+    """Print a line. Errors are ignored, because a closed terminal must not end the supervisor."""
     with contextlib.suppress(OSError):
         click.echo(line)
 
@@ -38,16 +38,16 @@ def _print(line: str) -> None:
 def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(map(_REGION.fullmatch, names)) or len(set(names)) != len(names):
-        raise click.BadParameter("give different names, such as `eu,us`")
+        raise click.BadParameter("give distinct names, such as `eu,us`")
     return names
 
 
 def _default_config() -> Path:
-    """Return the folder `config`, or the one that `init` would copy."""
+    """Return the folder `config` if it exists, otherwise the folder that `init` copies."""
     own = Path("config")
     if own.is_dir():
         return own
-    _print("There is no folder `config`: `sluicegate init` writes it, with what is in force now.")
+    _print("There is no folder `config`. `sluicegate init` creates one with the present settings.")
     return STARTER_CONFIG
 
 
@@ -74,7 +74,7 @@ def _default_config() -> Path:
     callback=_regions,
     default="eu",
     show_default=True,
-    help="Names of regions, each with one backend or those of its GPUs; the first is preferred.",
+    help="Names of regions, preferred first. Each gets a backend, or one for each GPU.",
 )
 @click.option(
     "--data-dir",
@@ -87,7 +87,7 @@ def _default_config() -> Path:
     "--config",
     type=FOLDER,
     envvar="SLUICEGATE_CONFIG",
-    help="Folder of the configuration.  [default: config, if there is one; see `sluicegate init`]",
+    help="Configuration folder.  [default: config, if it exists; see `sluicegate init`]",
 )
 @click.option(
     "--models",
@@ -97,21 +97,21 @@ def _default_config() -> Path:
 @click.option(
     "--demo-models",
     is_flag=True,
-    help="Serve the demo models beside those of --models, whose names win.",
+    help="Also serve the demo models. A model of --models replaces a demo model of its name.",
 )
 @click.option(
     "--admin-key",
     envvar="SLUICEGATE_ADMIN_KEY",
     show_envvar=True,
     default="",
-    help="Else one is generated, shown, and kept in <data-dir>/admin-key.",
+    help="Key for operators.  [default: generated, printed, and kept in <data-dir>/admin-key]",
 )
 @click.option(
     "--demo-key",
     envvar="SLUICEGATE_DEMO_KEY",
     show_envvar=True,
     default="",
-    help="Else one is generated, shown, and kept in <data-dir>/demo-key.",
+    help="API key for tests.  [default: generated, printed, and kept in <data-dir>/demo-key]",
 )
 def up(
     *,
@@ -130,8 +130,8 @@ def up(
 ) -> None:
     """Run everything on this machine: Valkey, backends, workers, billing and operators' listener.
 
-    Needs no server installed, and no configuration. Who runs, and where, is in
-    <data-dir>/processes.json.
+    It needs no installed server and no configuration. <data-dir>/processes.json lists the running
+    processes and their addresses.
     """
     if port == admin_port:
         raise click.UsageError("`--port` and `--admin-port` must differ")
@@ -163,15 +163,16 @@ def up(
 
 @click.command(short_help="Run the gateway of one machine, in production.")
 @click.option("--workers", type=click.IntRange(1, 256), help="[default: cores - 1, at least 1]")
-@click.option("--admin/--no-admin", default=True, help="Run the operators' listener too.")
+@click.option("--admin/--no-admin", default=True, help="Also run the operators' listener.")
 def gateway(*, workers: int | None, admin: bool) -> None:
     """Run the gateway of one machine in production: workers, event shipper, operators' listener.
 
-    The other settings are in the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
+    All other settings are in the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
     SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,
     SLUICEGATE_ADMIN_KEY, SLUICEGATE_CACHE_URL, SLUICEGATE_STATE_URL, SLUICEGATE_LEDGER_URL,
     SLUICEGATE_SECRET, SLUICEGATE_BACKEND_TOKEN.
-    All processes print JSON lines; with SLUICEGATE_LOGS=files, each to a file of its own.
+    All processes log JSON lines to standard output. With SLUICEGATE_LOGS=files, each process logs
+    to a file of its own.
     """
     with failing():
         settings = load_settings()

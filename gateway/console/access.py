@@ -1,4 +1,4 @@
-"""Lets only operators with a session and the role into the console, and only from its own pages."""
+"""Checks session, role and origin of every request to the console."""
 
 import hmac
 from typing import Any
@@ -18,12 +18,12 @@ from gateway.http.connection_timeouts import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
 LOGIN_COOKIE = "sluicegate_login"
-"""Holds the token of the form that logs in, as there is no session yet."""
+"""The cookie with the CSRF token of the login form, for which there is no session yet."""
 TOKEN_FIELD, TOKEN_HEADER = "csrf", "x-csrf-token"
 SESSION = "session"
-"""The key of a request's state where its session is."""
+"""The key of the session in a request's state."""
 PUBLIC = {"public": True}
-"""Tells the listener's own check that this one decides: it wants a key in every request."""
+"""Exempts the console's routes from `AdminAccess`, which requires a key in every request."""
 WITHOUT_SESSION = {"without_session": True}
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORMS = "application/x-www-form-urlencoded"
@@ -32,10 +32,10 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ConsoleAccess(ASGIMiddleware):
-    """Puts session and operator into the state of a request, or refuses it.
+    """Stores the session and the operator in a request's state, or refuses the request.
 
-    A route says what it needs by `opt={"role": Role.OPERATOR}`; without it GET needs VIEWER,
-    everything else ADMIN. Requests that change something must come from a page of the console.
+    A route names its role with `opt={"role": Role.OPERATOR}`. By default, GET requires VIEWER, and
+    all other methods require ADMIN. A request that is not GET must come from a page of the console.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -50,7 +50,7 @@ class ConsoleAccess(ASGIMiddleware):
         request: AnyRequest = Request(scope, receive=receive)
         opt = scope["route_handler"].opt
         if self._wants_certificate and not scope["state"].get(HAS_CERTIFICATE):
-            raise PermissionDenied("A client certificate is missing: connect with one.")
+            raise PermissionDenied("Your browser sent no client certificate. Install one in it.")
         found = await self._sessions.find(request.cookies.get(SESSION_COOKIE, ""))
         if found is not None:
             scope["state"][SESSION], scope["state"][OPERATOR] = found
@@ -67,14 +67,16 @@ def _check_role(found: tuple[Session, Operator] | None, role: Role) -> None:
         raise AuthenticationFailed("Log in first.")
     operator = found[1]
     if not operator.may(role):
-        raise PermissionDenied(f"`{operator.name}` lacks the role `{role}`; log in as another.")
+        raise PermissionDenied(
+            f"`{operator.name}` lacks the role `{role}`. Log in as an operator who has it."
+        )
 
 
 def check_origin(request: AnyRequest) -> None:
-    """Check that a page of this host sent the request, by what browsers say of it.
+    """Check by the headers `Origin` and `Sec-Fetch-Site` that a page of this host sent the request.
 
     Raises:
-        PermissionDenied: another page did, or the client does not say.
+        PermissionDenied: another page sent it, or the headers are missing.
     """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
@@ -82,7 +84,7 @@ def check_origin(request: AnyRequest) -> None:
         None,
         "same-origin",
     }:
-        raise PermissionDenied("The request comes from another page than the console's.")
+        raise PermissionDenied("The request does not come from a page of this console.")
 
 
 async def _check_token(request: AnyRequest, found: tuple[Session, Operator] | None) -> None:
@@ -91,4 +93,4 @@ async def _check_token(request: AnyRequest, found: tuple[Session, Operator] | No
     if not token and request.headers.get("content-type", "").startswith(_FORMS):
         token = str((await request.form()).get(TOKEN_FIELD, ""))
     if not expected or not hmac.compare_digest(token.encode(), expected.encode()):
-        raise PermissionDenied("The page is too old; load it again and repeat what you did.")
+        raise PermissionDenied("This page is out of date. Reload it and try again.")

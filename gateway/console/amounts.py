@@ -1,4 +1,4 @@
-"""Writes amounts of money, and times, for people."""
+"""Formats amounts of money and times for people."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ _DIGITS = 3
 
 
 def money(amount: str | float | Decimal) -> str:
-    """Return an amount with two decimals; with its first three digits where it is below a cent."""
+    """Format an amount with two decimals, or with three significant digits if below 0.01."""
     value = Decimal(str(amount))
     if value and abs(value) < _CENT:
         return f"{value:.{_DIGITS - 1 - value.adjusted()}f}"
@@ -18,7 +18,7 @@ def money(amount: str | float | Decimal) -> str:
 
 
 def moment(value: datetime | float | None) -> str:
-    """Return a time in UTC: `2026-11-02 10:30`; a dash where there is none."""
+    """Format a time in UTC as `2026-11-02 10:30`; `None` becomes a dash."""
     if value is None:
         return "-"
     if not isinstance(value, datetime):

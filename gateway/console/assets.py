@@ -1,4 +1,4 @@
-"""Serves the console's scripts and styles under addresses that change with their contents."""
+"""Serves the console's scripts and styles at URLs that contain a digest of their contents."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +15,7 @@ _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 class Asset(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that pages load."""
+    """A static file."""
 
     content: bytes
     media: str
@@ -23,7 +23,7 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assets:
-    """Holds the files of a folder, read once."""
+    """Holds the static files of a folder in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._found = {
@@ -31,18 +31,18 @@ class Assets:
         }
 
     def url(self, name: str) -> str:
-        """Return where pages load a file; the address is another one when the file is."""
+        """Return the URL of a file. The URL changes when the file's contents change."""
         return f"/console/static/{self._found[name].digest}/{name}"
 
     def find(self, digest: str, name: str) -> Asset:
         """Return a file.
 
         Raises:
-            NotFound: there is none of that name, or it has other contents.
+            NotFound: there is no file of this name with this digest.
         """
         asset = self._found.get(name)
         if asset is None or asset.digest != digest:
-            raise NotFound("There is no such file; load the page again.")
+            raise NotFound("There is no such file. Reload the page.")
         return asset
 
 
@@ -60,6 +60,6 @@ def _read(path: Path) -> Asset:
 async def static_file(
     digest: FromPath[str], name: FromPath[str], assets: NamedDependency[Assets]
 ) -> Response[bytes]:
-    """Return a file, which a browser keeps for good."""
+    """Return a file, which browsers may cache for ever."""
     asset = assets.find(digest, name)
     return Response(asset.content, media_type=asset.media, headers=_FOREVER)

@@ -1,4 +1,4 @@
-"""Shows who changed what, when, found by operator, kind and time."""
+"""Shows the audit log, with filters by operator, kind, subject and time."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ _FIELDS = ("operator", "kind", "subject", "from", "to")
 
 
 class AuditController(Controller):
-    """Serves the page of changes."""
+    """Serves the page of the audit log."""
 
     path = "/audit"
     opt = {"role": Role.VIEWER}  # noqa: RUF012 - Litestar reads it
@@ -32,7 +32,7 @@ class AuditController(Controller):
     async def page(
         self, request: AnyRequest, frame: NamedDependency[Frame], ledger: NamedDependency[Ledger]
     ) -> Response[str]:
-        """Return the newest entries that fit."""
+        """Return the newest entries that match the filters."""
         wanted = {name: str(request.query_params.get(name, "")).strip() for name in _FIELDS}
         fields = {name: [value] for name, value in wanted.items()}
         of = AuditFilter(

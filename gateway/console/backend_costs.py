@@ -1,4 +1,4 @@
-"""Computes what the backends of the published documents have cost over time. Pure."""
+"""Computes the cost of backends over time, from the published documents. Pure."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,23 +12,23 @@ _NANO = 1_000_000_000
 
 
 class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document, with the time from which it was the active one, in seconds since the epoch."""
+    """A document, and the Unix time in seconds from which it was active."""
 
     since: float
     document: Document
 
 
 def hourly_rate(document: Document, resolved: Mapping[str, int]) -> int:
-    """Return what an hour of all backends of `document` costs, in 10^-9 of the currency.
+    """Return the cost of all backends of `document` for an hour, in 10^-9 of the currency.
 
-    A DNS name counts as the backends that it was `resolved` to, by the id of its entry.
+    `resolved` is the number of backends behind each entry with a DNS name, by the entry's id.
     """
     pools = [pool for region in document.regions for pool in region.pools]
     return sum(round(pool.cost_per_hour * _NANO) * _size(pool, resolved) for pool in pools)
 
 
 def unpriced_pools(document: Document) -> list[str]:
-    """Return the pools whose backends cost nothing by the document, as `region/pool`."""
+    """Return the pools without a `cost_per_hour`, as `region/pool`."""
     return [
         f"{region.name}/{pool.name}"
         for region in document.regions
@@ -40,9 +40,9 @@ def unpriced_pools(document: Document) -> list[str]:
 def backend_costs(
     documents: Sequence[DatedDocument], edges: Sequence[float], resolved: Mapping[str, int]
 ) -> list[int]:
-    """Return what backends cost between each two of `edges`, in 10^-9 of the currency.
+    """Return the cost of backends between each pair of adjacent `edges`, in 10^-9 of the currency.
 
-    `documents` are ordered by time; before the first one there were no backends.
+    `documents` are sorted by time. Before the first one, there were no backends.
     """
     ends = [document.since for document in documents[1:]] + [edges[-1]]
     rates = [hourly_rate(each.document, resolved) for each in documents]
@@ -54,7 +54,7 @@ def backend_costs(
 
 
 def _overlap(since: float, until: float, start: float, stop: float) -> float:
-    """Return the hours that two spans of time have in common."""
+    """Return the hours by which two spans overlap."""
     return max(0.0, min(until, stop) - max(since, start)) / _HOUR
 
 

@@ -22,7 +22,7 @@ _PAGE: Final = 100
 
 
 class BackendPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The backends of a page, by region, after a filter."""
+    """One page of the backends that match a filter."""
 
     regions: dict[str, list[Backend]]
     query: str
@@ -34,7 +34,7 @@ class BackendPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendsController(Controller):
-    """Shows backends, and takes them out of use and back."""
+    """Serves the page of backends, and drains and restores them."""
 
     path = "/backends"
     include_in_schema = False
@@ -51,11 +51,11 @@ class BackendsController(Controller):
         attention: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
         page: FromQuery[int] = 1,
     ) -> Response[str]:
-        """Return the page, or its table for htmx."""
+        """Return the page, or only its table for a request from htmx."""
         fleet = await read_fleet(control, active)
         shown = select(fleet, query=q, attention=attention, page=page)
-        is_part = request.headers.get("hx-request") == "true"
-        template = "backends/_table.html" if is_part else "backends.html"
+        is_fragment = request.headers.get("hx-request") == "true"
+        template = "backends/_table.html" if is_fragment else "backends.html"
         absent = absent_reports(fleet, history.traffic)
         return frame.render(request, template, {"fleet": fleet, "shown": shown, "absent": absent})
 
@@ -73,7 +73,7 @@ class BackendsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
-        """Give a backend no more work; what it has is finished."""
+        """Send a backend no new items; it finishes the items that it has."""
         done = await backends.change(region, backend, drained=True, actor=operator.name)
         return await _row(request, frame, backends, region, done.content)
 
@@ -91,13 +91,16 @@ class BackendsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
-        """Give a drained backend work again."""
+        """Send items to a drained backend again."""
         done = await backends.change(region, backend, drained=False, actor=operator.name)
         return await _row(request, frame, backends, region, done.content)
 
 
 def select(fleet: FleetView, *, query: str, attention: bool, page: int) -> BackendPage:
-    """Return the backends of a page: those with `query` in a name, or only those not ready."""
+    """Return one page of the backends whose id, URL, pool or region contains `query`.
+
+    With `attention`, backends that are ready and not drained are left out.
+    """
     wanted = query.strip().lower()
     found = [
         each
@@ -128,7 +131,7 @@ def _by_region(backends: Iterable[Backend]) -> dict[str, list[Backend]]:
 async def _row(
     request: AnyRequest, frame: Frame, changes: BackendChanges, region: str, done: DrainResult
 ) -> Response[str]:
-    """Return the row of a backend as it is now, and a notice of what was done."""
+    """Return the updated row of a backend, and a notice."""
     fleet = await read_fleet(changes.control, changes.active)
     context = {"backend": fleet.find(region, done.backend), "done": done}
     return frame.render(request, "backends/_done.html", context)

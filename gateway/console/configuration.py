@@ -1,4 +1,4 @@
-"""Shows the active document and its history; compares, checks, publishes and rolls back."""
+"""Shows the active document and the history; compares, checks and publishes documents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _UPLOADED = "document.yaml"
 
 
 class ActiveDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The active document, as the page shows it."""
+    """The active document with the data that the page shows."""
 
     published: Published
     tag: str
@@ -42,7 +42,7 @@ class ActiveDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationController(Controller):
-    """Serves the page of the configuration, and what its forms do."""
+    """Serves the page of the configuration and its forms."""
 
     path = "/configuration"
     include_in_schema = False
@@ -64,7 +64,7 @@ class ConfigurationController(Controller):
         before: FromQuery[int],
         after: FromQuery[int],
     ) -> Response[str]:
-        """Return how one document of the history differs from another."""
+        """Return the differences between two documents of the history."""
         history = await control.history()
         texts = [_sources_of(history, number) for number in (before, after)]
         fields, found = await asyncio.to_thread(_compare, *texts)
@@ -81,7 +81,7 @@ class ConfigurationController(Controller):
         publisher: NamedDependency[Publisher],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Return whether a document would be accepted, and what it would change."""
+        """Return the changes that a document would make, or why it would be refused."""
         fields = await fields_of(request)
         text = _text(fields)
         try:
@@ -93,7 +93,7 @@ class ConfigurationController(Controller):
         former = active.sources if active is not None else ()
         wanted = (DocumentSource(name=_UPLOADED, text=text),)
         _, found = await asyncio.to_thread(_compare, former, wanted)
-        title = "It would be accepted, and change this"
+        title = "The document is valid. It would change"
         context = {"fields": described(checked.difference), "found": found, "title": title}
         return frame.render(request, "configuration/_difference.html", context)
 
@@ -110,7 +110,7 @@ class ConfigurationController(Controller):
         fields = await fields_of(request)
         tag = one(fields, "tag")
         if not tag and await control.active() is not None:
-            raise PreconditionFailed("a document was published meanwhile; load the page again")
+            raise PreconditionFailed("a document was published meanwhile: reload the page")
         try:
             change = await publisher.put(
                 _text(fields),
@@ -143,7 +143,7 @@ class ConfigurationController(Controller):
 async def _state(
     request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
 ) -> Response[str]:
-    """Return what is active after a change."""
+    """Return the updated state of the page after a change."""
     context = await _context(control) | {"change": change}
     return frame.render(request, "configuration/_state.html", context)
 
@@ -167,18 +167,18 @@ async def _context(control: Control) -> dict[str, object]:
 
 
 def _editable(sources: Sequence[DocumentSource]) -> str:
-    """Return the text to edit: as it was written where that is one text, else all in one."""
+    """Return the text to edit: the only file unchanged, or several files merged into one."""
     return sources[0].text if len(sources) == 1 else normalised(sources)
 
 
 def _compare(
     before: Sequence[DocumentSource], after: Sequence[DocumentSource]
 ) -> tuple[FieldLines, Difference]:
-    """Return how two documents differ, by fields and by lines."""
+    """Return the differences between two documents, by fields and by lines."""
     found = difference(normalised(before), normalised(after))
     try:
         fields = lines_of(*(load_sources(each) if each else Document() for each in (before, after)))
-    except ConfigurationError:  # a document of the history that this version does not take
+    except ConfigurationError:  # this version cannot read an old document
         fields = FieldLines(lines=[], omitted=0, notes=[])
     return fields, found
 
@@ -187,14 +187,14 @@ def _sources_of(history: Sequence[Published], number: int) -> Sequence[DocumentS
     for entry in history:
         if entry.generation == number:
             return entry.sources
-    raise NotFound(f"the history has no generation {number} any more; load the page again")
+    raise NotFound(f"the history has no generation {number} any more: reload the page")
 
 
 def _text(fields: Fields) -> str:
     # Browsers send line breaks as CRLF.
     text = "".join(fields.get("text", ())).replace("\r\n", "\n")
     if len(text.encode()) > MAX_SOURCE_BYTES:
-        raise PayloadTooLarge(f"a document has at most {MAX_SOURCE_BYTES} bytes")
+        raise PayloadTooLarge(f"the document is larger than {MAX_SOURCE_BYTES} bytes")
     if not text.strip():
-        raise InvalidRequest("the document is empty; write it, or choose a file")
+        raise InvalidRequest("the document is empty: enter its text, or choose a file")
     return text

@@ -1,4 +1,4 @@
-"""Builds the console: its routes, what they share, and what runs beside them."""
+"""Builds the console: its routes, their dependencies, and its background task."""
 
 import asyncio
 import time
@@ -37,9 +37,9 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class Console:
-    """Is the extension of the operators' listener that people see.
+    """Adds web pages to the operators' listener; implements `Extension`.
 
-    Pages take the listener's objects as dependencies, beside the console's own.
+    Handlers can use the listener's dependencies and the console's own.
     """
 
     def __init__(
@@ -73,31 +73,31 @@ class Console:
         self.routers = (Router("/", route_handlers=[to_console]), pages)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the history of traffic, until `stop`."""
+        """Record the history of traffic until `stop` is set."""
         await self._history.run(stop)
 
 
 @get("/", opt=PUBLIC, include_in_schema=False)
 async def to_console() -> Redirect:
-    """Redirect the operators' listener's own address to the console."""
+    """Redirect the root of the operators' listener to the console."""
     return Redirect(ROOT)
 
 
 @get("/{path:path}", include_in_schema=False)
 async def no_page(path: FromPath[str]) -> None:  # noqa: ARG001 - Litestar passes it by this name
-    """Refuse an address of the console that no page has."""
-    raise NotFound("There is no such page; choose one from the menu.")
+    """Refuse an unknown path below the console."""
+    raise NotFound("There is no such page. Choose one from the menu.")
 
 
 class ConsoleMetrics:
-    """Reads the metrics of all processes, and the supervisor's counts of restarts."""
+    """Reads the metrics of all processes, and how often the supervisor has restarted processes."""
 
     def __init__(self, settings: Settings) -> None:
         self._files = MetricReader(settings.metrics_dir, (*METRICS, *GAUGES))
         self._folder = settings.data_dir
 
     def read(self) -> dict[Series, float]:
-        """Return the values by series; blocks."""
+        """Return the value of each series; blocks."""
         found = self._files.read()
         for each in read_restarts(self._folder):
             labels = (("reason", each.reason), ("role", each.role))
@@ -106,8 +106,7 @@ class ConsoleMetrics:
 
 
 def _router(*, frame: Frame, access: ConsoleAccess, objects: dict[str, object]) -> Router:
-    """Return the routes. What is no function, Litestar copies with a router, sessions and all."""
-
+    # Middleware and handlers are passed as functions: Litestar would make copies of objects.
     def guarded(app: ASGIApp) -> ASGIApp:
         return access(app)
 
@@ -131,7 +130,7 @@ def _router(*, frame: Frame, access: ConsoleAccess, objects: dict[str, object]) 
 def _controllers() -> Iterator[type[Controller]]:
     for page in PAGES:
         yield page.controller
-        yield from page.parts
+        yield from page.others
 
 
 def _provide(value: object) -> Provide:

@@ -1,4 +1,4 @@
-"""Shows usage events that could not be counted; replays and discards them."""
+"""Shows dead letters (usage events that could not be counted), and replays or discards them."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ PER_PAGE = 50
 
 
 class DeadLettersController(Controller):
-    """Serves the page of dead letters, and what its buttons do."""
+    """Serves the page of dead letters and its buttons."""
 
     path = "/dead-letters"
     include_in_schema = False
@@ -29,7 +29,7 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         before: FromQuery[int | None] = None,
     ) -> Response[str]:
-        """Return the newest dead letters."""
+        """Return the page with the newest dead letters."""
         context = await _context(dead_letters, before=before)
         return frame.render(request, "dead_letters.html", context)
 
@@ -41,7 +41,7 @@ class DeadLettersController(Controller):
         frame: NamedDependency[Frame],
         dead_letters: NamedDependency[DeadLetterReplay],
     ) -> Response[str]:
-        """Return what a dead letter holds."""
+        """Return the content of a dead letter."""
         letter = await asyncio.to_thread(dead_letters.show, number)
         return frame.render(request, "dead_letters/_content.html", {"letter": letter})
 
@@ -54,7 +54,7 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Count what is in a dead letter, and return those that are left."""
+        """Count the events of a dead letter, and return the remaining dead letters."""
         made = await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
         done = f"Dead letter {number} is counted: {made.counted} requests."
         context = await _context(dead_letters) | {"done": done}
@@ -70,7 +70,7 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Remove a dead letter uncounted, and return those that are left."""
+        """Remove a dead letter without counting it, and return the remaining dead letters."""
         await asyncio.to_thread(ledger.dead_letters.discard, number, actor=operator.name)
         context = await _context(dead_letters) | {"done": f"Dead letter {number} is discarded."}
         return frame.render(request, "dead_letters/_list.html", context)

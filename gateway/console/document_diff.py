@@ -1,4 +1,4 @@
-"""Compares published documents line by line, in one form of YAML. Pure."""
+"""Compares documents line by line, in a normalised form of YAML. Pure."""
 
 import difflib
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from gateway.errors import ConfigurationError
 
 _CONTEXT = 3
 MOST_LINES = 2_000
-"""Lines of a difference that are shown."""
+"""The most lines of a difference that are shown."""
 
 
 class Change(StrEnum):
-    """Says what became of a line."""
+    """Says how a line differs."""
 
     SAME = "same"
     ADDED = "added"
     REMOVED = "removed"
     PLACE = "place"
-    """No line: tells where the next ones are."""
+    """A hunk header, which says where the next lines are."""
 
 
 class DiffLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,19 +35,19 @@ class DiffLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines that two documents differ by, with some around them."""
+    """The lines by which two documents differ, with some lines of context."""
 
     lines: list[DiffLine]
     added: int
     removed: int
     is_cut: bool
-    """There are more lines than `lines`."""
+    """Whether further lines are left out."""
 
 
 def normalised(sources: Sequence[DocumentSource]) -> str:
-    """Return the document of `sources` as YAML: fields in the schema's order, no defaults.
+    """Return a document as YAML, with fields in the order of the schema and without defaults.
 
-    Where it cannot be read any more, its texts are returned as they are.
+    If this version cannot read the document, its files are returned unchanged.
     """
     try:
         document = load_sources(sources)
@@ -57,14 +57,14 @@ def normalised(sources: Sequence[DocumentSource]) -> str:
 
 
 def as_yaml(document: Document) -> str:
-    """Return a document as YAML without fields that have their default."""
+    """Return a document as YAML, without fields that have their default values."""
     shown = msgspec.to_builtins(without_defaults(document))
     text: str = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 
 def difference(before: str, after: str) -> Difference:
-    """Return how one text becomes the other."""
+    """Return the difference between two texts."""
     found = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=_CONTEXT)
     lines = [_line(text) for text in list(found)[2:]]
     return Difference(

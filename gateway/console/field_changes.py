@@ -1,4 +1,4 @@
-"""Writes the fields that two documents differ by, and whom that affects, for people. Pure."""
+"""Formats the fields by which two documents differ, and the affected tenants. Pure."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -15,7 +15,7 @@ _LONGEST = 400
 
 
 class FieldLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A field as it was and as it becomes; `None` where it is missing."""
+    """The old and the new value of a field; `None` means that the field is missing."""
 
     path: str
     before: str | None
@@ -23,12 +23,13 @@ class FieldLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldLines(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that differ, and what else there is to say."""
+    """The fields by which two documents differ."""
 
     lines: list[FieldLine]
     omitted: int
+    """The number of further fields."""
     notes: list[str]
-    """Models, limits, prices and tenants that are affected."""
+    """Lines about the affected models, limits, prices and tenants."""
 
 
 def lines_of(before: Document, after: Document) -> FieldLines:
@@ -39,7 +40,7 @@ def lines_of(before: Document, after: Document) -> FieldLines:
 
 
 def described(difference: DocumentDifference) -> FieldLines:
-    """Return what a document would change, and for whom."""
+    """Return the changes that a document would make, with notes."""
     shown = difference.changes[:MOST_FIELDS]
     omitted = difference.omitted + len(difference.changes) - len(shown)
     models = difference.models
@@ -65,7 +66,7 @@ def _named(title: str, names: Iterable[str]) -> list[str]:
 
 def _tenants(title: str, counted: TenantCount | None) -> list[str]:
     if counted is None:
-        return [f"{title}: unknown, as the ledger cannot be asked now"]
+        return [f"{title}: unknown, because the ledger cannot be reached"]
     if not counted.count:
         return []
     rest = counted.count - len(counted.first)

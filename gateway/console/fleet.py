@@ -1,4 +1,4 @@
-"""Puts together how all workers see each backend of the document."""
+"""Combines all workers' reports about each backend of the document."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ _MEGA = 1e6
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as one worker sees it."""
+    """One worker's report about a backend."""
 
     backend: str
     health: str = ""
@@ -34,7 +34,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of a tenant limits refused each second at one worker."""
+    """How many requests of a tenant one worker refuses per second because of limits."""
 
     tenant: str
     per_second: float
@@ -46,7 +46,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend, as all workers see it."""
+    """A backend of the document, with all workers' reports about it."""
 
     id: str
     region: str
@@ -54,12 +54,13 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     drained: bool
     is_entry: bool
-    """Whether it stands for all backends of a DNS name, of which none is found."""
+    """Whether this is an entry with a DNS name that no worker could resolve."""
     seen: Sequence[EndpointReport]
+    """The workers' reports."""
 
     @property
     def state(self) -> str:
-        """What is the matter with it, in a word or two."""
+        """The backend's state in a word or two, such as `ready` or `drained`."""
         if self.drained:
             return "drained"
         if not self.seen:
@@ -75,19 +76,19 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether a worker may send it requests."""
+        """Whether any worker may send requests to the backend."""
         return not self.drained and bool(self._ready)
 
     @property
     def mood(self) -> str:
-        """How bad that is: `good`, `warn` or `bad`."""
+        """How bad the state is: `good`, `warn` or `bad`."""
         if self.state == "ready":
             return "good"
         return "warn" if self.drained or self.state == "broken models" else "bad"
 
     @property
     def reason(self) -> str:
-        """Why it is not ready; empty where nothing is known or wrong."""
+        """Why the backend is not ready; empty if nothing is wrong or known."""
         for each in self.seen:
             if each.missing or each.trouble:
                 return "; ".join(each.missing) or each.trouble
@@ -95,65 +96,71 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """What is wrong with models of its repository."""
+        """The errors of broken models in the backend's repository, by model."""
         return {name: text for each in self.seen for name, text in each.problems.items()}
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The revisions that it serves, by model."""
+        """The revisions that the backend serves, by model."""
         return {name: revision for each in self.seen for name, revision in each.models.items()}
 
     @property
     def gpu(self) -> GpuState | None:
-        """Its GPU, as the driver showed it at the last probe of a worker."""
+        """The state of the backend's GPU at a worker's last probe."""
         return next((each.gpu for each in self._ready if each.gpu is not None), None)
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until the last worker uses it again."""
+        """Seconds until all workers use the backend again after its ejection."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
     def share(self) -> float | None:
-        """The share of traffic for its speed; `None` if it is drained or was never ready."""
+        """The fraction of its full traffic that the backend gets: below 1 during slow start.
+
+        `None` if the backend is drained or not ready.
+        """
         return None if self.drained else min((each.share for each in self._ready), default=None)
 
     @property
     def finish(self) -> float | None:
-        """Predicted seconds until an item sent now is answered, at the worst; as `share`."""
+        """The longest predicted time in seconds until an item that is sent now has its result.
+
+        `None` if the backend is drained or not ready.
+        """
         worst = max((each.finish_time for each in self._ready), default=None)
         return None if self.drained or worst is None or worst > _MEGA else worst
 
     @property
     def in_flight(self) -> int:
-        """Items that wait for it."""
+        """The number of items that wait for the backend."""
         return sum(each.in_flight for each in self.seen)
 
     @property
     def calls(self) -> int:
-        """Calls since the workers started."""
+        """The number of calls since the workers started."""
         return sum(each.calls for each in self.seen)
 
     @property
     def failures(self) -> int:
-        """Calls that failed since the workers started."""
+        """The number of failed calls since the workers started."""
         return sum(each.failures for each in self.seen)
 
     @property
     def _ready(self) -> list[EndpointReport]:
-        """What workers say that find it ready: others predict what an idle one would do."""
+        """The reports of workers that see the backend as ready; only these predict correctly."""
         return [each for each in self.seen if each.health == "ready"]
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends, in the order of the document, and the workers that report."""
+    """All backends in the order of the document, and the workers that report about them."""
 
     regions: dict[str, list[Backend]]
     workers: list[str]
     configured: frozenset[str] = frozenset()
-    """Models that the document names, served or not."""
+    """The models that the document names, served or not."""
     refused: Mapping[str, float] = {}
-    """Requests that limits refused each second, by tenant; the tenants with the most of them."""
+    """Requests per second that limits refuse, for the tenants with the most of them."""
 
     @property
     def backends(self) -> Iterable[Backend]:
@@ -161,12 +168,12 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
         return (backend for region in self.regions.values() for backend in region)
 
     def find(self, region: str, backend: str) -> Backend | None:
-        """Return a backend, if it is there."""
+        """Return a backend of a region, `None` if it does not exist."""
         return next((b for b in self.regions.get(region, ()) if b.id == backend), None)
 
 
 async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetView:
-    """Return the fleet.
+    """Read the document and the workers' reports.
 
     Raises:
         ConfigurationError: there is no valid document.
@@ -211,7 +218,7 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
 def _found(
     entry: BackendConfig, seen: Mapping[str, Sequence[EndpointReport]]
 ) -> list[tuple[str, str]]:
-    """Return id and URL of the backends that an entry of the document stands for."""
+    """Return the ids and URLs of the backends that an entry of the document stands for."""
     if not entry.dns:
         return [(entry.id, entry.url)]
     found = [

@@ -1,4 +1,4 @@
-"""Reads the fields of a form that was sent."""
+"""Reads the fields of a submitted form."""
 
 from itertools import islice
 

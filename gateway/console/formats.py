@@ -1,4 +1,4 @@
-"""Writes numbers for people: short, with units, in columns of like width."""
+"""Formats numbers for people: short and with units."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ _TIMES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _SHORTEST, _THOUSAND = 1e-6, 1000
 NOTHING = "-"
-"""What is shown of a figure that is not known."""
+"""The text for an unknown number."""
 
 
 def count(value: float | None) -> str:
-    """Return a count: `1,234`, `12.3k`, `4.56M`."""
+    """Format a count, such as `1,234`, `12.3k` or `4.56M`."""
     if value is None:
         return NOTHING
     for step, unit in _STEPS:
@@ -21,29 +21,29 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a number of events per second: with a decimal where it is small."""
+    """Format a number of events per second; below 10 with a decimal."""
     return NOTHING if value is None else f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - where a decimal matters
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in the unit that suits it: `1.25 s`, `12.3 ms`, `80 µs`."""
+    """Format a duration in a suitable unit, such as `1.25 s`, `12.3 ms` or `80 µs`."""
     if value is None:
         return NOTHING
     if value < _SHORTEST:
         return "< 1 µs" if value else "0"
-    rounded = float(f"{value:.3g}")  # before the unit is chosen: 0.9996 ms is 1 ms
+    rounded = float(f"{value:.3g}")  # first, so that 0.9996 ms becomes 1 ms
     _, unit, factor = next(each for each in _TIMES if rounded >= each[0])
     number = rounded * factor
     return f"{number:.3g} {unit}" if number < _THOUSAND else f"{number:,.0f} {unit}"
 
 
 def percent(value: float | None) -> str:
-    """Return a share of one as per cent: `12.5 %`, `100 %`."""
+    """Format a fraction of 1 as a percentage, such as `12.5 %` or `100 %`."""
     return NOTHING if value is None else f"{value * 100:.1f}".removesuffix(".0") + " %"
 
 
 def size(value: float | None) -> str:
-    """Return a number of bytes: `1.5 GiB`."""
+    """Format a number of bytes, such as `1.5 GiB`."""
     if value is None:
         return NOTHING
     for step, unit in _BYTES:

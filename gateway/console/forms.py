@@ -1,4 +1,4 @@
-"""Reads the fields of the console's forms into the values that the ledger takes. Pure."""
+"""Converts the fields of the console's forms to values for the ledger. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,26 +16,26 @@ Fields = Mapping[str, Sequence[str]]
 
 
 def one(fields: Fields, name: str) -> str:
-    """Return the only value of a field; empty where it is missing."""
+    """Return the first value of a field, empty if the field is missing."""
     values = fields.get(name, ())
     return values[0].strip() if values else ""
 
 
 def rules_of(fields: Fields) -> tuple[Rule, ...]:
-    """Return the limits of a form, which has a row for each; rows without a name are left out.
+    """Return the limits in a form, one for each row. Rows without a name are skipped.
 
     Raises:
-        InvalidRequest: a number is not one, or a row is incomplete.
+        InvalidRequest: a number is invalid, or a row is incomplete.
     """
     columns = [list(fields.get(f"rule_{name}", ())) for name in RULE_FIELDS]
     if len({len(column) for column in columns}) > 1:
-        raise InvalidRequest("a row of the limits is incomplete; load the page again")
+        raise InvalidRequest("a row of the limits is incomplete: reload the page")
     rows = [dict(zip(RULE_FIELDS, row, strict=True)) for row in zip(*columns, strict=True)]
     return tuple(_rule(row) for row in rows[:MOST_RULES] if row["name"].strip())
 
 
 def budget_of(fields: Fields) -> Budget:
-    """Return the budget of a form.
+    """Return the budget in a form.
 
     Raises:
         InvalidRequest: a threshold is not a number.
@@ -50,16 +50,16 @@ def budget_of(fields: Fields) -> Budget:
 
 
 def words_of(fields: Fields, name: str) -> tuple[str, ...] | None:
-    """Return the words of a field, divided by blanks or commas; `None` where there is none."""
+    """Return the words in a field, separated by spaces or commas; `None` if there are none."""
     words = one(fields, name).replace(",", " ").split()
     return tuple(words) or None
 
 
 def number_of(text: str, name: str) -> int:
-    """Return the number, from 0, that an address or a form has.
+    """Parse a number from a URL or a form.
 
     Raises:
-        InvalidRequest: it is none, or one that nothing has.
+        InvalidRequest: `text` is not a number, or has too many digits.
     """
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise InvalidRequest(f"`{name}` must be a number of at most {_MOST_DIGITS} digits")
@@ -67,10 +67,10 @@ def number_of(text: str, name: str) -> int:
 
 
 def moment_of(fields: Fields, name: str) -> datetime | None:
-    """Return the time (UTC) of a field for dates and times; `None` where it is empty.
+    """Return the date or time in a field, in UTC by default; `None` if the field is empty.
 
     Raises:
-        InvalidRequest: it is no time.
+        InvalidRequest: the value is not a date or a time.
     """
     text = one(fields, name)
     if not text:
@@ -78,7 +78,7 @@ def moment_of(fields: Fields, name: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidRequest(f"`{name}`: `{text[:40]}` is no date or time") from error
+        raise InvalidRequest(f"`{name}`: `{text[:40]}` is not a date or a time") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -100,11 +100,11 @@ def _number(text: str, where: str) -> int:
     try:
         return int(text.strip())
     except ValueError as error:
-        raise InvalidRequest(f"{where}: `{text.strip()[:40]}` is no whole number") from error
+        raise InvalidRequest(f"{where}: `{text.strip()[:40]}` is not a whole number") from error
 
 
 def _seconds(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise InvalidRequest(f"{where}: `{text[:40]}` is no number of seconds") from error
+        raise InvalidRequest(f"{where}: `{text[:40]}` is not a number of seconds") from error

@@ -1,4 +1,4 @@
-"""Renders the console's pages: templates inside one frame, and errors as pages."""
+"""Renders the console's templates inside a common frame, and renders errors as pages."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    # With `no-referrer` browsers send forms with the origin `null`.
+    # With `no-referrer`, browsers would send forms with the origin `null`.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -38,18 +38,18 @@ _HEADERS = {
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of the console; operators without the role do not see it."""
+    """One page of the console. Operators without the role do not see it."""
 
     title: str
     path: str
     role: Role
     controller: type[Controller]
-    parts: tuple[type[Controller], ...] = ()
-    """What else serves the page."""
+    others: tuple[type[Controller], ...] = ()
+    """Further controllers that serve parts of the page."""
 
 
 class Frame:
-    """Renders templates with what every page shows: navigation, operator, theme."""
+    """Renders templates with the data for every page: navigation, operator and theme."""
 
     def __init__(self, *, assets: Assets, pages: Sequence[Page], region: str) -> None:
         self._pages = pages
@@ -71,12 +71,12 @@ class Frame:
         *,
         status: int = 200,
     ) -> Response[str]:
-        """Return a page, or a part of one, for whoever asked for it."""
+        """Return a response with a rendered page or a fragment of a page."""
         text = self.text(request, template, context)
         return Response(text, status_code=status, media_type="text/html", headers=_HEADERS)
 
     def text(self, request: AnyRequest, template: str, context: Mapping[str, object]) -> str:
-        """Return a rendered template."""
+        """Return a rendered template for the operator and the theme of the request."""
         state = request.scope["state"]
         operator: Operator | None = state.get(OPERATOR)
         session = state.get(SESSION)
@@ -92,14 +92,14 @@ class Frame:
         return self._environment.get_template(template).render(shown | dict(context))
 
     def problem(self, request: AnyRequest, error: Exception) -> Response[Any]:
-        """Return an error as a page, as a notice for htmx, or the way to log in."""
-        is_part = request.headers.get("hx-request") == "true"
+        """Return an error as a page or, for htmx, as a fragment; or redirect to the login page."""
+        is_fragment = request.headers.get("hx-request") == "true"
         known = gateway_error(error, str(request.scope["state"].get("request_id", "")))
         if isinstance(known, AuthenticationFailed):
-            return _to_login(request, is_part=is_part)
+            return _to_login(request, is_fragment=is_fragment)
         page = self.render(
             request,
-            "_error.html" if is_part else "error.html",
+            "_error.html" if is_fragment else "error.html",
             {"error": known},
             status=known.status,
         )
@@ -109,8 +109,8 @@ class Frame:
         return page
 
 
-def _to_login(request: AnyRequest, *, is_part: bool) -> Response[None]:
-    if is_part:  # the whole page has to go: htmx would put the form into a part of it
+def _to_login(request: AnyRequest, *, is_fragment: bool) -> Response[None]:
+    if is_fragment:  # htmx must replace the whole page, and not insert the login form into it
         seen = urlsplit(request.headers.get("hx-current-url", ""))
         return Response(None, headers={"HX-Redirect": _login_url(seen.path)})
     path = request.url.path if request.method == "GET" else ""

@@ -1,4 +1,4 @@
-"""Keeps the last half hour of traffic, and tells those who watch of each new reading."""
+"""Keeps the traffic of the last half hour, and notifies open pages of each new reading."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from gateway.errors import Overloaded
 from gateway.telemetry.metric_reading import Series
 
 LENGTH: Final = 1800.0
-"""Seconds that are kept."""
+"""Seconds for which points are kept."""
 _WATCHED_INTERVAL: Final = 1.0
 _INTERVAL: Final = 5.0
-# Workers write their counters once a second: rates over one second would jump.
+# Workers write their counters once a second, so rates over a single second would jump.
 _WINDOW: Final = 5.0
 _RESTARTS_SHOWN: Final = 300.0
 _MOST_POINTS: Final = 1800
@@ -26,7 +26,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """A point of the charts; rates are per second."""
+    """A point of the charts. `at` is a Unix time; rates are per second, latencies in seconds."""
 
     at: float
     requests: float
@@ -39,17 +39,17 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reader(Protocol):
-    """Reads the metrics."""
+    """Reads metrics."""
 
     def read(self) -> dict[Series, float]:
-        """Return the values by series; blocks."""
+        """Return the value of each series; blocks."""
         ...
 
 
 class History:
-    """Reads the metrics each second while somebody watches, else every five, and keeps points.
+    """Reads the metrics every five seconds, or every second while a page is open; keeps points.
 
-    `clock` returns seconds since 1970.
+    `clock` returns the Unix time in seconds.
     """
 
     def __init__(self, *, reader: Reader, clock: Callable[[], float]) -> None:
@@ -65,15 +65,15 @@ class History:
         self._is_failing = False
         nothing = Reading(at=0.0, values={})
         self.traffic: Traffic = traffic_between(nothing, nothing)
-        """What passed in the last seconds."""
+        """The traffic of the last five seconds."""
 
     @property
     def points(self) -> list[Point]:
-        """The points, the oldest first."""
+        """The points, oldest first."""
         return list(self._points)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Read until `stop`."""
+        """Read the metrics until `stop` is set."""
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -82,22 +82,22 @@ class History:
         finally:
             stopped.cancel()
             self._is_closed = True
-            self._tell()
+            self._notify()
 
     async def _read(self) -> None:
         try:
             values = await asyncio.to_thread(self._reader.read)
             self.add(Reading(at=self._clock(), values=values))
-        except Exception as error:  # noqa: BLE001 - charts must not end the process that operators steer with
+        except Exception as error:  # noqa: BLE001 - charts must not end the operators' listener
             if not self._is_failing:
                 _log.warning("metrics cannot be read", extra={"reason": type(error).__name__})
             self._is_failing = True
-            self._tell()  # those who watch are still to see what is degraded
+            self._notify()  # open pages still update their list of incidents
         else:
             self._is_failing = False
 
     def add(self, reading: Reading) -> None:
-        """Take a reading, and wake those who watch."""
+        """Add a reading, and notify open pages."""
         while len(self._readings) > 1 and self._readings[1].at <= reading.at - _WINDOW:
             self._readings.popleft()
         first = self._readings[0] if self._readings else reading
@@ -113,19 +113,19 @@ class History:
             self._points.append(_point(self.traffic))
         while self._points and self._points[0].at < reading.at - LENGTH:
             self._points.popleft()
-        self._tell()
+        self._notify()
 
     def check_room(self) -> None:
-        """Raise `Overloaded` if no more viewers fit; call it before the response begins."""
+        """Raise `Overloaded` if too many pages are open; call it before the response begins."""
         if self._viewers >= _MOST_VIEWERS:
-            raise Overloaded("Too many pages are open; close one.", retry_after=5.0)
+            raise Overloaded("Too many pages of the console are open. Close one.", retry_after=5.0)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Have the metrics be read each second inside the block.
+        """Read the metrics every second until the block ends.
 
         Raises:
-            Overloaded: too many watch.
+            Overloaded: too many pages are open.
         """
         self.check_room()
         self._viewers += 1
@@ -138,13 +138,13 @@ class History:
                 self._watched.clear()
 
     async def next(self) -> bool:
-        """Return true after the next reading, false where there will be none."""
+        """Wait for the next reading; return false if there will be none."""
         if not self._is_closed:
             await self._changed.wait()
         return not self._is_closed
 
     async def _wait(self, stopped: asyncio.Task[bool]) -> None:
-        """Wait for the next reading: less where somebody begins to watch."""
+        """Wait until the next reading is due; opening a page shortens the wait."""
         await asyncio.wait({stopped}, timeout=_WATCHED_INTERVAL)
         if not self._viewers:
             watched = asyncio.create_task(self._watched.wait())
@@ -155,7 +155,7 @@ class History:
             )
             watched.cancel()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -1,4 +1,4 @@
-"""Says in words what is degraded now, the worst first."""
+"""Finds incidents, such as failing requests or unreachable dependencies, and words them."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from gateway.admin.degradation import LOW_DISK
 from gateway.admin.fleet_view import LARGEST_SKEW
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
-from gateway.console.traffic import Flow, Samples, Traffic
+from gateway.console.traffic import ModelTraffic, Samples, Traffic
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -26,13 +26,15 @@ _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is degraded; `is_bad` where callers notice it. `page` shows more."""
+    """Something that is degraded now."""
 
     text: str
     is_bad: bool
+    """Whether callers notice it."""
     page: str = ""
+    """The path of a page that shows more."""
     is_cause: bool = False
-    """Whether others of the list usually follow from it."""
+    """Whether it usually causes other incidents."""
 
 
 async def find_incidents(
@@ -43,7 +45,7 @@ async def find_incidents(
     ledger: Ledger,
     cache_redis: PipelinedClient,
 ) -> list[Incident]:
-    """Return what is degraded now; `fleet` is `None` where it cannot be read."""
+    """Return all incidents, the worst first; `fleet` is `None` if it cannot be read."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
         *(backend_incidents(fleet, traffic) if fleet is not None else ()),
@@ -63,26 +65,32 @@ async def _dependencies(
 ) -> list[Incident]:
     found = []
     if not await responds_to_ping(cache_redis):
-        text = "The cache's Redis cannot be reached: misses of memory are computed again."
+        text = (
+            "The cache Redis cannot be reached: results that a worker's memory lacks are computed"
+            " again."
+        )
         found.append(Incident(text=text, is_bad=True))
     try:
         await control.versions()
     except GatewayError:
         text = (
-            "The state Redis cannot be reached: limits are decided by local shares, no change of"
-            " configuration, drains or models takes effect."
+            "The state Redis cannot be reached: each worker applies its local share of the limits,"
+            " and changes of configuration, drains and models take no effect."
         )
         found.append(Incident(text=text, is_bad=True))
     try:
         await asyncio.to_thread(ledger.principals.version)
     except GatewayError:
-        text = "The ledger cannot be reached: keys are those known, usage is counted later."
+        text = (
+            "The ledger cannot be reached: workers accept the keys that they know, and usage is"
+            " counted later."
+        )
         found.append(Incident(text=text, is_bad=True))
     return found
 
 
 def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
-    """Yield what is wrong with regions, backends and their models."""
+    """Yield the incidents of regions, backends and models."""
     page = "/console/backends"
     if (absent := absent_reports(fleet, traffic)) is not None:
         yield absent
@@ -90,7 +98,7 @@ def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
     for region, backends in fleet.regions.items():
         bad = [each for each in backends if each.mood == "bad"]
         if bad and len(bad) == len(backends):
-            text = f"Region {region} is lost: none of its backends is ready ({bad[0].state})."
+            text = f"Region {region} is down: none of its backends is ready ({bad[0].state})."
             yield Incident(text=text, is_bad=True, page=page)
             continue
         for state, count in Counter(each.state for each in bad).items():
@@ -98,7 +106,7 @@ def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
             text = f"{count} of {len(backends)} backends in {region}: {state} ({names})."
             yield Incident(text=text, is_bad=True, page=page)
         if backends and not any(each.is_usable for each in backends):
-            text = f"Region {region} answers nothing: every backend is drained or not ready."
+            text = f"Region {region} is out of use: every backend is drained or not ready."
             yield Incident(text=text, is_bad=True, page=page)
         drained = [each.id for each in backends if each.drained]
         if drained:
@@ -110,7 +118,10 @@ def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
 
 
 def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
-    """Yield those much slower than the fastest of their models, by the bounds of `EndpointSlow`."""
+    """Yield the backends that are much slower than the fastest backend with the same model.
+
+    The bounds are the same as in the alert `EndpointSlow`.
+    """
     known = [(each.finish, each) for each in fleet.backends if each.finish and each.mood == "good"]
     fastest: dict[str, float] = {}
     for finish, backend in known:
@@ -120,53 +131,60 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
         least = min((fastest[model] for model in backend.models), default=finish)
         if finish > max(_SLOW, _TIMES_SLOWER * least):
             text = (
-                f"Backend {backend.id} of {backend.region} is slow: an item sent now is answered"
-                f" in {seconds(finish)}, by the fastest of its models in {seconds(least)}."
+                f"Backend {backend.id} in {backend.region} is slow: a new item takes"
+                f" {seconds(finish)}, but {seconds(least)} on the fastest backend with the same"
+                " model."
             )
             yield Incident(text=text, is_bad=False, page="/console/backends")
 
 
 def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
-    """Return that no worker reports, if so; traffic is known by metrics, which need no Redis."""
+    """Return an incident if no worker reports to the state Redis.
+
+    The metrics, which do not need Redis, show whether workers still serve requests.
+    """
     if fleet.workers:
         return None
     if traffic.total.requests <= traffic.total.errors:
-        return Incident(text="No worker reports: nobody answers customers.", is_bad=True)
+        return Incident(text="No worker reports, and no request succeeds.", is_bad=True)
     text = (
-        "No report of a worker reaches the state Redis, which may take no writes; customers are"
-        " answered."
+        "No worker's report reaches the state Redis, which may refuse writes. Requests still"
+        " succeed."
     )
     return Incident(text=text, is_bad=False)
 
 
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
-    """Yield what callers notice; `tenants` is how many requests of each limits refuse a second."""
-    failing = [flow for flow in traffic.models if _fails(flow)]
+    """Yield the incidents of requests and processes.
+
+    `tenants` maps tenants to the requests per second that limits refuse.
+    """
+    failing = [model for model in traffic.models if _fails(model)]
     if _fails(traffic.total):
         yield _failures(traffic, traffic.total, has_codes=True)
-    for flow in failing:
-        # Codes are not counted by model.
-        yield _failures(traffic, flow, has_codes=len(failing) == 1)
+    for model in failing:
+        # The metric of error codes has no label for the model.
+        yield _failures(traffic, model, has_codes=len(failing) == 1)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
         yield _refusals(traffic, tenants)
     for each in traffic.restarts:
-        text = f"A process ({each.role}) was started again in the last minutes: {each.reason}."
+        text = f"A process ({each.role}) was restarted in the last five minutes: {each.reason}."
         yield Incident(text=text, is_bad=False)
 
 
-def _fails(flow: Flow) -> bool:
-    return flow.errors > _ERROR_RATIO * flow.requests
+def _fails(model: ModelTraffic) -> bool:
+    return model.errors > _ERROR_RATIO * model.requests
 
 
-def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
-    """Say how many requests of a flow fail, of which revisions, and with which codes if wanted."""
-    what = f"requests for {flow.name}" if flow.name else "all requests"
-    text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
-    items = traffic.rates.of("sluicegate_items_total") if flow.name else ()
+def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Incident:
+    """Return an incident with the error ratio of a model, its revisions and error codes."""
+    what = f"requests for {model.name}" if model.name else "all requests"
+    text = f"{percent(model.error_ratio)} of {what} fail ({rate(model.errors)} per second)."
+    items = traffic.rates.of("sluicegate_items_total") if model.name else ()
     revisions = _most_frequent(
         (labels["revision"], value)
         for labels, value in items
-        if labels["model"] == flow.name and labels["source"] == "failed"
+        if labels["model"] == model.name and labels["source"] == "failed"
     )
     counted = traffic.rates.of("sluicegate_failed_items_total") if has_codes else ()
     codes = _most_frequent((labels["code"], value) for labels, value in counted)
@@ -174,14 +192,16 @@ def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
         text += f" Revisions of failed items: {_names(revisions)}."
     if codes:
         text += f" Codes of failed items: {_names(codes)}."
-    page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
+    page = f"/console/models/{quote(model.name, safe='')}" if model.name else ""
     return Incident(text=text, is_bad=True, page=page)
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
-    """Say which limits refuse, and whose requests."""
+    """Return an incident with the limits that refuse requests, and the affected tenants."""
     decisions = traffic.rates.of("sluicegate_limit_decisions_total")
-    policies = Counter({each["policy"]: value for each, value in decisions if _is_refusal(each)})
+    policies = Counter(
+        {each["policy"]: value for each, value in decisions if each["decision"] == "refused"}
+    )
     names = _names([name for name, value in policies.most_common() if value])
     share = percent(traffic.total.refused / traffic.total.requests)
     text = f"Limits refuse {share} of all requests" + (f" ({names})" if names else "")
@@ -190,11 +210,14 @@ def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
         return Incident(text=f"{text}.", is_bad=False)
     shown = _names([f"{name} {rate(tenants[name])} per second" for name in most])
     page = f"/console/tenants/{quote(most[0], safe='')}"
-    return Incident(text=f"{text}, of tenants: {shown}.", is_bad=False, page=page)
+    return Incident(text=f"{text}. Most affected tenants: {shown}.", is_bad=False, page=page)
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Says from when on a gauge is an incident; `text` takes its labels and `value`."""
+    """A gauge, and the condition under which it means an incident.
+
+    `text` is a format string for the gauge's labels and its `value`.
+    """
 
     metric: str
     applies: Callable[[float], bool]
@@ -209,19 +232,19 @@ _RULES = (
     _Rule(
         metric="sluicegate_breaker_open",
         applies=bool,
-        text="A circuit breaker to {dependency} is open.",
+        text="A worker's circuit breaker for {dependency} is open.",
         is_bad=True,
     ),
     _Rule(
         metric="sluicegate_event_log_writable",
         applies=lambda value: not value,
-        text="A worker cannot write its event log: requests are answered 503.",
+        text="A worker cannot write its event log and refuses requests with 503.",
         is_bad=True,
     ),
     _Rule(
         metric="sluicegate_data_disk_free_bytes",
         applies=lambda value: value < LOW_DISK,
-        text="The disk of the data directory has {value} left.",
+        text="The disk of the data directory has only {value} free.",
         is_bad=True,
         is_cause=True,
         shown=size,
@@ -229,34 +252,34 @@ _RULES = (
     _Rule(
         metric="sluicegate_clock_skew_seconds",
         applies=lambda value: value > LARGEST_SKEW,
-        text="The clocks of this machine and of {dependency} differ by {value}.",
+        text="The clock of this machine and the clock of {dependency} differ by {value}.",
         is_bad=True,
         shown=seconds,
     ),
     _Rule(
         metric="sluicegate_shipper_lag_seconds",
         applies=lambda value: value > _LAG,
-        text="Usage events are shipped {value} late.",
+        text="The shipper is {value} behind: usage events wait on disk.",
         is_bad=False,
         shown=seconds,
     ),
     _Rule(
         metric="sluicegate_billing_lag_seconds",
         applies=lambda value: value > _LAG,
-        text="Billing is {value} late.",
+        text="Billing is {value} behind: usage events wait in Redis.",
         is_bad=False,
         shown=seconds,
     ),
     _Rule(
         metric="sluicegate_stream_full",
         applies=bool,
-        text="The stream of usage events takes no more: events stay in the logs.",
+        text="The stream of usage events in Redis is full: events stay in the event logs.",
         is_bad=False,
     ),
     _Rule(
         metric="sluicegate_dead_letters",
         applies=bool,
-        text="{value} dead letters in the stream {stream}.",
+        text="The ledger has {value} dead letters ({stream}).",
         is_bad=False,
         shown="{:.0f}".format,
         page="/console/dead-letters",
@@ -264,18 +287,18 @@ _RULES = (
     _Rule(
         metric="sluicegate_discovery_failing_names",
         applies=bool,
-        text="A DNS name of backends cannot be resolved.",
+        text="A backend's DNS name cannot be resolved.",
         is_bad=False,
     ),
 )
 
 
 GAUGES: Final = tuple(rule.metric for rule in _RULES)
-"""The gauges that may tell of an incident."""
+"""The gauges that may mean an incident."""
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:
-    """Yield what the gauges of this machine say."""
+    """Yield an incident for each value of a gauge to which a rule applies."""
     for rule in _RULES:
         for labels, value in values.of(rule.metric):
             if rule.applies(value):
@@ -285,16 +308,12 @@ def state_incidents(values: Samples) -> Iterator[Incident]:
                 )
 
 
-def _is_refusal(labels: Mapping[str, str]) -> bool:
-    return labels["decision"] == "refused"
-
-
 def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:
     return Counter(pair for backend in fleet.backends for pair in backend.problems.items())
 
 
 def _most_frequent(counted: Iterable[tuple[str, float]]) -> list[str]:
-    """Return the names that were counted, the most frequent first."""
+    """Return the names with a count above 0, the most frequent first."""
     found: defaultdict[str, float] = defaultdict(float)
     for name, value in counted:
         if name and value:

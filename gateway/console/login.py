@@ -1,4 +1,4 @@
-"""Logs operators in and out by their keys, and keeps which theme they chose."""
+"""Logs operators in and out with their keys, and stores the chosen theme."""
 
 import re
 import secrets
@@ -23,26 +23,26 @@ from gateway.console.sessions import LIFETIME, Sessions
 
 _YEAR: Final = 365 * 86400
 _MOST_BYTES: Final = 16 * 1024
-"""Of a form, which whoever reaches the listener can send."""
+"""The most bytes of a form, because anybody who reaches the listener can send one."""
 _OWN_PATH = re.compile(rf"{ROOT}(/[\w/.@%-]*)?", re.ASCII)
 
 
 class LoginForm(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's key, and the page to go on to."""
+    """An operator's key, and the path of the page to show after login."""
 
     key: str = ""
     to: str = ""
 
 
 class ThemeForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The theme to show from now on; empty for that of the system."""
+    """The new theme, empty for the system's theme, and the path of the page to return to."""
 
     theme: str = ""
     to: str = ""
 
 
 class LoginController(Controller):
-    """Opens and ends sessions."""
+    """Opens and ends sessions, and changes the theme."""
 
     opt = WITHOUT_SESSION
     include_in_schema = False
@@ -52,7 +52,7 @@ class LoginController(Controller):
     async def form(
         self, request: AnyRequest, frame: NamedDependency[Frame], to: FromQuery[str] = ""
     ) -> Response[str]:
-        """Return the form."""
+        """Return the login form."""
         return _form(request, frame, wanted=to, problem="")
 
     @post("/login", status_code=200)
@@ -64,10 +64,10 @@ class LoginController(Controller):
         sessions: NamedDependency[Sessions],
         limiter: NamedDependency[LoginLimiter],
     ) -> Response[str] | Response[None]:
-        """Open a session and go on to the page, or show the form again.
+        """Open a session and redirect to the page, or show the form again if the key is wrong.
 
         Raises:
-            RateLimited: the address sent too many wrong keys.
+            RateLimited: the caller's IP address sent too many wrong keys.
         """
         address = request.client.host if request.client else ""
         limiter.check(address)
@@ -94,7 +94,7 @@ class LoginController(Controller):
 
     @post("/theme", status_code=200)
     async def theme(self, request: AnyRequest, data: URLEncodedBody[ThemeForm]) -> Response[None]:
-        """Show pages dark or light from now on, or as the system is."""
+        """Store the theme in a cookie."""
         answer = _go_to(data.to)
         theme = data.theme if data.theme in THEMES else ""
         answer.set_cookie(_cookie(request, THEME_COOKIE, theme, max_age=_YEAR if theme else 0))
@@ -104,7 +104,7 @@ class LoginController(Controller):
 def _form(request: AnyRequest, frame: Frame, *, wanted: str, problem: str) -> Response[str]:
     status = 401 if problem else 200
     context = {"to": wanted, "problem": problem}
-    if request.scope["state"].get(SESSION) is not None:  # the form has its token
+    if request.scope["state"].get(SESSION) is not None:  # the form uses the session's CSRF token
         return frame.render(request, "login.html", context, status=status)
     token = secrets.token_urlsafe(32)
     page = frame.render(request, "login.html", context | {"csrf": token}, status=status)

@@ -1,4 +1,4 @@
-"""Bounds how often an address may try to log in with a wrong key."""
+"""Limits how often an IP address may try to log in with a wrong key."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,30 +9,30 @@ from gateway.errors import RateLimited
 
 MOST_FAILURES = 10
 WINDOW = 60.0
-"""Seconds in which an address has `MOST_FAILURES` tries."""
+"""Seconds in which an IP address may send `MOST_FAILURES` wrong keys."""
 _MOST_ADDRESSES = 4096
 
 
 class _Bucket(msgspec.Struct):
-    """Failures that an address may still have, at a time."""
+    """A token bucket: the failures that an IP address has left at the time `at`."""
 
     tokens: float
     at: float
 
 
 class LoginLimiter:
-    """Has a bucket of failures for each address; forgets the address that failed longest ago."""
+    """Keeps a token bucket for each IP address; drops the address that failed longest ago."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raise `RateLimited` where the address failed too often."""
+        """Raise `RateLimited` if the IP address has failed too often."""
         bucket = self._refilled(address)
         if bucket.tokens < 1:
             wait = (1 - bucket.tokens) * WINDOW / MOST_FAILURES
-            raise RateLimited("Too many wrong keys; try again in a moment.", retry_after=wait)
+            raise RateLimited("Too many wrong keys. Try again in a moment.", retry_after=wait)
 
     def fail(self, address: str) -> None:
         """Count a wrong key."""

@@ -1,4 +1,4 @@
-"""Reads what backends have cost, from the published documents and the backends that are seen."""
+"""Reads the cost of backends from the published documents and the workers' reports."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,25 +21,25 @@ from gateway.runtime.control import Control, Published
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
-    """What backends cost in each hour or day of a chart."""
+    """The cost of backends in each hour or day of a chart."""
 
     costs: list[int] | None = None
-    """In 10^-9 of the currency; `None` where no pool states a cost, or prices have several."""
+    """In 10^-9 of the currency; `None` if no pool has a cost, or prices have several currencies."""
     unpriced: list[str] = []
-    """Pools that state no cost."""
+    """The pools without a cost, as `region/pool`."""
     rate: int = 0
-    """What an hour of all backends costs now, in 10^-9 of the currency."""
+    """The present cost of all backends for an hour, in 10^-9 of the currency."""
 
 
 class MarginReader:
-    """Reads documents of the history once each; they never change."""
+    """Computes the cost of backends. It caches parsed documents, which never change."""
 
     def __init__(self, *, placement: Path | None) -> None:
         self._placement = placement
         self._documents: dict[int, Document | None] = {}
 
     async def read(self, control: Control, active: Document, buckets: Buckets) -> Margins:
-        """Return what backends cost, by the `active` document and those before it."""
+        """Return the cost of backends, from the `active` document and the history."""
         if len({price.currency for price in active.prices}) > 1:
             return Margins()
         resolved = await _resolved(control)
@@ -61,7 +61,7 @@ class MarginReader:
         kept = {each.generation for each in published}
         self._documents = {key: self._documents[key] for key in self._documents if key in kept}
         dated = [DatedDocument(since=each.time, document=one) for each, one in found if one]
-        # Where older documents were dropped from the history, the first stands for them.
+        # If the history lacks older documents, the first document stands for them.
         if dated and published[0].generation > 1:
             dated[0] = msgspec.structs.replace(dated[0], since=0.0)
         return dated
@@ -71,7 +71,7 @@ class MarginReader:
         if generation not in self._documents:
             try:
                 document = load_sources(published.sources, placement=self._placement)
-            except ConfigurationError:  # a document of a version that took other fields
+            except ConfigurationError:  # this version cannot read an old document
                 self._documents[generation] = None
             else:
                 self._documents[generation] = document
@@ -83,7 +83,7 @@ def _has_costs(document: Document) -> bool:
 
 
 async def _resolved(control: Control) -> Mapping[str, int]:
-    """Return how many backends are behind each DNS name now, by its entry's id."""
+    """Return the present number of backends behind each DNS name, by the entry's id."""
     counts: dict[str, int] = {}
     try:
         seen = await reported_backends(control)

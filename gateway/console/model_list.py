@@ -1,4 +1,4 @@
-"""Lists the models: which revisions are served where, how traffic is split, what is not served."""
+"""Lists all models with their revisions, traffic split and problems."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,36 +9,37 @@ import msgspec
 from backends.plans import Serving, ServingPlans
 from gateway.admin.plan_changes import base_name
 from gateway.console.fleet import FleetView
-from gateway.console.traffic import Flow, Traffic
+from gateway.console.traffic import ModelTraffic, Traffic
 
 _NAMED: Final = 3
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as a line of the list; `plan` is `None` where its folder says how it is served."""
+    """A model in the list."""
 
     name: str
     revisions: dict[str, int]
-    """The backends in use, by the revision that they serve; the most common one first."""
+    """The number of usable backends by the revision that they serve, most common first."""
     unserved: str = ""
-    """Why no backend in use serves the model; empty if one does."""
+    """Why no usable backend serves the model; empty if one does."""
     numbers: list[str]
-    """Revisions that backends serve by number."""
+    """The numbers of the revisions that backends serve."""
     problems: dict[str, int]
-    """Backends by what is wrong with the model there."""
+    """The number of backends by error of the model."""
     plan: Serving | None
-    flow: Flow
+    """The operators' plan; `None` if the model's folder decides how it is served."""
+    traffic: ModelTraffic
 
     @property
     def split(self) -> dict[str, float]:
-        """The part of the items by revision, where operators said so."""
+        """The fraction of items for each revision in the operators' plan."""
         weights = (self.plan.revisions if self.plan else None) or {}
         total = sum(weights.values())
         return {number: weight / total for number, weight in weights.items()}
 
 
 def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list[ModelRow]:
-    """Return all models that the document names or that backends have, by name."""
+    """Return all models that the document names or that backends have, sorted by name."""
     served: dict[str, Counter[str]] = {}
     numbers: dict[str, set[str]] = {}
     problems: dict[str, Counter[str]] = {}
@@ -54,8 +55,10 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
                 unused.setdefault(base, []).append(f"{backend.id} is {backend.state}")
         for name, text in backend.problems.items():
             problems.setdefault(base_name(name), Counter())[text] += 1
-    configured = fleet.configured if fleet.workers else ()  # else nobody knows what is served
-    flows = {flow.name: flow for flow in traffic.models}
+    configured = (
+        fleet.configured if fleet.workers else ()
+    )  # without reports, all would look unserved
+    by_name = {each.name: each for each in traffic.models}
     return [
         ModelRow(
             name=name,
@@ -66,14 +69,14 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
             numbers=sorted(numbers.get(name, ()), key=int),
             problems=dict(problems.get(name, Counter()).most_common()),
             plan=plans.plans.get(name),
-            flow=flows.get(name) or Flow(name=name),
+            traffic=by_name.get(name) or ModelTraffic(name=name),
         )
         for name in sorted({*served, *unused, *problems, *configured})
     ]
 
 
 def _why_unserved(unused: Sequence[str], problems: Counter[str] | None) -> str:
-    """Return why no backend in use serves a model."""
+    """Return why no usable backend serves a model."""
     if unused:
         more = f", and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
         return ", ".join(unused[:_NAMED]) + more

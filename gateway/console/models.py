@@ -1,4 +1,4 @@
-"""Shows models and what their revisions did; changes which revisions answer."""
+"""Shows models and the results of their revisions; changes traffic splits and shadows."""
 
 import asyncio
 from typing import Final
@@ -15,9 +15,9 @@ from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
 from gateway.admin.plan_steps import (
     as_before,
-    as_folder_says,
     mirror_to,
     split_by,
+    without_plan,
     without_shadow,
 )
 from gateway.console.access import AnyRequest
@@ -36,14 +36,14 @@ _MOST_DIGITS: Final = 9
 
 
 class ModelRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All models, by name; `absent` where no worker reports which there are."""
+    """All models, sorted by name; `absent` is set if no worker reports."""
 
     rows: list[ModelRow]
     absent: Incident | None
 
 
 class ModelReader:
-    """Reads the list of models, for handlers."""
+    """Reads the list of models."""
 
     def __init__(
         self, *, control: Control, active: ActiveDocumentReader, ledger: Ledger, history: History
@@ -54,7 +54,7 @@ class ModelReader:
         self._history = history
 
     async def all(self) -> ModelRows:
-        """Return all models, by name."""
+        """Return all models, sorted by name."""
         fleet = await read_fleet(self._control, self._active)
         plans = await asyncio.to_thread(self._ledger.plans.load)
         traffic = self._history.traffic
@@ -65,14 +65,14 @@ class ModelReader:
         """Return a model.
 
         Raises:
-            NotFound: no backend has it, or no worker reports.
+            NotFound: no backend has the model, or no worker reports.
         """
         models = await self.all()
         for row in models.rows:
             if row.name == name:
                 return row
         if models.absent is not None:
-            raise NotFound(f"{models.absent.text} Models are known by those reports.")
+            raise NotFound(f"{models.absent.text} The list of models comes from workers' reports.")
         raise NotFound(f"No backend has a model `{name}`.")
 
 
@@ -82,12 +82,12 @@ async def provide_models(
     ledger: NamedDependency[Ledger],
     history: NamedDependency[History],
 ) -> ModelReader:
-    """Return the reader, for handlers."""
+    """Return the reader, as a dependency of handlers."""
     return ModelReader(control=control, active=active, ledger=ledger, history=history)
 
 
 class ShadowForm(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that items are to be mirrored to, as a form has it."""
+    """The fields of the form that sets a shadow."""
 
     revision: str = ""
     share: str = "100"
@@ -95,13 +95,13 @@ class ShadowForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepForm(msgspec.Struct, frozen=True, kw_only=True):
-    """A change without values."""
+    """The fields of a form without values, such as a rollback."""
 
     dry_run: bool = False
 
 
 class ModelPagesController(Controller):
-    """Shows models."""
+    """Serves the pages of models and their forms."""
 
     path = "/models"
     include_in_schema = False
@@ -115,12 +115,12 @@ class ModelPagesController(Controller):
         q: FromQuery[str] = "",
         page: FromQuery[int] = 1,
     ) -> Response[str]:
-        """Return the list, or its table for htmx."""
+        """Return the list, or only its table for a request from htmx."""
         all_models = await models.all()
         found = [row for row in all_models.rows if q.strip().lower() in row.name.lower()]
         pages = max(1, -(-len(found) // _PAGE))
         page = min(max(1, page), pages)
-        is_part = request.headers.get("hx-request") == "true"
+        is_fragment = request.headers.get("hx-request") == "true"
         context = {
             "absent": all_models.absent,
             "models": found[(page - 1) * _PAGE : page * _PAGE],
@@ -129,7 +129,9 @@ class ModelPagesController(Controller):
             "page": page,
             "page_count": pages,
         }
-        return frame.render(request, "models/_table.html" if is_part else "models.html", context)
+        return frame.render(
+            request, "models/_table.html" if is_fragment else "models.html", context
+        )
 
     @get("/{model:str}")
     async def model(
@@ -139,7 +141,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return the page of a model; what its revisions did is loaded by the page."""
+        """Return the page of a model; the browser loads the results of revisions separately."""
         return frame.render(request, "model.html", {"model": await models.one(model)})
 
     @get("/{model:str}/arms")
@@ -151,7 +153,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return what each revision did, of which backends are asked, and forms to change it."""
+        """Ask the backends for the results of each revision; return them with the forms."""
         context = {"found": await arm_reader.read(model), "model": await models.one(model)}
         return frame.render(request, "models/_arms.html", context)
 
@@ -164,7 +166,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Share items by the weights of the form, whose fields are named by revision."""
+        """Divide items by the weights in the form, whose fields are named after revisions."""
         form = {name: str(value).strip() for name, value in (await request.form()).multi_items()}
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(
@@ -181,7 +183,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Mirror items to a revision, or to none where the form names none."""
+        """Set the shadow revision, or remove the shadow if the form names no revision."""
         change = _Change(request, frame, plan_changes, model, operator.name)
         derive = mirror_to(shadow_of(data)) if data.revision.strip() else without_shadow
         return await change.make(derive, "models.shadow", dry_run=data.dry_run)
@@ -196,7 +198,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Serve the model as before the last change of its revisions."""
+        """Restore the plan from before the last change of the split."""
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(as_before(model), ROLLBACK, dry_run=data.dry_run)
 
@@ -210,13 +212,13 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Serve the model as its folder says."""
+        """Remove the operators' plan."""
         change = _Change(request, frame, plan_changes, model, operator.name)
-        return await change.make(as_folder_says, "models.reset", dry_run=data.dry_run)
+        return await change.make(without_plan, "models.reset", dry_run=data.dry_run)
 
 
 class _Change:
-    """Changes how a model is served, and answers with a notice."""
+    """Changes the plan of a model, and responds with a notice."""
 
     def __init__(
         self, request: AnyRequest, frame: Frame, changes: PlanChanges, model: str, actor: str
@@ -228,7 +230,7 @@ class _Change:
         self._actor = actor
 
     async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
-        """Make the change, or only have every backend check it."""
+        """Make the change; with `dry_run`, only let every backend check it."""
         done = await self._changes.change(
             self._model, derive, action=action, actor=self._actor, dry_run=dry_run
         )
@@ -240,10 +242,10 @@ class _Change:
 
 
 def weights_of(form: dict[str, str]) -> dict[str, int]:
-    """Return the weights by revision of a form; fields that are empty or 0 name none.
+    """Return the weights in a form, by revision; a field that is empty or 0 is skipped.
 
     Raises:
-        InvalidRequest: a revision or a weight is no number, or there is none.
+        InvalidRequest: a revision or a weight is not a number, or no weight is given.
     """
     named = {
         name.removeprefix(_WEIGHT): value
@@ -256,27 +258,26 @@ def weights_of(form: dict[str, str]) -> dict[str, int]:
     if any(len(text) > _MOST_DIGITS for pair in wanted.items() for text in pair):
         raise InvalidRequest(f"Weights and revisions have at most {_MOST_DIGITS} digits.")
     try:
-        return msgspec.convert(wanted, dict[Revision, Weight], strict=False) or _none()
+        weights = msgspec.convert(wanted, dict[Revision, Weight], strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
-            f"Weights are whole numbers from 1, revisions numbers of folders: {error}."
+            f"Weights must be whole numbers above 0, revisions must be numbers of folders: {error}."
         ) from error
+    if not weights:
+        raise InvalidRequest("Give at least one revision a weight.")
+    return weights
 
 
 def shadow_of(form: ShadowForm) -> Shadow:
-    """Return the shadow of a form.
+    """Return the shadow in a form.
 
     Raises:
-        InvalidRequest: the revision is no number, or the share no percentage.
+        InvalidRequest: the revision is not a number, or the share is not a percentage.
     """
     try:
         wanted = {"revision": form.revision.strip(), "share": float(form.share)}
         return msgspec.convert(wanted, Shadow)
     except ValueError as error:
         raise InvalidRequest(
-            f"A shadow is a revision's number, with a share over 0 and up to 100 %: {error}."
+            f"A shadow needs a revision's number, and a share above 0 and up to 100 %: {error}."
         ) from error
-
-
-def _none() -> dict[str, int]:
-    raise InvalidRequest("Give at least one revision a weight.")

@@ -1,4 +1,4 @@
-"""Shows what passes through the gateway now, and what is degraded."""
+"""Shows the present traffic and the incidents, and keeps the page up to date."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,14 +22,14 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 
-_LOOK_EVERY: Final = 3
-"""Readings between two looks at backends, dependencies and the session."""
-_LOOK_TIMEOUT: Final = 10.0
+_CHECK_EVERY: Final = 3
+"""Readings of the metrics between two checks of backends, dependencies and the session."""
+_CHECK_TIMEOUT: Final = 10.0
 _MOST_MODELS: Final = 50
 
 
 class IncidentReader:
-    """Finds what is degraded, of the objects of the listener."""
+    """Finds the present incidents."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class IncidentReader:
         self._cache_redis = cache_redis
 
     async def read(self) -> list[Incident]:
-        """Return what is degraded now, the worst first; in 10 s at most."""
+        """Return the incidents, the worst first; takes at most 10 s."""
         try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
+            async with asyncio.timeout(_CHECK_TIMEOUT):
                 return await find_incidents(
                     fleet=await self._fleet(),
                     traffic=self._history.traffic,
@@ -58,7 +58,7 @@ class IncidentReader:
                     cache_redis=self._cache_redis,
                 )
         except TimeoutError:
-            text = "State Redis or ledger answer too slowly to tell what is degraded."
+            text = "Incidents are unknown, because the state Redis or the ledger is too slow."
             return [Incident(text=text, is_bad=True)]
 
     async def _fleet(self) -> FleetView | None:
@@ -75,14 +75,14 @@ async def provide_incidents(
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
 ) -> IncidentReader:
-    """Return the reader, for handlers."""
+    """Return the reader, as a dependency of handlers."""
     return IncidentReader(
         history=history, control=control, active=active, ledger=ledger, cache_redis=cache_redis
     )
 
 
 class OverviewController(Controller):
-    """Shows the overview, and keeps it up to date."""
+    """Serves the overview page and its live updates."""
 
     path = "/"
     include_in_schema = False
@@ -113,7 +113,7 @@ class OverviewController(Controller):
         incidents: NamedDependency[IncidentReader],
         sessions: NamedDependency[Sessions],
     ) -> ServerSentEvent:
-        """Send each new point, and the parts of the page that changed with it.
+        """Send each new point and the updated fragments of the page as server-sent events.
 
         Raises:
             Overloaded: too many pages are open.
@@ -137,7 +137,7 @@ async def _events(
             shown = _now(history)
             for part in ("figures", "tables"):
                 yield _event(part, frame.text(request, f"overview/_{part}.html", shown))
-            if number % _LOOK_EVERY == 0:
+            if number % _CHECK_EVERY == 0:
                 found = {"incidents": await incidents.read()}
                 yield _event("incidents", frame.text(request, "overview/_incidents.html", found))
                 if await _has_ended(request, sessions):
@@ -149,7 +149,7 @@ async def _events(
 async def _has_ended(request: AnyRequest, sessions: Sessions) -> bool:
     try:
         return await sessions.find(request.cookies.get(SESSION_COOKIE, "")) is None
-    except DependencyUnavailable:  # the next look tells; what is shown is most needed now
+    except DependencyUnavailable:  # during an outage, operators need the page
         return False
 
 

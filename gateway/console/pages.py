@@ -20,10 +20,10 @@ def _page(
     title: str,
     path: str,
     controller: type[Controller],
-    *parts: type[Controller],
+    *others: type[Controller],
     role: Role = Role.VIEWER,
 ) -> Page:
-    return Page(title=title, path=f"{ROOT}{path}", role=role, controller=controller, parts=parts)
+    return Page(title=title, path=f"{ROOT}{path}", role=role, controller=controller, others=others)
 
 
 PAGES = (

@@ -1,4 +1,4 @@
-"""Lets operators send one request as a customer does, and shows what came of it."""
+"""Lets operators send a request to the customers' listener, and shows the response."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -36,7 +36,7 @@ _EXAMPLES = {body.task: body.example for body in BODIES}
 
 
 class PlaygroundController(Controller):
-    """Serves the playground. It stores nothing: key, body and answer are in the browser alone."""
+    """Serves the playground. It stores nothing: only the browser keeps key, body and response."""
 
     path = "/playground"
     opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
@@ -75,7 +75,7 @@ class PlaygroundController(Controller):
         task: FromQuery[Task],
         model: FromQuery[str] = "",
     ) -> Response[str]:
-        """Return the tasks of a model, and an example of a body for one: `task` if it has that."""
+        """Return the tasks of a model, and an example body for `task` or another of its tasks."""
         tasks = await _tasks(backend_calls, model)
         task = task if task in tasks else tasks[0]
         context = {"tasks": tasks, "task": task, "body": example(task, model)}
@@ -90,7 +90,7 @@ class PlaygroundController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Create a key for tests that ends soon, and put it into the form."""
+        """Create a test key that expires in an hour, and put it into the form."""
         tenant = one(await fields_of(request), "tenant") or TEST_TENANT
         until = datetime.now(UTC) + KEY_LIFE
         wanted = NewKey(tenant=tenant, name=f"playground of {operator.name}", expires=until)
@@ -107,7 +107,7 @@ class PlaygroundController(Controller):
         frame: NamedDependency[Frame],
         playground: NamedDependency[PlaygroundClient],
     ) -> Response[str]:
-        """Send the request to the customers' listener, and return what came of it."""
+        """Send the request to the customers' listener, and return the response."""
         fields = await fields_of(request)
         answer = await playground.send(
             task=_task(fields),
@@ -122,7 +122,7 @@ class PlaygroundController(Controller):
 
 
 def example(task: Task, model: str) -> str:
-    """Return a body for a task, as JSON to edit."""
+    """Return an example body for a task, as indented JSON."""
     body = dict(_EXAMPLES[task])
     if "model" in body and model:
         body["model"] = model
@@ -138,7 +138,7 @@ async def _models(control: Control) -> list[str]:
 
 
 async def _tasks(backend_calls: BackendCalls, model: str) -> list[Task]:
-    """Return the tasks to choose from: those of the model, or all where no backend tells."""
+    """Return the tasks of the model, or all tasks if no backend reports them."""
     if not model:
         return list(Task)
     try:

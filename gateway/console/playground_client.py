@@ -1,4 +1,4 @@
-"""Sends requests to the customers' listener, as a customer does."""
+"""Sends requests to the customers' listener for the playground."""
 
 import asyncio
 import secrets
@@ -21,7 +21,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, 
 
 
 class TimingStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of a request, from `Server-Timing`."""
+    """A step of a request, from the header `Server-Timing`."""
 
     name: str
     duration: float
@@ -29,13 +29,13 @@ class TimingStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a customer would have got, and what its headers say."""
+    """The response to a customer's request, with the values of some headers."""
 
     status: int
     body: str
     is_cut: bool
     duration: float
-    """Seconds from here to the answer's end."""
+    """Seconds until the end of the response, as measured here."""
     cache: str
     rows: str
     age: str
@@ -45,12 +45,12 @@ class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hit(self) -> bool:
-        """Whether every item was answered by the cache."""
+        """Whether the result cache had the results of all items."""
         return "hit" in {part.strip() for part in self.cache.split(";")}
 
 
 class PlaygroundClient:
-    """Calls the customers' listener; a few requests at a time."""
+    """Calls the customers' listener, with at most four requests at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = customers_url(settings)
@@ -60,10 +60,10 @@ class PlaygroundClient:
     async def send(
         self, *, task: Task, model: str, body: bytes, key: str, fresh: bool
     ) -> PlaygroundAnswer:
-        """Return the answer to a request; with `fresh` none of the cache's.
+        """Send a request and return the response; `fresh` bypasses the result cache.
 
         Raises:
-            UpstreamUnavailable: the listener cannot be reached, or gives no answer in time.
+            UpstreamUnavailable: the listener cannot be reached, or does not respond in time.
         """
         path = f"/v1/{task}" + (f"/{quote(model, safe='')}" if task is Task.INFER else "")
         trace_id = secrets.token_hex(16)
@@ -79,8 +79,8 @@ class PlaygroundClient:
                 answer, text, is_cut = await self._post(path, body, headers)
         except (httpx.HTTPError, TimeoutError, OSError) as error:
             raise UpstreamUnavailable(
-                f"the customers' listener at `{self._url}` does not answer"
-                f" ({type(error).__name__}); `SLUICEGATE_PLAYGROUND_URL` says where it is",
+                f"the customers' listener at `{self._url}` does not respond"
+                f" ({type(error).__name__}); set its address in `SLUICEGATE_PLAYGROUND_URL`",
             ) from error
         return PlaygroundAnswer(
             status=answer.status_code,
@@ -112,7 +112,7 @@ class PlaygroundClient:
         return answer, found[:MOST_ANSWER_BYTES].decode(errors="replace"), is_cut
 
     def _tls(self) -> ssl.SSLContext | bool:
-        """Return how the listener's certificate is checked; its own is trusted for any name."""
+        """Return how to verify the listener; this machine's certificate is trusted for any name."""
         if self._certificate is None:
             return self._url.startswith("https:")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -124,7 +124,7 @@ class PlaygroundClient:
 
 
 def customers_url(settings: Settings) -> str:
-    """Return where customers are answered: by default at this machine's own listener."""
+    """Return the URL of the customers' listener; by default, of this machine's listener."""
     if settings.playground_url:
         return settings.playground_url.rstrip("/")
     scheme = "http" if settings.tls_certificate is None else "https"
@@ -135,7 +135,7 @@ def customers_url(settings: Settings) -> str:
 
 
 def phases_of(timing: str) -> tuple[TimingStep, ...]:
-    """Return the steps in a `Server-Timing`; those without a duration are left out."""
+    """Parse the header `Server-Timing`; entries without a duration are left out."""
     found = []
     for entry in timing.split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))

@@ -1,4 +1,4 @@
-"""Writes messages as sentences of a page, and values as JSON."""
+"""Formats error messages as sentences of a page, and values as JSON."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _STOPS: Final = (".", "!", "?", ":")
 
 
 def prose(text: str) -> Markup:
-    """Return a message as HTML: a capital, a full stop, and what is in backticks as code."""
+    """Format a message as HTML: add a capital and a full stop, and show backticks as code."""
     if _FIRST_WORD.match(text):  # `name: problem` keeps the name as it is
         text = text[0].upper() + text[1:]
     if text and not text.endswith(_STOPS):
@@ -22,7 +22,7 @@ def prose(text: str) -> Markup:
 
 
 def compact(value: object) -> str:
-    """Return a value as JSON on one line; a text as it is."""
+    """Format a value as JSON on one line; a string stays as it is."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

@@ -1,4 +1,4 @@
-"""Runs the process of the operators' listener, with the console."""
+"""Runs the operators' listener with the console."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ from gateway.settings import Settings
 
 
 async def serve_operators(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Serve operators until `stop`.
+    """Serve operators until `stop` is set.
 
     Raises:
-        ConfigurationError: there is no admin key, or the address cannot be bound.
+        ConfigurationError: the admin key is missing, or the address cannot be bound.
     """
 
     def extend(directory: OperatorDirectory) -> Console:

@@ -1,10 +1,9 @@
-"""Keeps the sessions of operators who have logged in, in the memory of the process.
+"""Keeps the sessions of operators in the memory of the process.
 
-A session holds the operator's key, which is looked up anew for every request: when the key is
-revoked, the session ends. A restart of the process ends them all.
+A session holds the operator's key, which is checked again for every request. A session ends when
+its key is revoked. A restart of the process ends all sessions.
 """
 
-import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,29 +16,25 @@ from gateway.admin.operators import Operator, Role
 from gateway.errors import AuthenticationFailed, PermissionDenied
 
 LIFETIME = 12 * 3600
-"""Seconds after which an operator logs in again."""
+"""Seconds after which an operator must log in again."""
 _MOST_SESSIONS = 1000
 _MOST_OF_ONE = 20
-"""Sessions of one operator, so that logins of one never end the sessions of another."""
+"""The most sessions of one operator, so that an operator cannot end the sessions of others."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """One browser's session; `csrf_token` is in each of its forms."""
+    """The session of one browser. Each form on its pages contains `csrf_token`."""
 
     operator: str
     credential: str
     csrf_token: str
     expires: float
 
-    def has_token(self, token: str) -> bool:
-        """Return whether a request brought the session's token."""
-        return hmac.compare_digest(token.encode(), self.csrf_token.encode())
-
 
 class Sessions:
-    """Opens, finds and closes sessions; one too many closes the operator's oldest.
+    """Opens, finds and closes sessions. If an operator has too many, the oldest one is closed.
 
-    `clock` returns seconds, monotonically.
+    `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -54,15 +49,15 @@ class Sessions:
         self._clock = clock
         self._most = most
         self._most_of_one = most_of_one
-        # By a digest of the cookie: what is in memory opens no session.
+        # By a digest of the cookie, so that nobody can open a session with a copy of the memory.
         self._open: OrderedDict[bytes, Session] = OrderedDict()
 
     async def open(self, credential: str) -> str | None:
-        """Return the cookie of a new session; `None` when no operator has that key.
+        """Return the cookie of a new session, `None` if no operator has the key.
 
         Raises:
-            DependencyUnavailable: whose key it is cannot be found out now.
-            PermissionDenied: the operator may see nothing of the console.
+            DependencyUnavailable: the key cannot be checked now.
+            PermissionDenied: the operator lacks the role `viewer`.
         """
         operator = await self._operator(credential)
         if operator is None:
@@ -87,10 +82,10 @@ class Sessions:
         return cookie
 
     async def find(self, cookie: str) -> tuple[Session, Operator] | None:
-        """Return the session of a cookie and its operator, while the key of both is valid.
+        """Return the session of a cookie and its operator, `None` if the session has ended.
 
         Raises:
-            DependencyUnavailable: whether it is cannot be found out now.
+            DependencyUnavailable: the session's key cannot be checked now.
         """
         session = self._open.get(_digest(cookie))
         if session is None:
@@ -103,13 +98,13 @@ class Sessions:
         return None
 
     def close(self, cookie: str) -> None:
-        """End a session, if it is one."""
+        """End the session of a cookie, if there is one."""
         self._open.pop(_digest(cookie), None)
 
     async def _operator(self, credential: str) -> Operator | None:
         try:
             return await self._operators.authenticate(credential)
-        except AuthenticationFailed:  # a token that was valid
+        except AuthenticationFailed:  # a token that has expired
             return None
 
 

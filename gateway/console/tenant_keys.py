@@ -1,4 +1,4 @@
-"""Creates, rotates, bounds, limits and revokes keys on the page of their tenant."""
+"""Creates, rotates, limits and revokes keys on the page of their tenant."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from gateway.admin.accounts import AccountChanges, NewKey, create_keys
-from gateway.admin.key_texts import DAY, LONGEST, replace_text
+from gateway.admin.key_secrets import DAY, LONGEST, replace_secret
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.operators import Operator, Role
 from gateway.console.access import AnyRequest
@@ -23,19 +23,19 @@ from gateway.ledger.types import KeyBounds
 
 _HOUR = 3_600.0
 KEPT = {"0": 0.0, "hour": _HOUR, "day": DAY, "week": LONGEST}
-"""How long the text before a rotation may stay valid, in seconds."""
+"""The choices of how long a secret stays valid after a rotation, in seconds."""
 
 
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a key, which is shown once."""
+    """The new secret of a key, which is shown once."""
 
     key: str
-    text: str
+    secret: str
     is_rotated: bool
 
 
 class TenantKeysController(Controller):
-    """Changes keys; each answer is the list of keys as it is then."""
+    """Changes keys. Each response is the updated list of the tenant's keys."""
 
     path = "/tenants/{tenant:str}/keys"
     opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
@@ -51,11 +51,11 @@ class TenantKeysController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Create a key, and show its text."""
+        """Create a key, and show its secret."""
         wanted = _new_key(tenant, await fields_of(request))
         (made,) = await create_keys([wanted], changes, model_names, actor=operator.name)
-        text = IssuedKey(key=made.id, text=made.key, is_rotated=False)
-        return await _list(request, frame, changes, tenant, new_text=text)
+        issued = IssuedKey(key=made.id, secret=made.key, is_rotated=False)
+        return await _list(request, frame, changes, tenant, issued=issued)
 
     @post("/{key:str}/rotate", status_code=200)
     async def rotate(
@@ -67,12 +67,12 @@ class TenantKeysController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Give a key another text, and show it."""
+        """Give a key a new secret, and show it."""
         await _check_owner(changes, tenant, key)
         keep = KEPT.get(one(await fields_of(request), "keep"), DAY)
-        made = await replace_text(key, keep=keep, changes=changes, actor=operator.name)
-        text = IssuedKey(key=made.id, text=made.key, is_rotated=True)
-        return await _list(request, frame, changes, tenant, new_text=text)
+        made = await replace_secret(key, keep=keep, changes=changes, actor=operator.name)
+        issued = IssuedKey(key=made.id, secret=made.key, is_rotated=True)
+        return await _list(request, frame, changes, tenant, issued=issued)
 
     @post("/{key:str}/revoke", status_code=200)
     async def revoke(
@@ -106,7 +106,8 @@ class TenantKeysController(Controller):
         await changes.make(
             lambda accounts: accounts.set_key_bounds(key, bounds, actor=operator.name)
         )
-        return await _list(request, frame, changes, tenant, done=f"The bounds of {key} are set.")
+        done = f"The origins and routes of {key} are set."
+        return await _list(request, frame, changes, tenant, done=done)
 
     @post("/{key:str}/limits", status_code=200)
     async def limit(
@@ -135,19 +136,19 @@ async def _list(
     changes: AccountChanges,
     tenant: str,
     *,
-    new_text: IssuedKey | None = None,
+    issued: IssuedKey | None = None,
     done: str = "",
 ) -> Response[str]:
     def read(accounts: Accounts) -> dict[str, Any]:
         return tenant_context(accounts.tenant(tenant)) | key_context(accounts.keys(tenant))
 
     context = await asyncio.to_thread(read, changes.accounts)
-    shown = context | {"new_text": new_text, "done": done}
+    shown = context | {"issued": issued, "done": done}
     return frame.render(request, "tenants/_keys.html", shown)
 
 
 async def _check_owner(changes: AccountChanges, tenant: str, key: str) -> None:
-    """Raise `NotFound` unless the key is one of the tenant's, by whose page it is changed."""
+    """Raise `NotFound` unless the key belongs to the tenant whose page was used."""
     keys = await asyncio.to_thread(changes.accounts.keys, tenant)
     if key not in {each.id for each in keys}:
         raise NotFound(f"`{tenant[:80]}` has no key `{key[:80]}`")
@@ -158,7 +159,7 @@ def _new_key(tenant: str, fields: Fields) -> NewKey:
     expires = moment_of(fields, "expires")
     name = one(fields, "name")
     if not name:
-        raise InvalidRequest("`name`: say what the key is for")
+        raise InvalidRequest("`name` is empty: enter what the key is for")
     return NewKey(
         tenant=tenant,
         name=name,

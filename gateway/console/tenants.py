@@ -1,4 +1,4 @@
-"""Shows tenants page by page, and one with its limits, budget, keys and usage; changes them."""
+"""Shows the list of tenants, and each tenant's limits, budget, keys and usage; changes them."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _EMPTY_ROWS = 2
 
 
 class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as the page of its tenant shows it."""
+    """A key and its state, as the page of a tenant shows them."""
 
     key: Key
     state: str
@@ -36,14 +36,14 @@ class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of a month by model, with the share of items that cost nothing to compute."""
+    """The usage of a model in a month, with the fraction of items that were not computed."""
 
     row: GroupUsage
     hit_ratio: float | None
 
 
 class TenantsController(Controller):
-    """Serves the pages of tenants."""
+    """Serves the pages of tenants and their forms."""
 
     path = "/tenants"
     include_in_schema = False
@@ -79,7 +79,7 @@ class TenantsController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Response[None]:
-        """Create a tenant, and go to its page."""
+        """Create a tenant, and redirect to its page."""
         fields = await fields_of(request)
         tenant, name = one(fields, "id"), one(fields, "name")
         await changes.make(
@@ -110,7 +110,7 @@ class TenantsController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return the usage of this month by model, and what is left of the budget."""
+        """Return the usage of this month by model, and the rest of the budget."""
         prices = (await active.document()).prices
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -157,7 +157,7 @@ class TenantsController(Controller):
         active: NamedDependency[ActiveDocumentReader],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Replace the budget of a tenant, or remove it where the amount is empty."""
+        """Replace the budget of a tenant; an empty amount removes the budget."""
         fields = await fields_of(request)
         budget = budget_of(fields) if one(fields, "amount") else None
         prices = (await active.document()).prices
@@ -169,24 +169,24 @@ class TenantsController(Controller):
 
 
 def tenant_context(tenant: Tenant) -> dict[str, Any]:
-    """Return what the parts of a tenant's page show of the tenant."""
+    """Return the template variables that describe a tenant."""
     return {"tenant": tenant, "units": UNITS, "empty_rows": _EMPTY_ROWS, "done": ""}
 
 
 def key_context(keys: list[Key]) -> dict[str, Any]:
-    """Return what the part with the keys shows of them: valid ones first, the newest first."""
+    """Return the template variables that describe keys: valid keys first, then newest first."""
     now = datetime.now(UTC)
     lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]
     lines.sort(key=lambda line: line.state != "valid")
     return {
         "keys": lines[:MOST_KEYS],
         "hidden_keys": max(0, len(lines) - MOST_KEYS),
-        "new_text": None,
+        "issued": None,
     }
 
 
 def hit_ratio(row: GroupUsage) -> float | None:
-    """Return the share of items that were answered without computing them."""
+    """Return the fraction of items that were not computed, `None` without items."""
     return (row.hit + row.collapsed) / row.items if row.items else None
 
 

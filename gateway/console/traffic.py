@@ -1,4 +1,4 @@
-"""Computes what passed through the gateway between two readings of its counters."""
+"""Computes the traffic between two readings of the metrics. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ METRICS = (
     *("sluicegate_limit_decisions", "sluicegate_config_reloads", "sluicegate_process_restarts"),
     *("sluicegate_region_limit_lease_seconds", "sluicegate_failed_items"),
 )
-"""What is read, by the names of the declarations, counters without `_total`."""
+"""The metrics that are read; counters are named without `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
 _TOO_MANY, _SERVER_ERROR = 429, 500
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of the metrics at a time, in seconds since 1970."""
+    """The values of the metrics at the Unix time `at`, in seconds."""
 
     at: float
     values: dict[Series, float]
 
 
-class Flow(msgspec.Struct, kw_only=True):
-    """Requests of a model, or of all; rates are per second, `None` is not known."""
+class ModelTraffic(msgspec.Struct, kw_only=True):
+    """The traffic of a model, or of all models (empty name). Rates are per second."""
 
     name: str
     requests: float = 0.0
@@ -37,16 +37,16 @@ class Flow(msgspec.Struct, kw_only=True):
     items: float = 0.0
     hit_ratio: float | None = None
     latencies: tuple[float | None, float | None, float | None] = (None, None, None)
-    """p50, p95 and p99 of the requests that were answered well."""
+    """p50, p95 and p99 of successful requests, in seconds."""
 
     @property
     def error_ratio(self) -> float | None:
-        """The share of the requests that fail by a fault of the gateway or a backend."""
+        """The fraction of requests with a 5xx status, `None` without requests."""
         return self.errors / self.requests if self.requests else None
 
 
-class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway sends to a region, and the state of its backends."""
+class RegionTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls to a region, and the state of its backends. Rates are per second."""
 
     name: str
     calls: float = 0.0
@@ -54,7 +54,7 @@ class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
     spilled: float = 0.0
     in_flight: float = 0.0
     finish: float | None = None
-    """The least of those that are ready."""
+    """The least predicted finish of its ready backends, in seconds."""
     ready: int = 0
     drained: int = 0
     ejected: int = 0
@@ -62,7 +62,7 @@ class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Samples:
-    """Holds values by metric, each with its labels."""
+    """Groups values by the name of the metric."""
 
     def __init__(self, values: Mapping[Series, float]) -> None:
         self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -70,27 +70,28 @@ class Samples:
             self._by_name[name].append((dict(labels), value))
 
     def of(self, name: str) -> Sequence[tuple[dict[str, str], float]]:
-        """Return labels and value of each series of a metric."""
+        """Return the labels and the value of each series of a metric."""
         return self._by_name.get(name, ())
 
 
 class RestartCause(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that processes of a role were started again, and why."""
+    """The role of a restarted process, and why the supervisor restarted it."""
 
     role: str
     reason: str
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed between two readings; `values` are the last one's, `rates` per second.
+    """The traffic between two readings.
 
-    `restarts` are those of the last minutes: one is over before anybody looks.
+    `values` are the values of the last reading, `rates` the increases per second. `restarts` are
+    the restarts of the last five minutes, because an operator would miss a shorter display.
     """
 
     at: float
-    total: Flow
-    models: list[Flow]
-    regions: list[RegionFlow]
+    total: ModelTraffic
+    models: list[ModelTraffic]
+    regions: list[RegionTraffic]
     values: Samples
     rates: Samples
     restarts: Sequence[RestartCause] = ()
@@ -106,7 +107,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traffic_between(before: Reading, after: Reading) -> Traffic:
-    """Return the traffic between two readings, or nothing of one reading alone."""
+    """Return the traffic between two readings. Rates are missing if the times are equal."""
     seconds = after.at - before.at
     values = Samples(after.values)
     rates = Samples(
@@ -116,11 +117,11 @@ def traffic_between(before: Reading, after: Reading) -> Traffic:
             if seconds > 0
         }
     )
-    models = _flows(rates)
+    models = _by_model(rates)
     return Traffic(
         at=after.at,
         total=models.pop(""),
-        models=sorted(models.values(), key=lambda flow: (-flow.requests, flow.name)),
+        models=sorted(models.values(), key=lambda each: (-each.requests, each.name)),
         regions=_regions(values, rates),
         values=values,
         rates=rates,
@@ -128,9 +129,9 @@ def traffic_between(before: Reading, after: Reading) -> Traffic:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return the value that a share of the observations does not exceed, between two bounds.
+    """Return a quantile of a histogram, interpolated within its bucket.
 
-    `buckets` has counts by upper bound, not cumulative.
+    `share` is a fraction, such as 0.95. `buckets` has counts by upper bound, not cumulative.
     """
     rest = share * sum(buckets.values())
     if rest <= 0:
@@ -146,61 +147,61 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     return lower
 
 
-def _flows(rates: Samples) -> dict[str, Flow]:
-    """Return the flow of each model, and of all as that of no name."""
-    flows: dict[str, Flow] = {"": Flow(name="")}
+def _by_model(rates: Samples) -> dict[str, ModelTraffic]:
+    """Return the traffic of each model by name, and of all models under the empty name."""
+    by_model: dict[str, ModelTraffic] = {"": ModelTraffic(name="")}
     hits: defaultdict[str, float] = defaultdict(float)
     for labels, value in rates.of("sluicegate_requests_total"):
-        for flow in _both(flows, labels):
-            _count_request(flow, int(labels["status"]), value)
+        for each in _both(by_model, labels):
+            _count_request(each, int(labels["status"]), value)
     for labels, value in rates.of("sluicegate_items_total"):
-        for flow in _both(flows, labels):
-            flow.items += value
-            hits[flow.name] += value if labels["source"] in _HITS else 0.0
-    buckets = _durations(flows, rates)
-    for name, flow in flows.items():
-        flow.hit_ratio = hits[name] / flow.items if flow.items else None
+        for each in _both(by_model, labels):
+            each.items += value
+            hits[each.name] += value if labels["source"] in _HITS else 0.0
+    buckets = _durations(by_model, rates)
+    for name, each in by_model.items():
+        each.hit_ratio = hits[name] / each.items if each.items else None
         p50, p95, p99 = (quantile(buckets.get(name, {}), share) for share in (0.5, 0.95, 0.99))
-        flow.latencies = (p50, p95, p99)
-    return flows
+        each.latencies = (p50, p95, p99)
+    return by_model
 
 
-def _durations(flows: dict[str, Flow], rates: Samples) -> dict[str, dict[float, float]]:
-    """Return the durations of requests that were answered well, by flow and bound."""
+def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, dict[float, float]]:
+    """Return histograms of the durations of successful requests, by model."""
     buckets: dict[str, dict[float, float]] = {}
     for labels, value in rates.of("sluicegate_request_duration_seconds_bucket"):
         if labels.get("outcome", "ok") == "ok":
             bound = float(labels["le"])
-            for flow in _both(flows, labels):
-                counts = buckets.setdefault(flow.name, {})
+            for each in _both(by_model, labels):
+                counts = buckets.setdefault(each.name, {})
                 counts[bound] = counts.get(bound, 0.0) + value
     return buckets
 
 
-def _both(flows: dict[str, Flow], labels: Mapping[str, str]) -> Sequence[Flow]:
-    """Return the flows that a series counts for: that of all, and its model's."""
+def _both(by_model: dict[str, ModelTraffic], labels: Mapping[str, str]) -> Sequence[ModelTraffic]:
+    """Return the traffic of all models and of the series' model: a series counts for both."""
     model = labels.get("model", "")
     if not model:
-        return (flows[""],)
-    return flows[""], flows.setdefault(model, Flow(name=model))
+        return (by_model[""],)
+    return by_model[""], by_model.setdefault(model, ModelTraffic(name=model))
 
 
-def _count_request(flow: Flow, status: int, value: float) -> None:
-    flow.requests += value
+def _count_request(each: ModelTraffic, status: int, value: float) -> None:
+    each.requests += value
     if status == _TOO_MANY:
-        flow.refused += value
+        each.refused += value
     elif status >= _SERVER_ERROR:
-        flow.errors += value
+        each.errors += value
 
 
-def _regions(values: Samples, rates: Samples) -> list[RegionFlow]:
+def _regions(values: Samples, rates: Samples) -> list[RegionTraffic]:
     names = [labels["region"] for labels, _ in values.of("sluicegate_endpoint_up")]
     return [_region(name, values, rates) for name in sorted(set(names))]
 
 
-def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
-    def gauges(figure: str) -> dict[str, float]:
-        found = values.of(f"sluicegate_endpoint_{figure}")
+def _region(name: str, values: Samples, rates: Samples) -> RegionTraffic:
+    def gauges(metric: str) -> dict[str, float]:
+        found = values.of(f"sluicegate_endpoint_{metric}")
         return {labels["endpoint"]: value for labels, value in found if labels["region"] == name}
 
     calls = [
@@ -212,7 +213,7 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
     drained = {endpoint for endpoint, value in gauges("drained").items() if value > 0}
     ready = {endpoint for endpoint, value in up.items() if value > 0} - drained
     finish = gauges("predicted_finish_seconds")
-    return RegionFlow(
+    return RegionTraffic(
         name=name,
         calls=sum(value for _, value in calls),
         failed=sum(value for is_ok, value in calls if not is_ok),

@@ -1,4 +1,4 @@
-"""Shows what tenants used and were charged, and the margin; downloads it as CSV."""
+"""Shows tenants' usage and charges, and the margin; exports usage as CSV."""
 
 import asyncio
 from collections.abc import Sequence
@@ -48,23 +48,23 @@ _MOST_ROWS = 50
 
 
 class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the charts and the table below them show."""
+    """The data of the charts and of the table below them."""
 
     sources: Chart
     breakdown: Chart
     money: Chart
     rows: list[GroupUsage]
     hidden: int
-    """Rows of the table that are left out."""
+    """The number of rows that the table leaves out."""
     unnamed: int
-    """Requests that are in no row: they named no model that is served."""
+    """The number of requests that named no served model, and are in no row."""
     margins: Margins
     is_whole: bool
-    """All tenants and models are shown, so that there is a margin."""
+    """Whether all tenants and models are shown. The margin is known only then."""
 
 
 class UsageController(Controller):
-    """Serves the page of usage, its figures, and these as CSV."""
+    """Serves the page of usage, its charts and table, and the CSV export."""
 
     path = "/usage"
     opt = {"role": Role.VIEWER}  # noqa: RUF012 - Litestar reads it
@@ -77,7 +77,7 @@ class UsageController(Controller):
         frame: NamedDependency[Frame],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return the page; its figures follow."""
+        """Return the page; the browser loads charts and table separately."""
         wanted = wanted_of(request)
         models = sorted((await active.document()).models)
         context = _choices(wanted) | {"models": models}
@@ -93,14 +93,15 @@ class UsageController(Controller):
         control: NamedDependency[Control],
         margins: NamedDependency[MarginReader],
     ) -> Response[str]:
-        """Return charts and table."""
+        """Return the charts and the table."""
         wanted, document = wanted_of(request), await active.document()
         buckets = buckets_of(wanted.span, datetime.now(UTC))
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
-        # One after the other: both are mostly Python, whose threads would wait for each other.
-        total, (rows, names, largest) = await asyncio.to_thread(_read, reader, wanted, buckets)
+        # One after the other, because the interpreter lock would serialize two threads.
+        total = await asyncio.to_thread(reader.over_time, wanted, buckets)
+        rows, names, largest = await asyncio.to_thread(_by_group, reader, wanted, buckets)
         currency = _currency(rows, document.prices)
         charged = charged_over_time(total, buckets, currency)
         figures = UsageFigures(
@@ -124,7 +125,7 @@ class UsageController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return a row for each hour or day, and tenant or model, as CSV."""
+        """Return usage as CSV, with a row for each hour or day, and tenant or model."""
         wanted, prices = wanted_of(request), (await active.document()).prices
         text = await asyncio.to_thread(_csv, ledger, prices, wanted)
         name = f"usage-{wanted.span}-by-{wanted.by}.csv"
@@ -133,7 +134,7 @@ class UsageController(Controller):
 
 
 def wanted_of(request: AnyRequest) -> UsageQuery:
-    """Return what the query asks for; what is no choice of the form counts as left out."""
+    """Parse the query parameters; an invalid choice becomes the default."""
     query = request.query_params
     return UsageQuery(
         span=_choice(ChartSpan, query.get("span"), ChartSpan.WEEK),
@@ -145,7 +146,7 @@ def wanted_of(request: AnyRequest) -> UsageQuery:
 
 
 def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
-    """Return the member of an enumeration that a query names."""  # Any: of whichever kind
+    """Return the enumeration's value that `text` names, else the default."""
     found = next((one for one in among or kind if one.value == text), None)
     return default if found is None else found
 
@@ -154,24 +155,17 @@ def _choices(wanted: UsageQuery) -> dict[str, object]:
     return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)}
 
 
-def _read(
-    reader: UsageReader, wanted: UsageQuery, buckets: Buckets
-) -> tuple[list[GroupUsage], tuple[list[GroupUsage], list[str], list[GroupUsage]]]:
-    """Return the rows by hour or day of all, and what `_by_group` returns."""
-    return reader.over_time(wanted, buckets), _by_group(reader, wanted, buckets)
-
-
 def _by_group(
     reader: UsageReader, wanted: UsageQuery, buckets: Buckets
 ) -> tuple[list[GroupUsage], list[str], list[GroupUsage]]:
-    """Return the tenants or models, the names of the largest, and these by hour or day."""
+    """Return usage by tenant or model, the largest names, and their usage by hour or day."""
     rows = reader.totals(wanted, buckets)
     names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]
     return rows, names, reader.largest(wanted, buckets, names)
 
 
 def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
-    """Return the currency of most rows; that of the prices where there are none."""
+    """Return the most frequent currency of the rows or, without rows, of the prices."""
     names = [row.currency for row in rows] or [price.currency for price in prices] or [""]
     return max(set(names), key=names.count)
 

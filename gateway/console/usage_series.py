@@ -1,4 +1,4 @@
-"""Makes the series of the usage charts from rows of usage. Pure but for the ledger's queries."""
+"""Makes the series of the usage charts from rows of usage."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ SOURCES = ("hit", "collapsed", "computed", "failed")
 
 
 class ChartSpan(StrEnum):
-    """Names the times that the charts can show."""
+    """Names the spans of time that the charts can show."""
 
     DAY = "24h"
     WEEK = "7d"
@@ -29,7 +29,7 @@ class ChartSpan(StrEnum):
 
 
 class Measure(StrEnum):
-    """Names what the breakdown shows of each tenant or model."""
+    """Names the quantities that the breakdown can show for each tenant or model."""
 
     REQUESTS = "requests"
     ITEMS = "items"
@@ -37,7 +37,7 @@ class Measure(StrEnum):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """The hours or days of a chart; the last one ends at `until`."""
+    """The hours or days of a chart. The last one is cut off at `until`."""
 
     since: datetime
     until: datetime
@@ -45,18 +45,18 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def starts(self) -> list[datetime]:
-        """When each hour or day begins."""
+        """The start of each hour or day."""
         step = _DAY if self.unit is GroupBy.DAY else _HOUR
         count = -((self.since - self.until) // step)
         return [self.since + index * step for index in range(count)]
 
     @property
     def edges(self) -> list[float]:
-        """The bounds of the hours or days, in seconds since the epoch."""
+        """The bounds of the hours or days, as Unix times in seconds."""
         return [*(start.timestamp() for start in self.starts), self.until.timestamp()]
 
     def label(self, start: datetime) -> str:
-        """Return how rows of usage name the hour or day."""
+        """Return the name of an hour or day in rows of usage."""
         return (
             start.date().isoformat()
             if self.unit is GroupBy.DAY
@@ -65,14 +65,14 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a chart, with a value for each bucket."""
+    """A line of a chart, with a value for each hour or day."""
 
     label: str
     values: list[float]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the browser draws: `times` are seconds since the epoch."""
+    """The data of a chart; `times` are Unix times in seconds."""
 
     times: list[float]
     series: list[Series]
@@ -80,7 +80,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator asked to see."""
+    """The operator's choices on the page of usage."""
 
     span: ChartSpan = ChartSpan.WEEK
     tenant: str = ""
@@ -90,7 +90,7 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> list[str] | None:
-        """The only models wanted; `None` is all."""
+        """The models to show; `None` means all."""
         return [self.model] if self.model else None
 
 
@@ -111,7 +111,7 @@ def buckets_of(span: ChartSpan, now: datetime) -> Buckets:
 
 
 class UsageReader:
-    """Reads usage of the buckets of a chart. Calls block."""
+    """Reads the usage for a chart. All calls block."""
 
     def __init__(self, ledger: Ledger, prices: Sequence[PriceConfig]) -> None:
         self._ledger = ledger
@@ -123,13 +123,13 @@ class UsageReader:
         return sorted(rows, key=lambda row: -measured(row, wanted.measure))
 
     def over_time(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
-        """Return one row for each bucket and currency."""
+        """Return one row for each hour or day and currency."""
         return self._rows(wanted, buckets, [buckets.unit])
 
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return rows by bucket of the tenants or models in `names`."""
+        """Return rows by hour or day for the tenants or models in `names`."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)
@@ -155,14 +155,14 @@ class UsageReader:
 
 
 def measured(row: GroupUsage, measure: Measure) -> float:
-    """Return what `measure` says of a row."""
+    """Return the value of `measure` in a row."""
     if measure is Measure.CHARGED:
         return float(Decimal(row.cost))
     return float(row.requests if measure is Measure.REQUESTS else row.items)
 
 
 def source_chart(rows: Sequence[GroupUsage], buckets: Buckets) -> Chart:
-    """Return items over time by where their answers came from."""
+    """Return items over time by outcome: hit, collapsed, computed or failed."""
     series = [
         Series(label=name, values=_values(rows, buckets, attrgetter(name))) for name in SOURCES
     ]
@@ -176,7 +176,7 @@ def breakdown_chart(
     wanted: UsageQuery,
     buckets: Buckets,
 ) -> Chart:
-    """Return a line for each of `names`, and one of what the others have together."""
+    """Return a series for each of `names`, and one series for all others together."""
 
     def value(row: GroupUsage) -> float:
         return measured(row, wanted.measure)
@@ -199,7 +199,7 @@ def breakdown_chart(
 
 
 def charged_over_time(rows: Sequence[GroupUsage], buckets: Buckets, currency: str) -> list[float]:
-    """Return what tenants were charged in each bucket, in `currency`."""
+    """Return the charges in each hour or day, in `currency`."""
     own = [row for row in rows if row.currency == currency]
     return _values(own, buckets, lambda row: float(Decimal(row.cost)))
 
@@ -212,7 +212,7 @@ def group_of(row: GroupUsage, by: GroupBy) -> str:
 def margin_chart(
     charged: Sequence[float], costs: Sequence[int] | None, buckets: Buckets, currency: str
 ) -> Chart:
-    """Return what was charged, and where `costs` of backends are known, these and the margin."""
+    """Return the charges and, if `costs` of backends are known, the costs and the margin."""
     series = [Series(label="charged", values=list(charged))]
     if costs is not None:
         spent = [cost / 1e9 for cost in costs]

@@ -1,4 +1,4 @@
-"""Stores tenants, their keys and their limits. Of a key only the hash is stored."""
+"""Stores tenants, their API keys and their limits. A key's secret is stored only as a hash."""
 
 import re
 import secrets
@@ -21,13 +21,16 @@ from gateway.types import KeyId, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUTE: Final = re.compile(r"/[A-Za-z0-9_./~-]{0,200}(/\*)?")
-_ASKED_AT_ONCE: Final = 500
+_IDS_PER_QUERY: Final = 500
 _decode_budget: Final = msgspec.json.Decoder(Budget).decode
 _models: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Accounts:
-    """Reads and changes accounts. `actor` is the author of a change in the audit."""
+    """Reads and changes tenants and keys. All calls block.
+
+    `actor` is the person or program that the audit names as the author of a change.
+    """
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store = store
@@ -60,16 +63,16 @@ class Accounts:
         """Return a tenant.
 
         Raises:
-            NotFound: there is no such tenant.
+            NotFound: the tenant does not exist.
         """
         with self._store.reading() as connection:
             return tenant_of(_get(connection, schema.tenants, tenant, "tenant"))
 
     def set_limits(self, tenant: str, rules: Collection[Rule], *, actor: str = "system") -> Tenant:
-        """Replace a tenant's rules; none means that the document's apply.
+        """Replace a tenant's limits. Without `rules`, the document's limits apply to the tenant.
 
         Raises:
-            NotFound: there is no such tenant.
+            NotFound: the tenant does not exist.
             InvalidRequest: a rule is invalid.
         """
         encoded = _encode_rules(rules)
@@ -96,12 +99,12 @@ class Accounts:
         bounds: KeyBounds = NO_BOUNDS,
         actor: str = "system",
     ) -> Key:
-        """Create a key of `tenant` from the hash of its text.
+        """Create a key of `tenant` from the hash of its secret.
 
         Raises:
-            NotFound: there is no such tenant.
-            Conflict: the same text is a key already.
-            InvalidRequest: a rule, an origin or a route is invalid, or the time of expiry is past.
+            NotFound: the tenant does not exist.
+            Conflict: another key has the same secret.
+            InvalidRequest: a rule, an origin or a route is invalid, or `expires` is in the past.
         """
         spec = KeySpec(
             tenant=tenant,
@@ -118,13 +121,13 @@ class Accounts:
     def create_keys(
         self, specs: Sequence[KeySpec], *, new_tenants: bool = False, actor: str = "system"
     ) -> list[Key]:
-        """Create keys as one change, all or none; with `new_tenants` missing tenants, too.
+        """Create all keys in one transaction. `new_tenants` also creates tenants that are missing.
 
         Raises:
-            NotFound: there is no such tenant.
-            Conflict: a text is a key already.
-            InvalidRequest: a tenant's id, a rule, an origin or a route is invalid, or the time of
-                expiry is past.
+            NotFound: a tenant does not exist, and `new_tenants` is not set.
+            Conflict: another key has the same secret.
+            InvalidRequest: a tenant's id, a rule, an origin or a route is invalid, or `expires` is
+                in the past.
         """
         rows = [self._key_row(spec) for spec in specs]
         tenants = {spec.tenant for spec in specs}
@@ -135,7 +138,7 @@ class Accounts:
             made = [self._tenant_row(tenant, "", ()) for tenant in missing]
             self._store.insert_new(connection, schema.tenants, made)
             if self._store.insert_new(connection, schema.keys, rows) < len(rows):
-                raise Conflict("a key with the same text exists already")
+                raise Conflict("a key with the same secret exists already")
             self._audit.add_all(connection, actor, "tenant.create", [(one, {}) for one in missing])
             details = [(row["id"], {"tenant": row["tenant"], "name": row["name"]}) for row in rows]
             self._audit.add_all(connection, actor, "key.create", details)
@@ -143,7 +146,10 @@ class Accounts:
         return [_key(SimpleNamespace(**row)) for row in rows]
 
     def keys(self, tenant: str | None = None) -> list[Key]:
-        """Return the keys of `tenant`, or all, oldest first; revoked and expired ones too."""
+        """Return the keys of `tenant` (`None`: of all tenants), oldest first.
+
+        Revoked and expired keys are included.
+        """
         table = schema.keys
         query = select(table).order_by(table.c.created, table.c.id)
         if tenant is not None:
@@ -152,17 +158,17 @@ class Accounts:
             return [_key(row) for row in connection.execute(query)]
 
     def find_key(self, key_hash: str) -> Key | None:
-        """Return the key whose text has this hash, also if it is revoked."""
+        """Return the key whose newest secret has this hash, even if the key is revoked."""
         query = select(schema.keys).where(schema.keys.c.hash == key_hash)
         with self._store.reading() as connection:
             row = connection.execute(query).first()
         return None if row is None else _key(row)
 
     def set_key_limits(self, key: str, rules: Collection[Rule], *, actor: str = "system") -> Key:
-        """Replace a key's rules; none means that the document's apply.
+        """Replace a key's limits. Without `rules`, the document's limits apply to the key.
 
         Raises:
-            NotFound: there is no such key.
+            NotFound: the key does not exist.
             InvalidRequest: a rule is invalid.
         """
         return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
@@ -171,7 +177,7 @@ class Accounts:
         """Replace the origins and routes that a key is limited to.
 
         Raises:
-            NotFound: there is no such key.
+            NotFound: the key does not exist.
             InvalidRequest: an origin or a route is invalid.
         """
         return self._change_key(key, actor, "key.bounds", _encode_bounds(bounds))
@@ -179,39 +185,40 @@ class Accounts:
     def rotate(
         self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
     ) -> Key:
-        """Give a key another text, by its hash; `former_hash` is valid for `keep` seconds.
+        """Give a key a new secret, at the request of a caller that holds the present secret.
 
-        All other texts that it had end at once: an answer with one may have been lost. A former
-        text that asks again, and one of a key that expires, is valid no longer than it was. One
-        that has ended rotates nothing, although a worker may not have heard of its end.
+        `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
+        caller sent. That secret stays valid for `keep` seconds, but not beyond its former expiry or
+        the key's. Any other secret of the key ends at once: a caller that repeats a rotation has
+        lost the response that contained it.
 
         Raises:
-            NotFound: there is no such key.
-            AuthenticationFailed: the key, or the text that asks, is valid no more.
+            NotFound: the key does not exist.
+            AuthenticationFailed: the key or the caller's secret has expired or is revoked.
         """
         now = self._store.clock()
         until = now + int(keep * 1_000_000_000)
         values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
         table = schema.keys
         with self._store.writing() as connection:
-            # Of two that send the same text, the second one has to see what the first made of it.
+            # Locked, so that a second rotation with the same secret sees the result of the first.
             before = _get(connection, table, key, "key", for_update=True)
             if not _is_valid(before, former_hash, now):
-                raise AuthenticationFailed("This text of the key has ended; send its newest one.")
+                raise AuthenticationFailed("This secret has expired. Send the key's newest secret.")
             ends = [before.expires, before.former_expires if before.hash != former_hash else None]
             values["former_expires"] = min([until, *(end for end in ends if end is not None)])
             connection.execute(update(table).where(table.c.id == key).values(**values))
-            # Not the hashes, which no reader of the audit needs.
+            # The audit does not need the hashes.
             self._record(connection, actor, "key.rotate", key, tenant=before.tenant)
             return _key(_get(connection, table, key, "key"))
 
-    def replace_text(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
-        """Give a key another text, by its hash, without its present one, as operators do.
+    def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
+        """Give a key a new secret, at the request of an operator.
 
-        The newest text stays valid for `keep` seconds; all others end at once.
+        The newest secret so far stays valid for `keep` seconds. Any older secret ends at once.
 
         Raises:
-            NotFound: there is no such key.
+            NotFound: the key does not exist.
             InvalidRequest: the key is revoked or expired.
         """
         now = self._store.clock()
@@ -229,10 +236,10 @@ class Accounts:
             return _key(_get(connection, table, key, "key"))
 
     def revoke(self, key: str, *, actor: str = "system") -> Key:
-        """Revoke a key for ever; no effect on a revoked one.
+        """Revoke a key for ever. A second call changes nothing.
 
         Raises:
-            NotFound: there is no such key.
+            NotFound: the key does not exist.
         """
         return self._change_key(key, actor, "key.revoke", {"revoked": self._store.clock()})
 
@@ -249,7 +256,7 @@ class Accounts:
     def _record(
         self, connection: Connection, actor: str, action: str, key: str, **detail: object
     ) -> None:
-        """Write the audit and record the change of a key, in the transaction that makes it."""
+        """Write an audit entry and announce the change to workers, in the caller's transaction."""
         self._audit.add(connection, actor=actor, action=action, subject=key, detail=detail)
         record_change(self._store, connection, keys=[key])
 
@@ -269,14 +276,16 @@ class Accounts:
         expires = spec.expires
         row["expires"] = None if expires is None else to_nanoseconds(expires)
         if expires is not None and row["expires"] <= row["created"]:
-            raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
+            raise InvalidRequest(
+                f"`expires` is in the past: {expires.isoformat()}; name a later time"
+            )
         return row
 
 
 def _existing(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for start in range(0, len(ids), _ASKED_AT_ONCE):
-        some = table.c.id.in_(ids[start : start + _ASKED_AT_ONCE])
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        some = table.c.id.in_(ids[start : start + _IDS_PER_QUERY])
         found.update(connection.scalars(select(table.c.id).where(some)))
     return found
 
@@ -292,7 +301,7 @@ def _get(
 
 
 def check_rules(rules: Collection[Rule]) -> None:
-    """Check rules as they are before they are stored.
+    """Check the limits of a tenant or a key.
 
     Raises:
         InvalidRequest: a rule is invalid.
@@ -324,7 +333,7 @@ def _encode_bounds(bounds: KeyBounds) -> dict[str, object]:
 
 
 def tenant_of(row: Row[Any]) -> Tenant:
-    """Return the tenant in a row of the table."""
+    """Return the tenant that a row of the table `tenants` describes."""
     return Tenant(
         id=TenantId(row.id),
         name=row.name,
@@ -351,7 +360,7 @@ def _key(row: Row[Any] | SimpleNamespace) -> Key:
 
 
 def _is_valid(row: Row[Any], key_hash: str, now: int) -> bool:
-    """Tell whether the text with this hash is one of a key's that is valid at `now`."""
+    """Return whether `key_hash` belongs to a secret of the key that is valid at `now`."""
     if row.revoked is not None or (row.expires is not None and row.expires <= now):
         return False
     is_former = row.former_hash == key_hash and (row.former_expires or 0) > now

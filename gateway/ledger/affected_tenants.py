@@ -1,11 +1,11 @@
-"""Counts the tenants whose limits or prices a change of the document would change."""
+"""Counts the tenants that a change of limits or prices in the document would affect."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store, to_nanoseconds
@@ -18,10 +18,11 @@ _events: Final = schema.usage_events
 
 
 class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tenants there are of some kind, and the first of them by id."""
+    """The number of tenants that were found."""
 
     count: int
     first: list[str]
+    """The ids of the first tenants, in order."""
 
 
 class AffectedTenants:
@@ -32,20 +33,23 @@ class AffectedTenants:
         self._limit = limit
 
     def by_limits(self, *, of_tenants: bool, of_keys: bool) -> TenantCount:
-        """Return the tenants for whom the document's limits of tenants, or of keys, apply."""
+        """Return the tenants to whom the document's default limits apply.
+
+        With `of_tenants`, these are tenants without limits of their own. With `of_keys`, these are
+        tenants that have a key without limits of its own.
+        """
         without = _tenants.c.rules == _NONE
         is_key = (_keys.c.rules == _NONE) & _keys.c.revoked.is_(None)
         with_keys = _tenants.c.id.in_(select(_keys.c.tenant).where(is_key))
-        applies = [part for part, wanted in ((without, of_tenants), (with_keys, of_keys)) if wanted]
+        applies = [each for each, wanted in ((without, of_tenants), (with_keys, of_keys)) if wanted]
         if not applies:
             return TenantCount(count=0, first=[])
-        condition = applies[0] if len(applies) == 1 else applies[0] | applies[1]
-        return self._count(select(_tenants.c.id.label("tenant")).where(condition))
+        return self._count(select(_tenants.c.id.label("tenant")).where(or_(*applies)))
 
     def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
-        """Return the tenants with usage of `models` since the month (UTC) began.
+        """Return the tenants that have used one of `models` since the month (UTC) began.
 
-        With `all_but` also those with usage of any model that is not among these.
+        With `all_but`, tenants that have used any model outside `all_but` are included, too.
         """
         if not models:
             return TenantCount(count=0, first=[])
@@ -55,7 +59,7 @@ class AffectedTenants:
         if all_but is not None:
             named |= _events.c.model.not_in(["", *sorted(all_but)])
         own = (_events.c.tenant == _tenants.c.id) & (_events.c.time >= to_nanoseconds(month))
-        # Not all events of the month: those of a tenant up to the first that is one of these.
+        # `exists` stops at a tenant's first event that matches.
         used = select(_events.c.id).where(own & named).exists()
         return self._count(select(_tenants.c.id.label("tenant")).where(used))
 

@@ -1,4 +1,4 @@
-"""Sums usage by the revision that answered, for models whose revisions share their items."""
+"""Sums usage by revision, for models whose items a traffic split divides among revisions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _table: Final = schema.arm_usage
 
 
 def add_arms(store: Store, connection: Connection, events: Iterable[RequestEvent]) -> None:
-    """Add the arms of events that are recorded in this transaction."""
+    """Add the usage of each revision in `events`, in the transaction that records the events."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for event in events:
         for arm in event.arms:
@@ -28,14 +28,14 @@ def add_arms(store: Store, connection: Connection, events: Iterable[RequestEvent
             found = sums.setdefault(key, Counter())
             for name in _SUMMED:
                 found[name] += getattr(arm, name) * event.count
-    # In one order, so that workers that record at once cannot deadlock.
+    # Sorted, so that concurrent transactions lock rows in the same order and cannot deadlock.
     rows = [dict(zip(_KEY, key, strict=True)) | dict(sums[key]) for key in sorted(sums)]
     if rows:
         store.add_to(connection, _table, rows, _SUMMED)
 
 
 def arm_costs(store: Store, model: str, revision: str, prices: PriceList) -> list[ArmCost]:
-    """Return the usage of a model at a revision by arm, and what it costs by the prices."""
+    """Return the usage and cost of each revision that answered while `model` was at `revision`."""
     key = (_table.c.time, _table.c.arm)
     query = (
         select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))

@@ -15,11 +15,11 @@ _RECENT: Final = 10_000
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which entries are wanted; what is left out is no condition."""
+    """Selects audit entries. An empty field matches every entry."""
 
     actor: str = ""
     kind: str = ""
-    """An action such as `key.revoke`, or the part before its point, such as `key`."""
+    """An action such as `key.revoke`, or a prefix such as `key` for all actions on keys."""
     subject: str = ""
     since: datetime | None = None
     until: datetime | None = None
@@ -29,7 +29,7 @@ EVERYTHING: Final = AuditFilter()
 
 
 class Audit:
-    """Appends to the list of changes, and reads it."""
+    """Appends audit entries and reads them. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class Audit:
     def entries(
         self, *, limit: int = 100, before: int | None = None, of: AuditFilter = EVERYTHING
     ) -> list[AuditEntry]:
-        """Return the newest entries first, from before the number `before`."""
+        """Return at most `limit` entries, the newest first, that are older than entry `before`."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
         if before is not None:
@@ -91,7 +91,7 @@ class Audit:
             ]
 
     def actors(self) -> list[str]:
-        """Return everybody who made one of the last changes."""
+        """Return the authors of the latest 10,000 changes, in alphabetical order."""
         table = schema.audit
         newest = select(func.max(table.c.number)).scalar_subquery()
         query = select(table.c.actor).distinct().where(table.c.number > newest - _RECENT)
@@ -100,7 +100,6 @@ class Audit:
 
 
 def _conditions(of: AuditFilter) -> Iterator[ColumnElement[bool]]:
-    """Yield what entries must fulfil."""
     table = schema.audit
     if of.actor:
         yield table.c.actor == of.actor

@@ -10,13 +10,14 @@ from gateway.ledger.postgresql import parse_url
 
 
 def back_up(url: str, target: Path) -> None:
-    """Write a copy of the ledger to `target`, which must not exist; blocks.
+    """Write a copy of the ledger to the new file `target`; blocks.
 
-    Other processes do not wait. The copy appears under its name when it is complete and checked.
+    Other processes can write to the ledger meanwhile. `target` appears once the copy is complete
+    and has passed SQLite's integrity check.
 
     Raises:
-        ConfigurationError: the ledger is no SQLite file, or `target` exists.
-        DependencyUnavailable: it cannot be read, or the copy cannot be written.
+        ConfigurationError: the ledger is not a SQLite file, or `target` exists.
+        DependencyUnavailable: the ledger cannot be read, or the copy cannot be written.
     """
     source = parse_url(url)
     if source.get_backend_name() != "sqlite" or not source.database:
@@ -25,7 +26,7 @@ def back_up(url: str, target: Path) -> None:
             " program, such as `pg_dump`"
         )
     if target.exists():
-        raise ConfigurationError(f"`{target}` exists; name a file that does not")
+        raise ConfigurationError(f"`{target}` exists; name a file that does not exist yet")
     partial = target.with_name(f".{target.name}.partial")
     try:
         _copy(Path(source.database), partial)
@@ -38,7 +39,7 @@ def back_up(url: str, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Readable for the owner only from the beginning, as it holds hashes of keys.
+    # Only the owner may ever read the copy, because it holds the hashes of secrets.
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     with (
         contextlib.closing(
@@ -46,8 +47,7 @@ def _copy(source: Path, target: Path) -> None:
         ) as old,
         contextlib.closing(sqlite3.connect(target)) as new,
     ):
-        # In one step, as a copy in steps restarts at each write. The write-ahead log lets
-        # others write meanwhile.
+        # All pages in one step: SQLite restarts a stepwise backup after every write.
         old.backup(new)
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":

@@ -1,15 +1,16 @@
-"""Defines the values of files and batches that the ledger keeps; times are whole seconds."""
+"""Defines files and batch jobs as the ledger stores them. Times are Unix times in seconds."""
 
 from enum import StrEnum
 
 import msgspec
 
 FAILED = "f"
-"""Ends the ids of events of lines that failed: an answer later has an event of its own."""
+"""Suffix of the id of a failed line's usage event. If the line succeeds later, it gets a new event
+without this suffix."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's file; its content is in the file storage, under its id."""
+    """Describes a tenant's file. The file storage holds its content under the same id."""
 
     id: str
     tenant: str
@@ -21,7 +22,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchState(StrEnum):
-    """Names the states of a batch, as OpenAI's API does."""
+    """Names the states of a batch job, as in OpenAI's API."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -34,7 +35,7 @@ class BatchState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still change."""
+        """Whether the state may still change."""
         return self not in _ENDED
 
 
@@ -44,39 +45,40 @@ _ENDED = frozenset(
 
 
 class BatchFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Says why a batch, or a line of it, failed."""
+    """Says why a batch job or one of its lines failed."""
 
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
     message: str
     """What was wrong, and what to do."""
     line: int | None = None
-    """The line of the input, from 1 on."""
+    """The line's number in the input file, counted from 1."""
     param: str | None = None
-    """The field of the line that is to blame."""
+    """The invalid field of the line."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Counts the lines of consecutive input whose results are in the storage, under `token`."""
+    """Counts the results of one chunk of input lines. The file storage holds them under `token`."""
 
     token: str
     completed: int
     failed: int
     expired: int = 0
-    """Those of the failed lines that came too late."""
+    """The failed lines that had not run when the batch job expired."""
     size: int = 0
-    """The bytes of the results."""
+    """The size of the results in bytes."""
 
     def counts(self, kind: str) -> int:
-        """Return how many lines of `output` or of `error` it has."""
+        """Return the number of lines for the `output` file or the `error` file."""
         return self.completed if kind == "output" else self.failed
 
 
 class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch with its progress: the results of `parts`, in the order of its input.
+    """Describes a batch job and its progress.
 
-    Every part but the last has `part_lines` lines. `moments` are when it got into each status, by
-    the status; `total` is unknown until its input was read.
+    `parts` are the chunks of input that are finished, in the order of the input. Every chunk but
+    the last has `part_lines` lines. `moments` maps each state to the time when the batch job
+    entered it. `total` is the number of input lines; it is `None` until the input has been read.
     """
 
     id: str
@@ -97,19 +99,19 @@ class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     output_file: str | None = None
     error_file: str | None = None
     is_clean: bool = False
-    """It has ended, and its parts were deleted."""
+    """The batch job has ended, and its intermediate results are deleted."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is work left."""
+        """Whether a process must still run the batch job or clean up after it."""
         return not self.is_clean
 
     @property
     def completed(self) -> int:
-        """The lines that were answered."""
+        """The number of lines that succeeded."""
         return sum(part.completed for part in self.parts)
 
     @property
     def failed(self) -> int:
-        """The lines that were not, and are in the errors file."""
+        """The number of lines that failed. They are in the error file."""
         return sum(part.failed for part in self.parts)

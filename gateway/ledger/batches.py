@@ -1,4 +1,4 @@
-"""Stores batches, who runs them, and how far they are; each is run by one process at a time."""
+"""Stores batch jobs with their progress, and the lease of the process that runs each of them."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
@@ -20,29 +20,29 @@ _decode: Final = msgspec.json.Decoder(RequestBatch).decode
 
 
 class LeaseLost(Exception):
-    """Reports that another process runs the batch; nothing was changed."""
+    """Another process holds the lease of the batch job. Nothing was changed."""
 
 
 class BatchStore:
-    """Reads and changes batches. All calls block.
+    """Reads and changes batch jobs. All calls block.
 
-    A batch is run by the `holder` of its lease. A holder is one process at a time: one that starts
-    under the name of another takes over its leases at once.
+    Only the process that holds the lease of a batch job runs it. `holder` is the name of this
+    process. A new process with the same name takes over the leases at once.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def now(self) -> int:
-        """Return the time, in seconds."""
+        """Return the Unix time in seconds."""
         return self._store.clock() // SECOND
 
     def create(self, batch: RequestBatch, *, most_open: int, most_bytes: int) -> None:
-        """Add a batch, to be run.
+        """Add a batch job that waits for a process to run it.
 
         Raises:
-            RateLimited: the tenant has as many open batches, or bytes of files, as it may.
-            NotFound: its input file was deleted meanwhile.
+            RateLimited: the tenant has `most_open` open batch jobs, or `most_bytes` of files.
+            NotFound: the input file does not exist any more.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
         file = and_(schema.files.c.id == batch.input_file, schema.files.c.is_stored == 1)
@@ -50,7 +50,7 @@ class BatchStore:
             self._store.lock_subject(connection, _FILES)
             if int(connection.scalar(select(func.count()).where(own)) or 0) >= most_open:
                 raise RateLimited(
-                    f"{most_open} batches are open, the most there may be: wait until one has ended"
+                    f"{most_open} batches are open, which is the limit: wait until one has ended"
                 )
             check_bytes(connection, batch.tenant, most=most_bytes)
             if connection.execute(select(schema.files.c.id).where(file)).first() is None:
@@ -61,19 +61,19 @@ class BatchStore:
             connection.execute(insert(_table), row)
 
     def get(self, tenant: str, batch: str) -> RequestBatch:
-        """Return a batch.
+        """Return a batch job.
 
         Raises:
-            NotFound: the tenant has no such batch.
+            NotFound: the tenant has no such batch job.
         """
         with self._store.reading() as connection:
             return _decode(_row(connection, tenant, batch).state)
 
     def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
-        """Return at most `limit` batches, the newest first.
+        """Return at most `limit` batch jobs that follow the batch job `after`, newest first.
 
         Raises:
-            NotFound: there is no batch `after`.
+            NotFound: the batch job `after` does not exist.
         """
         created, own = _table.c.created, _table.c.id
         query = select(_table.c.state).where(_table.c.tenant == tenant)
@@ -86,11 +86,11 @@ class BatchStore:
             return [_decode(state) for state in states]
 
     def cancel(self, tenant: str, batch: str) -> RequestBatch:
-        """Ask for the end of a batch; what is done by then is kept.
+        """Set a batch job to `cancelling`; its finished results are kept.
 
         Raises:
-            NotFound: the tenant has no such batch.
-            Conflict: it has ended.
+            NotFound: the tenant has no such batch job.
+            Conflict: the batch job has ended.
         """
         with self._store.writing() as connection:
             found = _decode(_row(connection, tenant, batch, is_locked=True).state)
@@ -105,10 +105,11 @@ class BatchStore:
     def claim(
         self, holder: str, *, seconds: float, running: Collection[RequestBatch], most: int
     ) -> RequestBatch | None:
-        """Take the lease of an open batch that nobody runs, `None` where there is none.
+        """Take the lease of an open batch job that no process runs; return `None` if there is none.
 
-        The oldest of a tenant with the fewest batches `running` is first. Once there are `most`,
-        it is one of a tenant that has none.
+        `running` are the holder's other batch jobs. The oldest batch job of the tenant with the
+        fewest of them comes first. Once there are `most`, only tenants without one in `running` are
+        served.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]
@@ -130,7 +131,7 @@ class BatchStore:
             return _decode(row.state)
 
     def remove_ended(self, *, keep: int) -> None:
-        """Remove batches that have ended and were created more than `keep` seconds ago."""
+        """Delete ended batch jobs that were created more than `keep` seconds ago."""
         before = self._store.clock() - keep * SECOND
         with self._store.writing(in_bulk=True) as connection:
             is_old = and_(_table.c.is_open == 0, _table.c.created <= before)
@@ -139,7 +140,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew leases; return the status of those batches that `holder` still has."""
+        """Renew the leases that `holder` still has; return the states of their batch jobs by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)
@@ -151,10 +152,10 @@ class BatchStore:
     def change(
         self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
     ) -> RequestBatch:
-        """Replace a batch by what `change` returns for it.
+        """Replace the stored batch job by the result of `change`.
 
         Raises:
-            LeaseLost: `holder` does not run it.
+            LeaseLost: `holder` does not have the lease.
         """
         with self._store.writing() as connection:
             changed = change(_held(connection, batch, holder))
@@ -169,10 +170,10 @@ class BatchStore:
         *,
         files: Sequence[StoredFile] = (),
     ) -> RequestBatch:
-        """End a batch as `change` says, add its files, and note that its tenant is to be told.
+        """End a batch job: store the result of `change`, add `files`, and queue a webhook.
 
         Raises:
-            LeaseLost: `holder` does not run it.
+            LeaseLost: `holder` does not have the lease.
         """
         with self._store.writing() as connection:
             changed = change(_held(connection, batch, holder))
@@ -185,7 +186,7 @@ class BatchStore:
 
 
 def in_status(batch: RequestBatch, status: BatchState, now: int) -> RequestBatch:
-    """Return `batch` in another status since `now`."""
+    """Return `batch` with the state `status`, which it entered at `now`."""
     moments = batch.moments | {status.value: now}
     return msgspec.structs.replace(batch, status=status, moments=moments)
 

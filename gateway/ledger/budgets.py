@@ -1,4 +1,4 @@
-"""Stores tenants' monthly budgets, and notes each threshold that a month's cost has reached."""
+"""Stores tenants' monthly budgets, and detects when a month's cost reaches a threshold."""
 
 import logging
 import re
@@ -29,9 +29,10 @@ _WHOLE: Final = 100
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOST_THRESHOLDS: Final = 10
 _HIGHEST: Final = 1000
-_ASKED_AT_ONCE: Final = 1000
+_TENANTS_PER_QUERY: Final = 1000
 _SUMMED_FOR: Final = 900 * 1_000_000_000
-"""Nanoseconds for which the sum of a month's former hours is kept: events may come that late."""
+"""Nanoseconds for which the cost of a month's earlier hours is cached. Late events in these hours
+appear in the cost after at most this time."""
 _MOST_SUMS: Final = 1000
 _log = logging.getLogger(__name__)
 _tenants: Final = schema.tenants
@@ -39,11 +40,11 @@ _alerts: Final = schema.budget_alerts
 _decode: Final = msgspec.json.Decoder(Budget).decode
 
 Costs = Mapping[tuple[str, str], int]
-"""Costs by tenant and currency, in 10^-9."""
+"""Costs by tenant and currency, in 10^-9 of a currency unit."""
 
 
 class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A threshold that the cost of a tenant's month has reached for the first time."""
+    """Reports that a tenant's cost has reached a threshold for the first time in a month."""
 
     tenant: str
     month: str
@@ -51,16 +52,17 @@ class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets:
-    """Reads and changes budgets. All calls block; `watch` is for one thread at a time.
+    """Reads and changes budgets. All calls block. Only one thread at a time may call `watch`.
 
-    The cost is that of invoices before rounding, in the budget's currency alone.
+    A tenant's cost is the sum of its invoice before rounding. Costs in other currencies than the
+    budget's do not count.
     """
 
     def __init__(self, store: Store, audit: Audit, prices: PublishedPrices) -> None:
         self._store = store
         self._audit = audit
         self._prices = prices
-        # That of all tenants with a budget for `watch`, and those of single ones for `status`.
+        # `watch` sums all tenants with a budget together. `status` sums one tenant.
         self._sum_of_all = lru_cache(maxsize=1)(self._former_costs)
         self._sum_of_one = lru_cache(maxsize=_MOST_SUMS)(self._former_costs)
         self._has_warned = False
@@ -73,10 +75,12 @@ class Budgets:
         prices: Sequence[PriceConfig] = (),
         actor: str = "system",
     ) -> Tenant:
-        """Replace a tenant's budget, or remove it; what it refused is admitted until `watch`.
+        """Replace a tenant's budget; `None` removes it.
+
+        If the former budget refused requests, they are admitted until `watch` runs again.
 
         Raises:
-            NotFound: there is no such tenant.
+            NotFound: the tenant does not exist.
             InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
         """
         wanted = None if budget is None else self.checked(budget, prices)
@@ -87,7 +91,7 @@ class Budgets:
             if row is None:
                 raise NotFound(f"there is no tenant `{tenant[:80]}`")
             if wanted is not None:
-                # Of another amount, each threshold is reached anew, also after a removal.
+                # With another amount, every threshold can be reached again this month.
                 is_other = or_(
                     _alerts.c.amount != _nanos(wanted.amount),
                     _alerts.c.currency != wanted.currency,
@@ -107,9 +111,9 @@ class Budgets:
             return tenant_of(changed)
 
     def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
-        """Return what is left of a tenant's budget this month, `None` where he has none.
+        """Return what is left of a tenant's budget this month, `None` without a budget.
 
-        Events that came more than an hour late count after up to 15 minutes.
+        Usage events that arrive more than an hour late count after up to 15 minutes.
         """
         with self._store.reading() as connection:
             text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))
@@ -133,9 +137,10 @@ class Budgets:
         )
 
     def watch(self) -> list[BudgetEvent]:
-        """Note what the costs of this month have reached, and which tenants are to be refused.
+        """Compare this month's costs with all budgets; return thresholds that are newly reached.
 
-        A threshold is noted once a month, together with its webhook.
+        Each threshold is recorded once a month, and a webhook is queued in the same transaction.
+        Tenants whose budget is used up are marked, so that workers refuse their requests.
         """
         now = self._store.clock()
         month = _month(now)
@@ -171,7 +176,11 @@ class Budgets:
         exhausted_until: int | None,
         spent: int,
     ) -> list[int]:
-        """Write down what was found, unless the budget was changed; return what is new of it."""
+        """Record reached thresholds and refusal, unless the budget has changed meanwhile.
+
+        Returns:
+            The thresholds that no other process has recorded before.
+        """
         own = _tenants.c.id == tenant
         with self._store.writing() as connection:
             row = connection.execute(select(_tenants).where(own).with_for_update()).first()
@@ -217,8 +226,8 @@ class Budgets:
         entries = tuple(self._prices.entries())
         if not entries and not self._has_warned:
             _log.warning(
-                "no price is published, so that no budget is reached: gateways publish those of"
-                " the document when they start"
+                "no price is published, so no budget is ever reached: start a gateway, which"
+                " publishes the prices of its document"
             )
         self._has_warned = not entries
         former = self._sum_of_all(tenants, month, now - now % _SUMMED_FOR, entries)
@@ -227,7 +236,7 @@ class Budgets:
     def _former_costs(
         self, tenants: frozenset[str], month: str, slot: int, entries: tuple[PriceConfig, ...]
     ) -> tuple[int, Costs]:
-        """Return the costs of a month's hours before the last ones of `slot`, and their end."""
+        """Return a time at least an hour before `slot`, and the month's costs before that time."""
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)
         return until, self._costs(tenants, since, until, PriceList(entries))
@@ -239,7 +248,7 @@ class Budgets:
         month: str,
         entries: tuple[PriceConfig, ...],
     ) -> Costs:
-        """Return the costs of a month: the `former` ones, and those since."""
+        """Return the costs of a month: `former` costs plus the costs since then."""
         since, costs = former
         recent = self._costs(tenants, since, month_bounds(month)[1], PriceList(entries))
         return {key: costs.get(key, 0) + recent.get(key, 0) for key in {*costs, *recent}}
@@ -252,7 +261,7 @@ class Budgets:
             return costs
         for each in priced_usage(
             self._store,
-            tenants=tenants if len(tenants) <= _ASKED_AT_ONCE else None,
+            tenants=tenants if len(tenants) <= _TENANTS_PER_QUERY else None,
             since=since,
             until=until,
             group_by=[GroupBy.TENANT],
@@ -263,38 +272,37 @@ class Budgets:
         return costs
 
     def checked(self, budget: Budget, prices: Sequence[PriceConfig]) -> Budget:
-        """Return a budget with all of its fields, checked.
+        """Check a budget; return it with sorted thresholds and its currency filled in.
 
         Raises:
             InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
         """
         if not _AMOUNT.fullmatch(budget.amount) or not _nanos(budget.amount):
             raise InvalidRequest(
-                f"`amount`: `{budget.amount[:40]}` is no amount above 0 such as `250.00`, with up"
-                " to 9 digits before and after the point"
+                f"`amount`: `{budget.amount[:40]}` is not a positive amount such as `250.00`; use"
+                " at most 9 digits before and after the decimal point"
             )
         thresholds = tuple(sorted(set(budget.thresholds)))
         if len(thresholds) > _MOST_THRESHOLDS or any(
             not 1 <= one <= _HIGHEST for one in thresholds
         ):
             raise InvalidRequest(
-                f"`thresholds` are up to {_MOST_THRESHOLDS} percentages from 1 to {_HIGHEST}"
+                f"`thresholds` must be at most {_MOST_THRESHOLDS} percentages from 1 to {_HIGHEST}"
             )
         known = sorted({entry.currency for entry in self._prices.entries() or prices})
         currency = budget.currency or (known[0] if len(known) == 1 else "")
         if currency not in known:
             raise InvalidRequest(
-                f"`currency`: prices are in {', '.join(known) or 'no currency yet'}: name one of"
-                " these, as costs in another do not count"
+                f"`currency` must be the currency of a price: {', '.join(known) or 'none so far'}"
             )
         return msgspec.structs.replace(budget, thresholds=thresholds, currency=currency)
 
 
 def _later(mark: int | None, other: int | None, now: int) -> int | None:
-    """Return until when a tenant is refused, by its mark and by another; `None` from then on.
+    """Return the later end of two refusals, or `None` if both are past.
 
-    Costs of a month only grow: who sees less of them, as sums of two processes differ, ends no
-    refusal.
+    A month's cost only grows. A process that still computes a lower cost than another process must
+    not end the refusal.
     """
     later = max(mark or 0, other or 0)
     return later if later > now else None

@@ -1,4 +1,4 @@
-"""Lists usage events that could not be counted, counts them after all, or discards them."""
+"""Lists dead letters (records that could not be counted), and counts or discards them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,20 +20,20 @@ _SHOWN: Final = ("number", "time", "log_id", "reason")
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that could not be counted, without its content."""
+    """Describes a dead letter without its content."""
 
     number: int
     time: datetime
-    """When it was found."""
+    """When billing stored the dead letter."""
     log_id: str
-    """The event log it came from; empty where that is unknown."""
+    """The event log that the record came from, empty if unknown."""
     reason: str
     size: int
-    """Bytes of its content."""
+    """The size of the content in bytes."""
 
 
 class DeadLetters:
-    """Reads and removes dead letters; each change is written to the audit. Calls block."""
+    """Reads and removes dead letters. Each removal writes an audit entry. All calls block."""
 
     def __init__(self, store: Store, audit: Audit, recorder: EventRecorder) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class DeadLetters:
         self._recorder = recorder
 
     def entries(self, *, limit: int = 100, before: int | None = None) -> list[DeadLetter]:
-        """Return the newest first, from before the number `before`."""
+        """Return at most `limit` dead letters, newest first, with numbers below `before`."""
         size = func.length(_letters.c.payload).label("size")
         columns = [*(_letters.c[name] for name in _SHOWN), size]
         query = select(*columns).order_by(_letters.c.number.desc()).limit(limit)
@@ -51,26 +51,29 @@ class DeadLetters:
             return [_letter(row) for row in connection.execute(query)]
 
     def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of dead letters."""
         return self._recorder.dead_letters()
 
     def payload(self, number: int) -> bytes:
-        """Return the content of a dead letter, as it was read.
+        """Return the unchanged content of a dead letter.
 
         Raises:
-            NotFound: there is no such dead letter.
+            NotFound: the dead letter does not exist.
         """
         with self._store.reading() as connection:
             return bytes(_get(connection, number).payload)
 
     def count_events(self, number: int, events: Sequence[RequestEvent], *, actor: str) -> int:
-        """Count the events in a dead letter and remove it, both or neither; return the requests.
+        """Count the `events` of a dead letter and remove it, in one transaction.
 
-        An event whose id is counted already is left out.
+        Events whose ids are counted already are skipped.
+
+        Returns:
+            The number of requests that were counted.
 
         Raises:
-            NotFound: there is no such dead letter, any more.
-            InvalidRequest: the numbers of an event are beyond what the ledger can hold.
+            NotFound: the dead letter does not exist any more.
+            InvalidRequest: a number in an event is too large for the ledger.
         """
         if not all(map(is_valid, events)):
             raise InvalidRequest("the numbers of an event are out of range; nothing was counted")
@@ -82,16 +85,16 @@ class DeadLetters:
         return counted
 
     def remove_replayed(self, number: int, *, counted: int, actor: str) -> None:
-        """Remove a dead letter whose block is recorded."""
+        """Remove a dead letter whose events the caller has recorded as a block."""
         with self._store.writing() as connection:
             detail: dict[str, object] = {"counted": counted}
             self._remove(connection, number, actor, "dead_letter.replay", detail)
 
     def discard(self, number: int, *, actor: str) -> DeadLetter:
-        """Remove a dead letter for ever, without counting it.
+        """Delete a dead letter without counting it; return its description.
 
         Raises:
-            NotFound: there is no such dead letter, any more.
+            NotFound: the dead letter does not exist any more.
         """
         with self._store.writing() as connection:
             row = _get(connection, number, for_update=True)
@@ -119,7 +122,9 @@ def _get(connection: Connection, number: int, *, for_update: bool = False) -> Ro
     query = select(_letters).where(_letters.c.number == number)
     row = connection.execute(query.with_for_update() if for_update else query).first()
     if row is None:
-        raise NotFound(f"there is no dead letter {number}; it may be counted or discarded already")
+        raise NotFound(
+            f"there is no dead letter `{number}`; it may have been counted or discarded already"
+        )
     return row
 
 

@@ -1,4 +1,4 @@
-"""Makes rows of usage events, one for each run of requests that differ by their ids and numbers."""
+"""Turns usage events into database rows; one row can hold a run of similar requests."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -14,11 +14,11 @@ _used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
-"""The most units, and requests, of an event: sums of millions of events still fit SQL numbers."""
+"""The most units or requests of one event. Sums of millions of events still fit a 64-bit column."""
 
 
 def is_valid(event: RequestEvent) -> bool:
-    """Tell whether the columns can hold the values of `event`."""
+    """Return whether the columns of `usage_events` can hold the values of `event`."""
     used = _used_by(event)
     count, status, time = event.count, event.status, event.time
     return (
@@ -44,14 +44,14 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 
 
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
-    """Return rows of events: one for those of a second and kind whose ids follow on each other.
+    """Return rows for `events`; each row holds a run of events.
 
-    A row has the first id, the earliest time, and the sums. Prices change at whole seconds, so that
-    all events of a row have one.
+    Events form a run if their ids are consecutive, their seconds are equal, and all their columns
+    in `_KIND` are equal. A row has the run's first id, its earliest time and its sums. Prices
+    change at whole seconds only, so one price applies to all events of a run.
     """
     rows: list[dict[str, Any]] = []
-    used: list[list[tuple[int, ...]]] = []
-    """Of each row, the usage of its events."""
+    used: list[list[tuple[int, ...]]] = []  # for each row, the usage of its events
     last: object = None
     following = ""
     for event in sorted(events, key=_by_id):
@@ -75,7 +75,10 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
 
 
 def _following(first: str, count: int) -> str:
-    """Return the id after `count` that begin with `first`; empty where ids are of another form."""
+    """Return the id that follows `count` consecutive ids from `first` on.
+
+    The result is empty if `first` does not end in a hexadecimal number.
+    """
     try:
         number = int(first[-ID_DIGITS:], 16) + count
     except ValueError:

@@ -1,4 +1,4 @@
-"""Stores which files tenants have; their contents are in the file storage."""
+"""Stores the names, sizes and times of tenants' files. The file storage holds their contents."""
 
 from typing import Any, Final
 
@@ -12,33 +12,33 @@ from gateway.ledger.store import Store
 SECOND: Final = 1_000_000_000
 _LOCK: Final = "files"
 _UPLOAD_TIME: Final = 3_600
-"""Seconds after which an upload that did not end is removed."""
+"""Seconds after which an unfinished upload is removed."""
 _table: Final = schema.files
 _batches: Final = schema.batches
 
 
 class FileStore:
-    """Reads and changes files. All calls block."""
+    """Reads and changes the list of files. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def begin(self, file: StoredFile, *, most: int, most_bytes: int) -> None:
-        """Note an upload that begins; nobody sees it before `finish`.
+        """Add a file whose upload begins; it is invisible until `finish`.
 
         Raises:
-            RateLimited: the tenant has as many files, or bytes of them, as it may.
+            RateLimited: the tenant would exceed `most` files or `most_bytes` bytes.
         """
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
             own = select(func.count()).where(_table.c.tenant == file.tenant)
             if int(connection.scalar(own) or 0) >= most:
-                raise RateLimited(f"You have {most} files, the most there may be: delete some.")
+                raise RateLimited(f"You have {most} files, which is the limit. Delete some.")
             check_bytes(connection, file.tenant, most=most_bytes, more=file.size)
             add_file(connection, file, is_stored=False)
 
     def finish(self, file: str, *, size: int, expires: int) -> None:
-        """Make an uploaded file visible; it `expires` at that second."""
+        """Make an uploaded file visible. `expires` is a Unix time in seconds."""
         with self._store.writing() as connection:
             values = {"size": size, "expires": expires * SECOND, "is_stored": 1}
             connection.execute(update(_table).where(_table.c.id == file).values(**values))
@@ -61,10 +61,10 @@ class FileStore:
         purpose: str | None = None,
         is_ascending: bool = False,
     ) -> list[StoredFile]:
-        """Return at most `limit` files, the newest first unless `is_ascending`.
+        """Return at most `limit` files that follow `after`, newest first unless `is_ascending`.
 
         Raises:
-            NotFound: there is no file `after`.
+            NotFound: the file `after` does not exist.
         """
         place = (_table.c.created, _table.c.id)
         query = select(_table).where(_table.c.tenant == tenant, _table.c.is_stored == 1)
@@ -79,13 +79,13 @@ class FileStore:
             return [_file(row) for row in rows]
 
     def hide(self, tenant: str, file: str) -> None:
-        """Hide a file whose content is to be deleted, and which is then to be forgotten.
+        """Hide a file before the caller deletes its content and calls `forget`.
 
-        Where that fails, `expired` returns it some time later.
+        If the deletion fails, `expired` returns the file later, so that it is tried again.
 
         Raises:
             NotFound: the tenant has no such file.
-            Conflict: a batch reads it.
+            Conflict: a batch job reads the file.
         """
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
@@ -98,9 +98,10 @@ class FileStore:
             connection.execute(update(_table).where(_table.c.id == file).values(is_stored=0))
 
     def expired(self, *, limit: int = 100) -> list[str]:
-        """Return files that have expired and are read by no batch, and old ones that are hidden.
+        """Return the ids of files whose content should be deleted.
 
-        These are uploads that never ended, and files whose deletion did not.
+        These are expired files that no batch job reads, and files that have been hidden for an
+        hour: their upload or their deletion never finished.
         """
         now = self._store.clock()
         used = select(_batches.c.input_file).where(_batches.c.is_open == 1)
@@ -111,7 +112,7 @@ class FileStore:
             return [str(file) for file in connection.scalars(query)]
 
     def forget(self, file: str) -> None:
-        """Remove a file whose content was deleted."""
+        """Remove a file from the list after its content was deleted."""
         with self._store.writing() as connection:
             connection.execute(delete(_table).where(_table.c.id == file))
 
@@ -120,15 +121,15 @@ def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0
     """Check that a tenant may store `more` bytes, in the caller's transaction.
 
     Raises:
-        RateLimited: it has too many.
+        RateLimited: the tenant's files would exceed `most` bytes.
     """
     own = select(func.sum(_table.c.size)).where(_table.c.tenant == tenant)
     if int(connection.scalar(own) or 0) + more > most:
-        raise RateLimited(f"Your files have {most} bytes, the most there may be: delete some.")
+        raise RateLimited(f"Your files may have at most {most} bytes together. Delete some.")
 
 
 def add_file(connection: Connection, file: StoredFile, *, is_stored: bool = True) -> None:
-    """Add a file, in the caller's transaction."""
+    """Add a file to the list, in the caller's transaction."""
     row = {
         "id": file.id,
         "tenant": file.tenant,

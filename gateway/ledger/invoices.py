@@ -1,4 +1,4 @@
-"""Makes invoices: a tenant's month, a line per model and price, each rounded once. Pure."""
+"""Makes monthly invoices: one line per model and price, and each line is rounded once. Pure."""
 
 import calendar
 import re
@@ -17,7 +17,7 @@ _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of one unit of each kind, as decimal numbers."""
+    """The price of one unit of each kind, as decimal strings."""
 
     hit: str
     computed: str
@@ -26,7 +26,7 @@ class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one model under one price."""
+    """The usage of one model under one price."""
 
     model: str
     price: str
@@ -35,7 +35,7 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     unit_prices: UnitPrices
     units: Units
     exact: str
-    """The price of the units: a decimal number."""
+    """The cost of the units, unrounded, as a decimal string."""
     amount: str
     """`exact`, rounded half-even to the smallest unit of the currency."""
 
@@ -48,7 +48,7 @@ class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The invoice of a tenant for a month in UTC; the same events and prices give the same."""
+    """A tenant's invoice for a month in UTC. Equal events and prices always give equal invoices."""
 
     tenant: str
     month: str
@@ -57,12 +57,12 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def month_bounds(month: str) -> tuple[int, int]:
-    """Return the times in nanoseconds when `month`, such as `2026-09`, begins and ends.
+    """Return when `month`, such as `2026-09`, begins and ends, as Unix times in nanoseconds.
 
     Raises:
         InvalidRequest: `month` is not a month.
     """
-    # One spelling only: `2026-9` would be another invoice.
+    # Only one spelling is accepted: `2026-9` would look like another invoice.
     if not _MONTH.fullmatch(month):
         raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`")
     year, number = map(int, month.split("-"))
@@ -73,11 +73,11 @@ def month_bounds(month: str) -> tuple[int, int]:
 
 
 def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
-    """Return the invoice over priced usage that is not grouped further."""
+    """Return the invoice for a tenant's usage in one month; `found` must not be grouped."""
     sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:
-            continue  # refused before a model was known, and free
+            continue  # requests that were refused before their model was known are free
         group = (each.model, each.price.since, each.price.version)
         former = sums.get(group)
         units = each.units if former is None else former.units + each.units

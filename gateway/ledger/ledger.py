@@ -1,4 +1,4 @@
-"""Opens the ledger: accounts, usage and its cost, and the audit. All calls block."""
+"""Opens the ledger, the database of tenants, keys, usage, prices and audit."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -34,11 +34,11 @@ from gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:
-    """Gives access to the SQL database at `url`, for several processes and threads.
+    """Gives access to the ledger in the SQL database at `url`. Safe in several threads.
 
-    Every call raises `DependencyUnavailable` if the database cannot be reached, and may then be
-    repeated; `LedgerEmpty` where there is no ledger, which only `create` makes. `timeout` is the
-    seconds that a statement may take.
+    All calls block. Every call raises `DependencyUnavailable` if the database cannot be reached;
+    the caller may then repeat the call. Every call raises `LedgerEmpty` if the database has no
+    ledger; only `create` makes one. A statement may take `timeout` seconds.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class Ledger:
     def create(
         cls, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> Self:
-        """Return the ledger at `url`; create it if there is none; blocks.
+        """Return the ledger at `url`, and create it if the database has none; blocks.
 
         Raises:
-            DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
+            DependencyUnavailable: the database cannot be reached, or its restore is unfinished.
         """
         ledger = cls(url, clock=clock, timeout=timeout)
         try:
             ledger._store.create()
-        except BaseException:  # nobody else would close the ledger
+        except BaseException:  # the caller has no ledger that it could close
             ledger.close()
             raise
         return ledger
 
     def check(self) -> None:
-        """Bring the tables up to date; blocks.
+        """Migrate the tables to the newest schema; blocks.
 
         Raises:
-            LedgerEmpty: there are none.
+            LedgerEmpty: the database has no ledger.
             DependencyUnavailable: the database cannot be reached.
         """
         self._store.check()
@@ -100,14 +100,14 @@ class Ledger:
         models: Collection[str] | None = None,
         tenants: Collection[str] | None = None,
     ) -> list[GroupUsage]:
-        """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
+        """Return the usage of `tenant` (`None`: of `tenants`) from `since` to before `until`.
 
-        `models` restricts it to these, as `tenants` does where `tenant` is `None`. Requests that
-        were refused before their model was known are in no row of a model. The cost follows the
-        published prices, or `prices` if there are none.
+        `None` for `tenants` or `models` means all of them. If usage is grouped by model, requests
+        that were refused before their model was known are left out. Cost is computed with the
+        published prices, or with `prices` if no price is published.
 
         Raises:
-            InvalidRequest: a time has no zone, or they are in the wrong order.
+            InvalidRequest: a time has no time zone, or `since` is after `until`.
         """
         start, end = to_nanoseconds(since), to_nanoseconds(until)
         if end < start:
@@ -128,26 +128,26 @@ class Ledger:
     def request(
         self, tenant: str, request_id: str, *, models: Collection[str] | None = None
     ) -> RecordedRequest | None:
-        """Return a request of `tenant` and `models` by its id, `None` if it is not recorded."""
+        """Return the recorded request with this id if `tenant` sent it to one of `models`."""
         return find_request(self._store, tenant, request_id, models=models)
 
     def arm_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
     ) -> list[ArmCost]:
-        """Return what each revision of a model answered while the model was at `revision`.
+        """Return the usage and cost of each revision that answered while `model` was at `revision`.
 
-        The cost follows the published prices, or `prices` if there are none.
+        Cost is computed with the published prices, or with `prices` if no price is published.
         """
         return arm_costs(self._store, model, revision, self._price_list(prices))
 
     def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
-        """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
+        """Return the invoice of `tenant` for a month such as `2026-09`.
 
-        It follows the published prices, or `prices` if there are none.
+        Cost is computed with the published prices, or with `prices` if no price is published.
 
         Raises:
             InvalidRequest: `month` is not a month.
-            NotFound: there is no such tenant.
+            NotFound: the tenant does not exist.
         """
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)
@@ -165,7 +165,7 @@ class Ledger:
         return PriceList(self.prices.entries() or default)
 
     def server_time(self) -> float | None:
-        """Return the database's time in seconds since 1970, `None` where it has no clock.
+        """Return the database server's Unix time in seconds, `None` for SQLite.
 
         Raises:
             DependencyUnavailable: the database does not answer.

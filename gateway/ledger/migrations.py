@@ -1,9 +1,9 @@
-"""Migrates the ledger's tables to this program's schema, while programs of the former one run.
+"""Migrates the ledger's tables to this program's schema, while older programs keep running.
 
-A change takes two releases. The first one expands: it adds tables, or columns with a default, which
-programs of the former version ignore; `compatible_from` lists these as compatible. A later one
-contracts: it removes what no supported program uses, and raises `compatible_from`. A new table
-needs no statement, as `schema.metadata` creates it.
+A change of the schema takes two releases ("expand and contract"). The first release adds tables, or
+columns with a default. Older programs ignore them, so `compatible_from` stays. A later release
+removes tables or columns that no supported program uses, and raises `compatible_from`. A new table
+needs no statement here: `schema.metadata` creates it.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema, usage_marks
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
-"""Inserts the rows whose keys are not there yet; see `Store.insert_new`."""
+"""Inserts the rows whose primary keys do not exist yet, like `Store.insert_new`."""
 
 
 class LedgerEmpty(DependencyUnavailable):
-    """The SQL store has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
+    """The database has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
 
 
 class Migration(NamedTuple):
-    """Holds the columns that migrate the tables of the former version to `version`.
+    """Adds columns to the tables of the version before `version`.
 
-    Programs of the versions from `compatible_from` on may use the tables afterwards.
+    Programs that know version `compatible_from` or a newer one may use the tables afterwards.
     """
 
     version: int
     compatible_from: int
     columns: tuple[tuple[str, str], ...] = ()
-    """The tables that get a column, and its definition."""
+    """Pairs of a table's name and the definition of its new column."""
 
 
 MIGRATIONS: Final = (
@@ -77,7 +77,7 @@ MIGRATIONS: Final = (
     Migration(version=8, compatible_from=2),
     # Adds `usage_sums`, which the roll-up fills in steps.
     Migration(version=9, compatible_from=2),
-    # Adds `usage_hours`, to which whoever records adds; the roll-up fills in hours from before.
+    # Adds `usage_hours`. Billing adds to it; the roll-up fills in the hours before the migration.
     Migration(
         version=10,
         compatible_from=2,
@@ -92,11 +92,11 @@ EMPTY: Final = (
 
 
 def is_current(connection: Connection) -> bool:
-    """Tell whether the tables are up to date; only reads.
+    """Return whether this program can use the tables without a migration; only reads.
 
     Raises:
         LedgerEmpty: there are no tables.
-        DependencyUnavailable: the tables are of a version that this program must not use.
+        DependencyUnavailable: the tables have a newer version that this program cannot use.
     """
     tables = _tables(connection)
     newest = _newest(connection, tables)
@@ -111,11 +111,11 @@ def is_current(connection: Connection) -> bool:
 def migrate(
     connection: Connection, *, insert_new: InsertNew, now: int, creates: bool = False
 ) -> None:
-    """Migrate older tables, or create them where there are none, in the caller's transaction.
+    """Migrate older tables in the caller's transaction; with `creates`, also create missing ones.
 
     Raises:
         LedgerEmpty: there are no tables, and `creates` is not set.
-        DependencyUnavailable: the tables are of a version that this program must not use.
+        DependencyUnavailable: the tables have a newer version that this program cannot use.
     """
     existing = _tables(connection)
     found = _newest(connection, existing)
@@ -130,32 +130,32 @@ def migrate(
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
-        # No program of the former version uses a new ledger.
+        # 0 in a new ledger, which no older program uses.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for table in schema.metadata.sorted_tables:
         for index in table.indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))
     insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
-    # Programs of version 2 use the tables if this is the highest row.
+    # Programs of version 2 read only this table, and accept their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
     for name, column in migration.columns:
-        if name in existing:  # one that was created now has it
+        if name in existing:  # a table that was created just now has the column
             connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
 
 
 def _tables(connection: Connection) -> set[str]:
-    """Return the names of the ledger's tables; others may be beside them."""
+    """Return the names of the ledger's tables; the database may hold other tables, too."""
     found = sqlalchemy.inspect(connection).get_table_names()
     return set(found) & set(schema.metadata.tables)
 
 
 def _newest(connection: Connection, tables: set[str]) -> int | None:
-    """Return the version of `tables`, `None` where none is recorded."""
+    """Return the recorded version of the tables, `None` if there is none."""
     for table in (schema.schema_migrations, schema.schema_version):
         if table.name in tables:
             newest = connection.scalar(select(func.max(table.c.version)))
@@ -168,7 +168,8 @@ def _empty(tables: set[str]) -> DependencyUnavailable:
     if not tables:
         return LedgerEmpty(EMPTY)
     return LedgerEmpty(
-        "the ledger has tables without a version: wait until its restore ends, or restore it again"
+        "the ledger has tables but no version, as during a restore: wait until the restore ends,"
+        " or restore it again"
     )
 
 
@@ -176,5 +177,6 @@ def _check_compatible(connection: Connection, newest: int) -> None:
     oldest = connection.scalar(select(func.max(schema.schema_migrations.c.compatible_from)))
     if oldest is None or oldest > VERSION:
         raise DependencyUnavailable(
-            f"the ledger has schema {newest}, this program knows {VERSION}: update it"
+            f"the ledger has schema {newest}, but this program knows only {VERSION}: update the"
+            " program"
         )

@@ -1,4 +1,4 @@
-"""Stores operators, their roles, and the hashes of their keys."""
+"""Stores operators, their roles, and the hashes of their keys' secrets."""
 
 import re
 from collections.abc import Collection
@@ -22,20 +22,20 @@ _roles: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator with a key, without the key's text and hash."""
+    """Describes an operator and its key, without the key's secret."""
 
     name: str
     roles: tuple[str, ...]
     created: datetime
     expires: datetime | None
-    """When the key ends; `null`: never."""
+    """When the key expires; `null`: never."""
     revoked: datetime | None
     former_expires: datetime | None = None
-    """Until when the text before the last rotation is valid."""
+    """Until when the secret from before the last rotation is valid."""
 
 
 class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A text of a key, by its hash, that is valid until `expires` (nanoseconds since the epoch)."""
+    """The hash of a valid secret. `expires` is a Unix time in nanoseconds, `None`: never."""
 
     key_hash: str
     operator: str
@@ -44,7 +44,7 @@ class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorStore:
-    """Reads and changes operators. `actor` is the author of a change. All calls block."""
+    """Reads and changes operators. `actor` is a change's author in the audit. All calls block."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store = store
@@ -59,19 +59,19 @@ class OperatorStore:
         expires: datetime | None = None,
         actor: str = "system",
     ) -> OperatorAccount:
-        """Create an operator with a key, from the hash of its text.
+        """Create an operator with a key; `key_hash` is the hash of the key's secret.
 
         Raises:
-            Conflict: there is, or was, an operator of this name, or there are too many.
-            InvalidRequest: the name is invalid, or the time of expiry is past.
+            Conflict: the name is or was in use, or there are too many operators.
+            InvalidRequest: the name is invalid, or `expires` is in the past.
         """
         row = self._row(name, roles, key_hash, expires)
         with self._store.writing() as connection:
             self._check_count(connection)
             if not self._store.insert_new(connection, _table, [row]):
                 raise Conflict(
-                    f"there is, or was, an operator `{name}`: use another name, so that the audit"
-                    " stays clear"
+                    f"there is, or was, an operator `{name}`: use another name, so that audit"
+                    " entries stay unambiguous"
                 )
             self._audit.add(
                 connection,
@@ -83,13 +83,13 @@ class OperatorStore:
             return _account(_get(connection, name))
 
     def accounts(self) -> list[OperatorAccount]:
-        """Return all operators by name, revoked ones too."""
+        """Return all operators, also revoked ones, sorted by name."""
         with self._store.reading() as connection:
             rows = connection.execute(select(_table).order_by(_table.c.name))
             return [_account(row) for row in rows]
 
     def valid_keys(self) -> list[ValidOperatorKey]:
-        """Return the texts of keys that are neither revoked nor expired, by their hashes."""
+        """Return the hashes of all secrets that are neither revoked nor expired."""
         query = select(_table).where(_table.c.revoked.is_(None)).limit(MAX_OPERATORS)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
@@ -103,8 +103,8 @@ class OperatorStore:
         """Replace the roles of an operator.
 
         Raises:
-            NotFound: there is no such operator.
-            Conflict: it is revoked.
+            NotFound: the operator does not exist.
+            Conflict: the operator is revoked.
         """
         values: dict[str, object] = {"roles": _encode(roles)}
         return self._change(name, values, actor, "operator.roles", {"roles": sorted(set(roles))})
@@ -112,11 +112,13 @@ class OperatorStore:
     def rotate(
         self, name: str, *, key_hash: str, keep: float, actor: str = "system"
     ) -> OperatorAccount:
-        """Give an operator another key, by its hash; the former is valid for `keep` seconds more.
+        """Give an operator a new secret, by its hash.
+
+        The former secret stays valid for `keep` seconds, but not beyond the key's expiry.
 
         Raises:
-            NotFound: there is no such operator.
-            Conflict: it is revoked.
+            NotFound: the operator does not exist.
+            Conflict: the operator is revoked.
         """
         with self._store.writing() as connection:
             before = _get(connection, name, for_update=True)
@@ -130,10 +132,10 @@ class OperatorStore:
             return _account(_get(connection, name))
 
     def revoke(self, name: str, *, actor: str = "system") -> OperatorAccount:
-        """Revoke an operator's key for ever; no effect on a revoked one.
+        """Revoke an operator for ever. A second call changes nothing.
 
         Raises:
-            NotFound: there is no such operator.
+            NotFound: the operator does not exist.
         """
         with self._store.reading() as connection:
             before = _get(connection, name)
@@ -166,12 +168,14 @@ class OperatorStore:
         if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
             raise InvalidRequest(
                 f"`{name[:80]}` cannot name an operator: use up to 64 letters, digits, `_`, `.`,"
-                f" `@`, `-`, and none of `{'`, `'.join(sorted(_RESERVED))}`"
+                f" `@`, `-`; the names `{'`, `'.join(sorted(_RESERVED))}` are reserved"
             )
         now = self._store.clock()
         ends = None if expires is None else to_nanoseconds(expires)
         if expires is not None and ends is not None and ends <= now:
-            raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
+            raise InvalidRequest(
+                f"`expires` is in the past: {expires.isoformat()}; name a later time"
+            )
         row: dict[str, Any] = {"name": name, "roles": _encode(roles), "hash": key_hash}
         return row | {"created": now, "expires": ends}
 
@@ -194,14 +198,14 @@ def _encode(roles: Collection[str]) -> str:
 
 
 def _keys_of(row: Row[Any]) -> list[ValidOperatorKey]:
-    """Return the present text of a key, and the one before."""
+    """Return the newest secret of an operator, and the former secret if there is one."""
     roles = _roles.decode(row.roles)
-    texts = [(row.hash, row.expires)]
+    secrets = [(row.hash, row.expires)]
     if row.former_hash is not None:
-        texts.append((row.former_hash, row.former_expires or 0))
+        secrets.append((row.former_hash, row.former_expires or 0))
     return [
         ValidOperatorKey(key_hash=hash_, operator=row.name, roles=roles, expires=expires)
-        for hash_, expires in texts
+        for hash_, expires in secrets
     ]
 
 

@@ -1,4 +1,4 @@
-"""Finds the row of a request by its id, also in a row that stands for several."""
+"""Finds a recorded request by its id, also if its row holds a run of requests."""
 
 import re
 from collections.abc import Collection
@@ -21,10 +21,10 @@ _FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
 def find_request(
     store: Store, tenant: str, request_id: str, *, models: Collection[str] | None = None
 ) -> RecordedRequest | None:
-    """Return the request of `tenant` and `models` (`None`: all) of that id, `None` if unknown.
+    """Return the recorded request with this id, `None` unless it is of `tenant` and `models`.
 
-    A row that stands for several requests has the id of the first; the others follow on it. Lines
-    of batches have ids that do not count, with `FAILED` at their end where they only failed.
+    A row that holds a run of requests has the id of the first one; the other ids are consecutive.
+    The line of a batch job has a row of its own, whose id ends in `FAILED` if the line failed.
     """
     if not _ANY.fullmatch(request_id):
         return None
@@ -58,7 +58,7 @@ def find_request(
 
 
 def _is_among(request_id: str, row: Row[Any]) -> bool:
-    """Return whether `row`, of a lower id, stands for that request, too."""
+    """Return whether the run of requests in `row` contains the request `request_id`."""
     if len(row.id) != len(request_id) or not _FORM.fullmatch(row.id):
         return False
     return int(request_id[-ID_DIGITS:], 16) < int(row.id[-ID_DIGITS:], 16) + int(row.requests)

@@ -1,4 +1,4 @@
-"""Connects to PostgreSQL with time limits, for servers that are cut off, frozen or unsuitable."""
+"""Connects to PostgreSQL with time limits, for servers that are unreachable or frozen."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from gateway.errors import ConfigurationError
 
-# Options of libpq, in seconds, the last in milliseconds: a connection that is cut off ends after
-# about ten seconds, while connecting, sending or waiting.
+# Options of libpq in seconds; `tcp_user_timeout` is in milliseconds. With them, a connection that
+# the network has cut off fails after about ten seconds.
 _CONNECTING: Final = {
     "connect_timeout": 3,
     "keepalives": 1,
@@ -26,25 +26,25 @@ _CONNECTING: Final = {
     "tcp_user_timeout": 10_000,
 }
 _SESSION: Final = {
-    # PostgreSQL would compile plans that it estimates as costly, and estimates a ledger's queries
-    # too high: to compile one takes longer than to run it.
+    # PostgreSQL overestimates the cost of the ledger's queries and would compile their plans, which
+    # takes longer than to run them.
     "jit": "off",
-    # The same timeouts on the server: it releases the locks of a client that is cut off.
+    # The same timeouts for the server, so that it releases the locks of a client that is cut off.
     "idle_in_transaction_session_timeout": "15s",
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "2",
 }
 CONNECTIONS: Final = 5
-"""The most connections of a process; one more has to wait. docs/sizing.md adds them up."""
+"""The most connections of a process. A further caller waits for one to be returned."""
 _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
 _LONGEST_CHECK: Final = 3.0
-"""Seconds in which a server must answer the check of a connection: a frozen one, or one that is cut
-off, must not hold up the way to its successor."""
+"""Seconds in which a server must answer the check of a connection. A frozen or unreachable server
+must not delay the switch to its successor."""
 _SEVERAL_HOSTS: Final = re.compile(
     r"(?P<begin>postgresql(?:\+\w+)?://"
-    # What SQLAlchemy takes for user and password, never for hosts: the password may have any of ,/?
+    # User and password, split as SQLAlchemy does: the password may contain `,`, `/` and `?`.
     r"(?:[^:/]*(?::[^@]*)?@|(?![^:/]*(?::[^@]*)?@)))"
     r"(?P<hosts>[^/?@]*,[^/?@]*)(?P<rest>(?:[/?].*)?)"
 )
@@ -55,21 +55,22 @@ _READ_ONLY: Final = "25006"
 
 
 def parse_url(text: str) -> URL:
-    """Return the URL of a ledger. Several servers, `host:port,host:port`, are a primary and others.
+    """Parse the URL of a ledger, which may name several PostgreSQL servers (`host:port,host:port`).
 
-    Only the one that takes writes is used then, unless `target_session_attrs` says otherwise.
+    With several servers, only the one that accepts writes is used, unless the URL sets
+    `target_session_attrs`.
 
     Raises:
-        ConfigurationError: it is no URL.
+        ConfigurationError: `text` is not a database URL.
     """
     try:
         url = _parse(text)
     except (exc.ArgumentError, ValueError):
-        # Neither the text nor the error is shown: there is a password in them.
+        # The message shows neither the text nor the cause, because both contain the password.
         raise ConfigurationError(
-            "`SLUICEGATE_LEDGER_URL` is no URL of SQLAlchemy such as"
-            " `postgresql+psycopg://user:password@host:5432,other:5432/sluicegate`; special"
-            " characters of the password must be percent-encoded"
+            "`SLUICEGATE_LEDGER_URL` is not a database URL such as"
+            " `postgresql+psycopg://user:password@host:5432,other:5432/sluicegate`;"
+            " percent-encode special characters of the password"
         ) from None
     hosts = url.query.get("host", "")
     names_several = not isinstance(hosts, str) or "," in hosts
@@ -77,7 +78,7 @@ def parse_url(text: str) -> URL:
 
 
 def _parse(text: str) -> URL:
-    """Parse a URL, also in the form of libpq, which SQLAlchemy does not know."""
+    """Parse a URL. SQLAlchemy itself does not accept several servers, as libpq does."""
     several = _SEVERAL_HOSTS.fullmatch(text)
     if several is None:
         return make_url(text)
@@ -93,11 +94,11 @@ def _parse(text: str) -> URL:
 
 
 def make_engine(url: URL, *, timeout: float) -> Engine:
-    """Return an engine none of whose statements takes longer than `timeout` seconds.
+    """Return an engine whose statements take at most `timeout` seconds.
 
-    The server cancels longer ones. If it does not, the connection is shut down. If one connection
-    has ended, or its server has become a standby, all are made anew when they are used next. There
-    are `CONNECTIONS` at most.
+    The server cancels a statement that takes longer. If the server does not answer, the engine
+    shuts the connection down. If one connection has ended, or its server has become a standby, the
+    engine replaces all connections when they are used next. It has at most `CONNECTIONS`.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
@@ -105,7 +106,7 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
         url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=timeout, connect_args=options
     )
     event.listen(engine, "do_connect", partial(_connect, timeout=timeout))
-    # Around what SQLAlchemy asks of the first connection.
+    # This timer also bounds the queries that SQLAlchemy itself sends on the first connection.
     event.listen(engine, "connect", _on_made, insert=True)
     event.listen(engine, "connect", _on_checkin)
     event.listen(engine, "checkout", partial(_on_checkout, longest=timeout + _BEYOND_STATEMENT))
@@ -115,7 +116,7 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
 
 
 def lift_limits(connection: Connection) -> None:
-    """Remove the time limits of this transaction, which may change large tables."""
+    """Remove the time limits of this transaction, because a migration may change large tables."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     _stop(connection.connection)
 
@@ -123,12 +124,12 @@ def lift_limits(connection: Connection) -> None:
 def _connect(
     dialect: Dialect,
     _: ConnectionPoolEntry,
-    arguments: list[Any],  # Any: the driver's, as what it returns
+    arguments: list[Any],  # Any: the driver's
     options: dict[str, Any],
     *,
     timeout: float,
 ) -> Any:
-    """Connect.
+    """Connect, and set the time limits of the session.
 
     Raises:
         ConfigurationError: the database has no text encoding.
@@ -150,8 +151,8 @@ def _connect(
 def _check_encoding(encoding: str) -> None:
     if encoding == "SQL_ASCII":
         raise ConfigurationError(
-            "the ledger's database has the encoding SQL_ASCII, which is unsuitable: create one"
-            " with `CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0`"
+            "the ledger's database has the encoding SQL_ASCII, which cannot hold all text: create"
+            " a database with `CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0`"
         )
 
 
@@ -169,7 +170,7 @@ def _on_checkout(
                 cursor.execute("SELECT 1")
             connection.rollback()
     except Exception as error:  # of any driver: the pool makes new connections
-        # The others of the pool lead to the same server, and would each take as long.
+        # All connections of the pool lead to the same server, and each check would take as long.
         raise exc.InvalidatePoolError from error
     _keep(entry, _timer(connection, longest))
 
@@ -179,9 +180,9 @@ def _on_made(connection: Any, entry: ConnectionPoolEntry) -> None:  # Any: the d
 
 
 def _keep(entry: ConnectionPoolEntry, timer: Timer) -> None:
-    if entry.record_info is None:  # nobody could stop it
+    if entry.record_info is None:  # the connection has left the pool: nobody could stop the timer
         timer.cancel()
-    else:  # which may be empty
+    else:
         entry.record_info[_TIMER] = timer
 
 
@@ -196,14 +197,14 @@ def _stop(entry: ConnectionPoolEntry | PoolProxiedConnection) -> None:
 
 
 def _on_error(context: ExceptionContext) -> None:
-    """End connections to a server that was the primary, and takes no writes any more."""
+    """Replace the connections after a server that was the primary has refused a write."""
     if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
         context.is_disconnect = True
 
 
 @contextlib.contextmanager
 def _in_time(connection: Any) -> Iterator[None]:
-    """Shut the connection down if the block takes longer than a check may."""
+    """Shut the connection down if the block takes longer than `_LONGEST_CHECK`."""
     timer = _timer(connection, _LONGEST_CHECK)
     try:
         yield
@@ -219,7 +220,7 @@ def _timer(connection: Any, seconds: float) -> Timer:
 
 
 def _shut_down(connection: Any) -> None:
-    """Shut the socket down, which ends any wait for the server."""
+    """Shut the connection's socket down, so that a thread that waits for the server fails."""
     # The connection may have ended meanwhile.
     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Stores the published prices by date; a price that has begun never changes."""
+"""Stores the published prices. A price that is in effect never changes."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,23 +15,23 @@ from gateway.ledger.store import Store
 
 _FREE: Final = PriceConfig()
 _FIELDS: Final = PriceConfig.__struct_fields__
-# Stands for every model without a price of its own; documents cannot name it.
+# Stands for every model without a price of its own; a document cannot use this name.
 _UNNAMED: Final = ""
 _LOCK: Final = "prices"
 
 
 class PublishedPrices:
-    """Stores the prices of published documents, which alone decide usage and invoices.
+    """Stores the prices of published documents. Usage and invoices are computed with them alone.
 
-    A price that has begun cannot be edited or removed. A price may begin in the past if it changes
-    the cost of no recorded usage. Prices that have not begun follow the documents.
+    A price that is in effect cannot be edited or removed. A price may begin in the past if it does
+    not change the cost of recorded usage. Publishing a document replaces its future prices.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def entries(self) -> list[PriceConfig]:
-        """Return the prices by date."""
+        """Return the prices, sorted by the date from which they apply."""
         with self._store.reading() as connection:
             return _stored(connection)
 
@@ -39,7 +39,7 @@ class PublishedPrices:
         """Check that a document with the prices `wanted` may be published.
 
         Raises:
-            ConfigurationError: the cost of past usage would change.
+            ConfigurationError: publishing it would change the cost of past usage.
         """
         with self._store.reading() as connection:
             _check(connection, _stored(connection), wanted, self._store.clock())
@@ -51,18 +51,19 @@ class PublishedPrices:
         former: Sequence[PriceConfig] = (),
         agreed: int | None = None,
     ) -> None:
-        """Store the prices of a document that replaces one with `former` prices.
+        """Store the prices of a document that replaces a document with the prices `former`.
 
-        Future prices that are in `former` but not in `wanted` are deleted; others belong to another
-        gateway region. `agreed` is when the document was published, if that was earlier, as with a
-        ledger restored from a backup: prices that were in the future then may have begun.
+        Future prices in `former` but not in `wanted` are deleted. Other future prices stay, because
+        another gateway region published them. `agreed` is the time when the document was published,
+        if this call repeats that publication after the ledger was restored from a backup: prices
+        that were in the future at that time are accepted.
 
         Raises:
-            ConfigurationError: the cost of past usage would change; nothing has changed.
+            ConfigurationError: the cost of past usage would change. Nothing was stored.
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:
-            # Gateways that start together publish the same prices.
+            # Gateways that start at the same time publish the same prices.
             self._store.lock_subject(connection, _LOCK)
             stored = _stored(connection)
             _check(connection, stored, wanted, now, agreed=agreed)
@@ -89,25 +90,27 @@ def _check(
     """Raise `ConfigurationError` if `wanted`, published at `agreed`, changes past costs."""
     if not stored:  # this is the first document
         return
-    _check_begun(stored, wanted, now)
+    _check_in_effect(stored, wanted, now)
     past = now if agreed is None else min(agreed, now)
     late = [entry for entry in {*wanted} ^ {*stored} if starts_at(entry) <= past]
     if not late:
         return
-    # No event is older than the epoch, and SQL cannot hold all earlier times.
+    # No event is older than 1970, and a column cannot hold every earlier time.
     since = max(0, min(map(starts_at, late)))
     model = _affected(connection, stored, wanted, since=since, until=now + 1)
     if model is not None:
         first = min(late, key=starts_at)
         raise ConfigurationError(
-            f"the price of `{first.model}` from {first.since} on would change what usage of"
-            f" `{model}` has cost already: give it a date to come",
+            f"the price of `{first.model}` from {first.since} on would change the cost of past"
+            f" usage of `{model}`: give the price a date in the future",
             field="prices",
         )
 
 
-def _check_begun(stored: Iterable[PriceConfig], wanted: Iterable[PriceConfig], now: int) -> None:
-    """Raise `ConfigurationError` unless `wanted` has all of `stored` that have begun, unchanged."""
+def _check_in_effect(
+    stored: Iterable[PriceConfig], wanted: Iterable[PriceConfig], now: int
+) -> None:
+    """Raise `ConfigurationError` if a price that is in effect was changed or removed."""
     by_date = {(entry.model, entry.since): entry for entry in wanted}
     for old in stored:
         new = by_date.get((old.model, old.since))
@@ -116,8 +119,8 @@ def _check_begun(stored: Iterable[PriceConfig], wanted: Iterable[PriceConfig], n
             continue
         change = "removed" if new is None else f"changed ({_difference(old, new)})"
         raise ConfigurationError(
-            f"the price of `{old.model}` from {old.since} on has begun and cannot be {change}:"
-            " leave it, and add one with a date to come",
+            f"the price of `{old.model}` from {old.since} on is in effect and cannot be {change}:"
+            " leave it, and add a price with a date in the future",
             field="prices",
         )
 
@@ -130,9 +133,11 @@ def _affected(
     since: int,
     until: int,
 ) -> str | None:
-    """Return a model whose past usage would have another cost under `wanted`."""
+    """Return a model whose past usage would cost something else with the prices `wanted`."""
     old, new = PriceList(stored), PriceList(wanted)
-    edges = {e for prices in (old, new) for p in prices.periods(since, until) for e in p}
+    edges = {
+        edge for prices in (old, new) for period in prices.periods(since, until) for edge in period
+    }
     named = {entry.model for entry in (*stored, *wanted)} | {_UNNAMED}
     events = schema.usage_events.c
     for start, end in pairwise(sorted(edges)):

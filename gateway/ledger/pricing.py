@@ -1,4 +1,4 @@
-"""Computes the cost of usage: prices by model and time, exact amounts, one rounding. Pure."""
+"""Finds the price of a model at a time, and computes and rounds costs. Pure."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ _DIGITS: Final = dict.fromkeys(_NO_DECIMALS.split(), 0) | dict.fromkeys(_THREE_D
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Pairs a price entry with the time it applies from, in nanoseconds since the epoch."""
+    """A price, and the Unix time in nanoseconds from which it applies."""
 
     entry: PriceConfig
     since: int
@@ -32,28 +32,28 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """A name of the entry, the same in all documents that contain it."""
+        """A name for the price, the same in every document that contains the price."""
         kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
         return f"{self.entry.model}@{self.entry.since}{kind}"
 
     def for_batches(self) -> "Price":
-        """Return the price of lines of batches: of each unit the percentage, rounded to 10^-9."""
+        """Return the price for batch jobs: `batch_percent` of each unit's price, rounded."""
         percent = self.entry.batch_percent
         units = {name: (getattr(self.entry, name) * percent + 50) // 100 for name in _PRICED}
         entry = msgspec.structs.replace(self.entry, **units)
         return Price(entry=entry, since=self.since, is_batch=True)
 
     def for_tokens(self) -> "Price":
-        """Return the price of tasks that run no model: nothing."""
+        """Return the price for tasks that run no model, such as counting tokens: 0."""
         entry = msgspec.structs.replace(self.entry, **dict.fromkeys(_PRICED, 0))
         return Price(entry=entry, since=self.since, is_free=True)
 
 
 def starts_at(entry: PriceConfig) -> int:
-    """Return when `entry` begins to apply: midnight UTC of a date, or a time.
+    """Return the Unix time in nanoseconds from which a price applies. A date means midnight UTC.
 
     Raises:
-        ConfigurationError: `since` is neither.
+        ConfigurationError: `since` is neither a date nor a time.
     """
     try:
         moment = datetime.fromisoformat(entry.since)
@@ -65,16 +65,16 @@ def starts_at(entry: PriceConfig) -> int:
 
 
 class PriceList:
-    """Finds the price of a model at a time: the latest of its own, else the latest of `*`."""
+    """Finds the price of a model at a time: its latest own price, else the latest price of `*`."""
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
         self.models = sorted({entry.model for entry in entries} - {ANY_MODEL})
-        """Those that have a price of their own at some time."""
+        """The models that have a price of their own at any time."""
 
     def at(self, model: str, time: int) -> Price:
-        """Return the price of `model` at `time`; before the first price, usage is free."""
+        """Return the price of `model` at `time`. Usage before the first price is free."""
         for name in (model, ANY_MODEL):
             for price in self._prices:
                 if price.entry.model == name and price.since <= time:
@@ -92,7 +92,10 @@ class PriceList:
 
 
 def amount(units: Units, price: PriceConfig) -> int:
-    """Return the exact cost in 10^-9: a collapsed item is a hit, a failed one is free."""
+    """Return the exact cost in 10^-9 of a currency unit.
+
+    A collapsed item costs as much as a hit. A failed item is free.
+    """
     return (
         (units.hit + units.collapsed) * price.hit
         + units.computed * price.computed
@@ -102,7 +105,7 @@ def amount(units: Units, price: PriceConfig) -> int:
 
 
 def round_amount(exact: int, currency: str) -> int:
-    """Return `exact` rounded half-even to the smallest unit of `currency`, still in 10^-9."""
+    """Round `exact` half-even to the smallest unit of `currency`; both amounts are in 10^-9."""
     step = int(NANO // 10 ** digits(currency))
     steps, rest = divmod(exact, step)
     odd_tie = rest * 2 == step and steps % 2 == 1
@@ -110,12 +113,12 @@ def round_amount(exact: int, currency: str) -> int:
 
 
 def digits(currency: str) -> int:
-    """Return the number of decimal places of amounts in `currency`."""
+    """Return the number of decimal places of `currency`, such as 2 for EUR."""
     return _DIGITS.get(currency, 2)
 
 
 def decimal(nanos: int, places: int = _EXACT) -> str:
-    """Return an amount as a decimal number with `places` decimal places; by default, all."""
+    """Format an amount in 10^-9 as a decimal number; digits beyond `places` are cut off."""
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANO)
     return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")

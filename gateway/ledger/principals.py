@@ -1,11 +1,14 @@
-"""Reads principals for workers: all of them at first, and then those that changed.
+"""Reads principals for workers: all of them at first, and later only the changed ones.
 
-Every change of accounts takes the next number and writes a row of `account_changes` that names what
-it changed. The number's row in `changes` stays locked until the change commits, so that changes
-become visible in the order of their numbers. A worker that has the principals of one number reads
-those that the rows after it name. It reads all where a row is missing (programs before schema 7
-write none, old ones are removed), and where the row of its own number has another token: then the
-ledger was replaced, or restored from a backup.
+A principal is a tenant, a key and their limits. Every change of tenants or keys gets the next
+number, and writes a row of `account_changes` that names the changed keys or tenant. The counter's
+row in `changes` stays locked until the change commits, so changes become visible in the order of
+their numbers.
+
+A worker that knows the state of one number reads the keys and tenants that later rows name. The
+worker reads everything if a row is missing: programs before schema 7 write none, and old rows are
+deleted. It also reads everything if the row of its number has another random token, because then
+the ledger was replaced or restored from a backup.
 """
 
 import secrets
@@ -23,13 +26,13 @@ from gateway.types import KeyId, Principal, Rule, TenantId
 KEPT_CHANGES: Final = 4096
 _SUBJECT: Final = "accounts"
 _PAGE: Final = 10_000
-_ASKED_AT_ONCE: Final = 500
+_IDS_PER_QUERY: Final = 500
 _log: Final = schema.account_changes
 _keys: Final = schema.keys
 _tenants: Final = schema.tenants
 _ids: Final = msgspec.json.Decoder(tuple[str, ...])
 _names: Final = msgspec.json.Decoder(frozenset[str])
-# Rules and names are alike for most keys: a million keys then share a few objects.
+# Most keys have equal limits and names of models, so the cache lets them share a few objects.
 decode_rules: Final = lru_cache(maxsize=4096)(msgspec.json.Decoder(tuple[Rule, ...]).decode)
 _decode_names: Final = lru_cache(maxsize=4096)(_names.decode)
 
@@ -46,42 +49,43 @@ _valid: Final = (
 
 
 class AccountsVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a state of the accounts: the number of the last change, and its random token."""
+    """Identifies a state of tenants and keys: the number of the last change, and its token."""
 
     number: int = 0
     token: str = ""
 
 
 class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Lists what a reader must replace to have the principals of `version`, or of a later one."""
+    """Updates a reader's principals to `version` or a later version."""
 
     version: AccountsVersion
     is_everything: bool
-    """Whether `principals` are all there are: what else the reader has is void."""
+    """Whether `principals` are complete, so that the reader must drop all others."""
     keys: frozenset[KeyId] = frozenset()
-    """Keys of which only what `principals` has is valid."""
+    """Changed keys: the reader must drop its principals of these keys."""
     principals: Iterator[tuple[str, Principal]]
-    """Principals by the hash of a key's text; reads the ledger while it is iterated."""
+    """New principals, each with the hash of a secret. Iterating reads the ledger."""
 
 
 class PrincipalReader:
-    """Reads principals of valid keys: not revoked, not expired. All calls block."""
+    """Reads the principals of keys that are neither revoked nor expired. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def version(self) -> AccountsVersion:
-        """Return the version, which every change of tenants and keys replaces."""
+        """Return the present version. Every change of tenants or keys makes a new version."""
         with self._store.reading() as connection:
             return _version(connection)
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
-        """Return what changed since a version, `None` if nothing did; all where that is unknown.
+        """Return the changes since a version, `None` if there are none.
 
-        Expiry is no change: readers see to it themselves.
+        If the changes are unknown, all principals are returned. The expiry of a key is not a
+        change: readers check it themselves.
         """
         with self._store.reading() as connection:
-            # First, so that what is read later is at least as new.
+            # The version is read first, so that the principals are at least as new.
             version = _version(connection)
             if version == since:
                 return None
@@ -98,7 +102,7 @@ class PrincipalReader:
         )
 
     def _all(self) -> Iterator[tuple[str, Principal]]:
-        """Yield all, in transactions of some each: to read a million takes long."""
+        """Yield all principals, page by page: one transaction over a million would take long."""
         last: str | None = ""
         while last is not None:
             in_order = _keys.c.id > last
@@ -107,8 +111,8 @@ class PrincipalReader:
     def _named(self, keys: set[str], tenants: set[str]) -> Iterator[tuple[str, Principal]]:
         for column, names in ((_keys.c.id, keys), (_keys.c.tenant, tenants)):
             ordered = sorted(names)
-            for start in range(0, len(ordered), _ASKED_AT_ONCE):
-                some = column.in_(ordered[start : start + _ASKED_AT_ONCE])
+            for start in range(0, len(ordered), _IDS_PER_QUERY):
+                some = column.in_(ordered[start : start + _IDS_PER_QUERY])
                 yield from self._read(_valid.where(some))
 
     def _read(self, query: Select[Any]) -> Generator[tuple[str, Principal], None, str | None]:
@@ -116,9 +120,9 @@ class PrincipalReader:
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
         now = self._store.clock()
-        tenants: dict[str, str] = {}  # ids, which keys share in memory
+        tenants: dict[str, str] = {}  # so that all keys of a tenant share one string
         for row in rows:
-            # At once: to read each by its name takes as long as all the rest.
+            # Unpacked, because attribute access would take as long as the rest of the loop.
             key, tenant, hash_, rules, models, expires, origins, routes, former, until, *own = row
             principal = Principal(
                 tenant=TenantId(tenants.setdefault(tenant, tenant)),
@@ -141,10 +145,10 @@ class PrincipalReader:
 def record_change(
     store: Store, connection: Connection, *, keys: Collection[str] = (), tenant: str | None = None
 ) -> None:
-    """Record that `keys`, or all of a tenant's, changed, in the transaction that changes them."""
+    """Record that `keys`, or all keys of `tenant`, change in the caller's transaction."""
     store.add_to(connection, schema.changes, [{"subject": _SUBJECT, "count": 1}], ["count"])
     number = _version(connection).number
-    # Rows beyond the number are of a ledger that was restored in parts.
+    # Rows with later numbers remain if a ledger was restored incompletely.
     is_void = or_(_log.c.number <= number - KEPT_CHANGES, _log.c.number >= number)
     connection.execute(delete(_log).where(is_void))
     row: dict[str, Any] = {"number": number, "token": secrets.token_hex(8), "tenant": tenant}
@@ -168,7 +172,7 @@ def _version(connection: Connection) -> AccountsVersion:
 def _rows_between(
     connection: Connection, since: AccountsVersion, until: AccountsVersion
 ) -> list[Row[Any]]:
-    """Return the changes after `since` up to `until`; none if one is missing or not of these."""
+    """Return the changes after `since` up to `until`; empty if they are not known completely."""
     is_between = _log.c.number.between(since.number, until.number)
     rows = connection.execute(select(_log).where(is_between).order_by(_log.c.number)).all()
     if len(rows) != until.number - since.number + 1 or len(rows) < 2:  # noqa: PLR2004

@@ -1,6 +1,6 @@
-"""Stores the documents and drained backends of each gateway region, in case Redis loses them.
+"""Stores copies of each gateway region's documents and drained backends, in case Redis loses them.
 
-Documents are opaque texts here.
+This module does not parse the documents.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +15,10 @@ _KEPT = 50
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives a region's newest generation and drained backends; 0 and empty if there are none."""
+    """Holds a gateway region's newest generation and its drained backends."""
 
     generation: int = 0
+    """The number of the newest document, 0 if there is none."""
     drains: int = 0
     """The version of `drained`."""
     drained: frozenset[str] = frozenset()
@@ -50,7 +51,7 @@ class PublishedState:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store `documents` by generation; existing ones stay, and the oldest are deleted."""
+        """Store new `documents` by generation; delete all but the newest 50 of the region."""
         table = schema.published_documents
         rows = [
             {"region": region, "generation": generation, "content": content}
@@ -63,7 +64,7 @@ class PublishedState:
             connection.execute(delete(table).where(of_region, table.c.generation <= newest - _KEPT))
 
     def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
-        """Store the drained backends, unless a newer version is stored."""
+        """Store the names of the drained backends, unless a newer version is stored."""
         table = schema.drained_backends
         text = msgspec.json.encode(sorted(backends)).decode()
         row = {"version": version, "backends": text}

@@ -1,4 +1,4 @@
-"""Records events, each once, and moves the high-water mark in the same transaction."""
+"""Records usage events exactly once: events and high-water marks change in one transaction."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
-# Made once: to make statements takes as long as to run them.
+# Built once, because building a statement takes as long as running it.
 _marks: Final = schema.high_water
 _of_log: Final = _marks.c.log_id == bindparam("of_log")
 _locked_mark: Final = select(_marks.c.sequence).where(_of_log).with_for_update()
@@ -32,35 +32,35 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds which records of a log the ledger has: all up to the mark, and `ranges` beyond it.
+    """Holds which records of an event log the ledger has: all up to `mark`, and those in `ranges`.
 
-    Checked before an event's id, which no longer exists after the roll-up, see `rollup`.
+    The ids of events cannot replace this check, because the roll-up deletes them (see `rollup`).
     """
 
     mark: int
     ranges: Sequence[tuple[int, int]]
 
     def holds(self, number: int) -> bool:
-        """Tell whether the ledger has the record `number`."""
+        """Return whether the ledger has the record with this sequence number."""
         return number <= self.mark or any(first <= number <= last for first, last in self.ranges)
 
 
 class UnrecordableBatch(Exception):
-    """Reports a batch that the database refuses because of its content; retries are useless."""
+    """The database refuses a block of events because of its content. Retries are useless."""
 
 
 class EventRecorder:
-    """Writes batches of events, and reads up to where logs are committed."""
+    """Writes blocks of usage events, and reads the high-water marks of event logs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def record(self, batches: Sequence[Batch]) -> Recorded:
-        """Record `batches`; events that were recorded before are not counted again.
+        """Record blocks of events in one transaction; events that are recorded already are skipped.
 
         Raises:
-            DependencyUnavailable: nothing was written; try again.
-            UnrecordableBatch: nothing was written, and never will be.
+            DependencyUnavailable: nothing was written; the caller should retry.
+            UnrecordableBatch: nothing was written, and a retry would fail, too.
         """
         try:
             with self._store.writing(in_bulk=True) as connection:
@@ -69,7 +69,7 @@ class EventRecorder:
             raise UnrecordableBatch(f"the database refuses it: {type(error).__name__}") from error
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return, per log, up to which sequence number everything is committed."""
+        """Return for each log the sequence number up to which all its records are committed."""
         ids = list(log_ids)
         table = schema.high_water
         marks: dict[str, int] = {}
@@ -82,21 +82,21 @@ class EventRecorder:
         return {log_id: marks.get(log_id, 0) for log_id in ids}
 
     def add_dead_letter(self, log_id: str, reason: str, payload: bytes) -> None:
-        """Store an unreadable entry as a dead letter, for operators."""
+        """Store an unreadable record as a dead letter, so that an operator can inspect it."""
         with self._store.writing(in_bulk=True) as connection:
             self._add_dead_letters(connection, log_id, reason, [payload])
 
     def dead_letters(self) -> int:
-        """Return how many dead letters there are."""
+        """Return the number of dead letters."""
         with self._store.reading() as connection:
             count = connection.execute(select(func.count()).select_from(schema.dead_letters))
             return int(count.scalar_one())
 
     def insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
-        """Insert the new events, joined to runs; return the number of their requests.
+        """Insert events that are not recorded yet; return the number of their requests.
 
-        All ids of a run but the first are in no row: the numbers of its records tell later that
-        they are recorded.
+        A run of events becomes one row, which has the id of the first event only. If a later event
+        of the run arrives again, its sequence number shows that it is recorded.
         """
         rows = self._insert(connection, events)
         add_hours(self._store, connection, rows)
@@ -105,7 +105,7 @@ class EventRecorder:
     def _insert(
         self, connection: Connection, events: Sequence[RequestEvent]
     ) -> list[dict[str, Any]]:
-        """Insert the new events; return their rows, which are in no sum of an hour yet."""
+        """Insert new events; return their rows, which the caller must add to `usage_hours`."""
         if not events:
             return []
         table = schema.usage_events
@@ -116,7 +116,7 @@ class EventRecorder:
             attempt.commit()
             add_arms(self._store, connection, events)
             return rows
-        # Rarely some are known; each is inserted alone, as it may count as many requests.
+        # Some are recorded already, which is rare: retry with a row for each event.
         attempt.rollback()
         rows = [row_of(e) for e in events]
         added = [self._store.insert_new(connection, table, [row]) for row in rows]
@@ -125,12 +125,12 @@ class EventRecorder:
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        # Before any log is locked: else one that holds the marks could wait for the log of another.
+        # Locked before any log, so that all transactions lock in the same order.
         now = self._store.clock()
         oldest = min((e.time for batch in batches for e in batch.events), default=now)
         hold_marks(connection, oldest, now=now)
         inserted: list[dict[str, Any]] = []
-        # In one order, so that workers that record the same logs cannot deadlock.
+        # Sorted, so that concurrent transactions lock the logs in the same order.
         for batch in sorted(batches, key=lambda each: each.log_id):
             recorded = self._recorded(connection, batch.log_id)
             events = [e for number, e in batch.numbered() if not recorded.holds(number)]
@@ -142,7 +142,7 @@ class EventRecorder:
             counted += new
             duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
-            # Of a batch that comes once more, an operator may have removed them already.
+            # If the block arrives again, an operator may have removed its dead letters already.
             wrong = [] if _holds_all(recorded, batch) else batch.wrong
             dead += self._add_dead_letters(connection, batch.log_id, "not an event", wrong)
             dead += self._add_dead_letters(
@@ -151,12 +151,12 @@ class EventRecorder:
             if batch.lost and batch.last > recorded.mark:
                 lost += self._add_gap(connection, batch)
             self._advance(connection, batch, recorded)
-        # Last, as others that record wait for the rest of the transaction.
+        # Last, because other transactions wait for these rows until this one commits.
         add_hours(self._store, connection, inserted)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
-        """Return which records of a log the ledger has; locks the log against other workers."""
+        """Return which records of a log the ledger has; locks the log until the commit."""
         name = {"of_log": log_id}
         mark = connection.execute(_locked_mark, name).scalar_one_or_none()
         if mark is None:
@@ -166,7 +166,7 @@ class EventRecorder:
         return _RecordedRanges(mark=mark, ranges=found)
 
     def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
-        """Move the mark over `batch` if nothing before it is missing; else store it as a range."""
+        """Move the log's mark to the end of `batch`, or store a range if records are missing."""
         ranges = schema.ranges
         if batch.last <= recorded.mark:
             return

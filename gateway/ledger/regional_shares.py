@@ -1,8 +1,8 @@
-"""Stores the regions' shares of limits, their workers' leases and the grants of quotas.
+"""Stores gateway regions' shares of limits, their workers' leases, and grants of quotas.
 
-Every worker reports about once a second. Reports are serialized transactions. A region is live
-while one of its workers has a lease; afterwards its shares are free for the others. The decisions
-are `gateway.regional_limits.policy`'s.
+Every worker reports its demand about once a second. Reports are serialized transactions. A region
+is live while one of its workers has a lease; after that, other regions get its shares.
+`gateway.regional_limits.policy` decides how large each share is.
 """
 
 from collections.abc import Mapping
@@ -28,22 +28,23 @@ _Entries: TypeAlias = dict[str, dict[str, ShareEntry]]
 _LOCK: Final = "shares"
 _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
-"""Shares of buckets without demand for so long are not recomputed."""
+"""Nanoseconds. Shares of a bucket without demand for this time are not recomputed."""
 _OVERLAP: Final = 5 * _SECOND
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
 
 
 class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Shows a live gateway region: its workers, and the seconds until its last lease expires."""
+    """Describes a live gateway region."""
 
     name: str
     workers: int
     expires_in: float
+    """Seconds until the last lease of its workers expires."""
 
 
 class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Shows operators a region's share of a bucket; `demand` is units a second."""
+    """Describes a region's share of a bucket, for operators; `demand` is in units per second."""
 
     bucket: str
     region: str
@@ -53,15 +54,15 @@ class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionalShareStore:
-    """Implements `ShareStore` over SQL. All calls block, and raise `DependencyUnavailable`."""
+    """Implements `ShareStore` with SQL. All calls block, and may raise `DependencyUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Record a worker's demand, and return the shares of its region for `lease` seconds.
+        """Record demand; return the shares of the region, which are valid for `lease` seconds.
 
-        `longest` is how long work may run, in seconds.
+        `longest` is the time in seconds that a request may take.
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
@@ -85,7 +86,7 @@ class RegionalShareStore:
             )
 
     def leave(self, region: str, worker: str) -> None:
-        """Remove the lease of a worker that has stopped; a region's last worker keeps its lease."""
+        """Delete the lease of a stopped worker, unless it is the last worker of its region."""
         table = schema.region_workers
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
@@ -95,7 +96,7 @@ class RegionalShareStore:
                 connection.execute(delete(table).where(own))
 
     def regions(self) -> list[RegionLease]:
-        """Return the live regions, by name."""
+        """Return the live regions, sorted by name."""
         table = schema.region_workers
         query = select(table.c.region, func.count(), func.max(table.c.expires))
         now = self._store.clock()
@@ -109,7 +110,7 @@ class RegionalShareStore:
             ]
 
     def shares(self, tenant: str | None = None) -> list[RegionShare]:
-        """Return the shares of all buckets, or those of one tenant."""
+        """Return the shares of all buckets, or only of the buckets of `tenant`."""
         table = schema.region_shares
         query = select(table).order_by(table.c.bucket, table.c.region)
         if tenant is not None:
@@ -129,7 +130,7 @@ class RegionalShareStore:
         ]
 
     def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
-        """Renew the worker's lease, delete expired ones; return whether its region was live."""
+        """Renew a worker's lease, delete expired leases; return whether its region was live."""
         workers, shares = schema.region_workers, schema.region_shares
         over = now - int(LEASE * _SECOND)
         connection.execute(delete(workers).where(workers.c.expires < over))
@@ -143,7 +144,7 @@ class RegionalShareStore:
         return report.region in living
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
-        """Insert the entries of a new region: shares of 0, or of 1 if no other region has any."""
+        """Insert a new region's entries: shares of 0, or of 1 if there is no other region."""
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
         had = 0.0 if known else 1.0
@@ -160,7 +161,7 @@ class RegionalShareStore:
         )
 
     def _entries(self, connection: Connection, report: ShareReport, now: int) -> _Entries:
-        """Return the entries of buckets with recent demand; entries of new buckets are inserted."""
+        """Return the entries of buckets with recent demand; insert entries for new buckets."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
         wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
@@ -184,7 +185,7 @@ class RegionalShareStore:
         others: OtherRegions,
         now: int,
     ) -> ShareEntry:
-        """Write the region's entries that differ from `before`; return its entry of `REST`."""
+        """Write the region's entries that differ from `before`; return its entry for `REST`."""
         table = schema.region_shares
         decided = [
             decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
@@ -209,7 +210,10 @@ class RegionalShareStore:
     def _grant(
         self, connection: Connection, report: ShareReport, regions: int, now: int
     ) -> dict[str, int]:
-        """Grant units of quotas, in steps that shrink with what is left; return all grants."""
+        """Grant units of quotas to the region; return its total grant for each quota.
+
+        The steps get smaller as a quota is used up.
+        """
         table = schema.quota_grants
         granted: dict[str, int] = {}
         for bucket, demand in report.quotas.items():

@@ -14,7 +14,7 @@ _GROUPS = ("day", "hour", "tenant", "key", "model", "task", "region")
 
 
 def invoice_csv(invoice: Invoice) -> str:
-    """Return the lines of the invoice as CSV with a header."""
+    """Return the lines of an invoice as CSV with a header."""
     head = ["tenant", "month", "model", "price", *_UNITS, "exact", "amount", "currency"]
     common = {"tenant": invoice.tenant, "month": invoice.month}
     rows = [
@@ -25,7 +25,7 @@ def invoice_csv(invoice: Invoice) -> str:
 
 
 def usage_csv(rows: Sequence[GroupUsage], group_by: Sequence[str]) -> str:
-    """Return usage as CSV with a header, and a column for each of `group_by` even without rows."""
+    """Return usage as CSV. The header has a column for each of `group_by`, even without rows."""
     groups = [g for g in _GROUPS if g in group_by]
     head = [*groups, *_UNITS, "cost", "currency"]
     return _csv(head, map(msgspec.structs.asdict, rows))
@@ -40,5 +40,5 @@ def _csv(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def _escape_formula(cell: object) -> object:
-    """Escape text that a spreadsheet would run as a formula."""
+    """Prefix text that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "\t") else cell

@@ -1,7 +1,7 @@
-"""Reserves disk space for the file that SQLite must create before a ledger can be read.
+"""Reserves disk space, so that a SQLite ledger can be opened on a full disk.
 
-The first process that opens a ledger creates its shared memory (`ledger.db-shm`); the last one
-deletes it. If the disk is full by then, the ledger cannot be opened again.
+The first process that opens the ledger creates a shared-memory file (`ledger.db-shm`), and the last
+process deletes it. Without the reserve, a ledger could not be opened again once the disk is full.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from typing import Final
 from typing_extensions import override
 
 _BYTES: Final = 64 * 1024
-"""The shared memory takes 32 KiB, and the folder may grow by a block."""
+"""The shared-memory file takes 32 KiB, and the directory may grow by a block."""
 
 
 class DiskReserve:
-    """Reserves disk space for when the disk is full; none, for databases without a file."""
+    """Reserves disk space. This base class reserves none, for databases without a file."""
 
     def keep(self) -> None:
-        """Reserve the space if it is not reserved, as far as there is any."""
+        """Reserve the space, unless it is reserved already or the disk is full."""
 
     def release(self) -> bool:
         """Free the space; return whether any was reserved."""
@@ -27,7 +27,7 @@ class DiskReserve:
 
 
 class FileReserve(DiskReserve):
-    """Reserves space by the file `path`, for all processes. Never raises."""
+    """Reserves space with the file at `path`, which all processes share. Never raises."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""Adds up old usage events to one row for each hour and kind of usage, a few at a time.
+"""Replaces old usage events by one row of sums for each hour and kind of usage.
 
-A row of sums stands in `usage_events` like a run of requests, so that all queries of usage, also
-those of older schemas, return the same as before. The ids of the requests and their time within the
-hour are lost. Duplicates are then detected by marks and ranges of the logs alone (`EventRecorder`).
+A row of sums in `usage_events` looks like a run of requests, so all queries of usage return the
+same as before, also queries of older programs. The requests lose their ids and their times within
+the hour. From then on, only the logs' marks and ranges detect duplicates (see `EventRecorder`).
 """
 
 import hashlib
@@ -18,23 +18,23 @@ from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
 
 _HOURS: Final = 100
-"""Hours that one transaction scans: after a very late event there are years of them."""
+"""The most hours that one transaction scans. After a very late event, years may need a scan."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 
 
 class Rollup:
-    """Adds up events of full hours; several processes may do so on one ledger."""
+    """Adds up the events of full hours. Several processes may do this at the same time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Add up at most `limit` events of hours that end at or before `before` (nanoseconds).
+        """Add up at most `limit` rows of hours that end at or before `before` (Unix nanoseconds).
 
         Returns:
-            The number of rows; 0 if none was found in the hours that were scanned.
+            The number of rows that were replaced; 0 if the scanned hours had none.
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
@@ -57,11 +57,11 @@ class Rollup:
             return len(rows)
 
     def sum_day(self) -> bool:
-        """Sum a day whose events were added up; return whether there may be another one."""
+        """Update `usage_sums` by one day; return whether another day may be due."""
         return sum_day(self._store)
 
     def keep_hours(self) -> bool:
-        """Sum an hour of the last days that has no sums, or delete old sums; tell if to go on."""
+        """Repair or delete one hour of `usage_hours`; return whether another hour may be due."""
         return keep_hours(self._store)
 
 
@@ -82,12 +82,14 @@ def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMap
 
 
 def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
-    """Return the sums of `rows`, all of which are of the hour that begins at `start`."""
+    """Return rows of sums for `rows`, all of which belong to the hour that begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
         kind = tuple(row[name] for name in _KIND)
         is_summed = row["is_summed"]
-        if is_summed:  # an older program adds rows that are not to a row of the kind alone
+        if is_summed:
+            # Rows in `usage_hours` get another id, because older programs, which do not know
+            # `is_summed`, add their rows to the id of the kind alone.
             kind = (*kind, is_summed)
         sums = found.get(kind)
         if sums is None:

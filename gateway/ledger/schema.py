@@ -1,4 +1,4 @@
-"""Defines the ledger's tables; times are nanoseconds since the epoch, money 10^-9 of a unit."""
+"""Defines the ledger's tables. Times are Unix times in nanoseconds; money is in 10^-9 of a unit."""
 
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ from sqlalchemy import (
 
 metadata: Final = MetaData()
 
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite assigns row numbers only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
-# A literal: a database finds a partial index by no parameter.
+# A literal, because a database does not use a partial index for a parameter.
 _NOT_SUMMED: Final = text("is_summed = 0")
 _USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
@@ -36,7 +36,7 @@ def _price_columns() -> list[Column[Any]]:
 schema_version: Final = Table(
     "schema_version", metadata, Column("version", Integer, primary_key=True)
 )
-"""The oldest compatible version, which programs up to schema 2 compare with their own."""
+"""The oldest compatible version. Programs up to schema 2 compare it with their own version."""
 
 schema_migrations: Final = Table(
     "schema_migrations",
@@ -45,7 +45,7 @@ schema_migrations: Final = Table(
     Column("compatible_from", Integer, nullable=False),
     Column("applied", BigInteger, nullable=False),
 )
-"""The migrations that made the tables, see `migrations`; `applied` is 0 in a ledger made new."""
+"""The migrations that made the tables; see `migrations`. `applied` is 0 in a new ledger."""
 
 tenants: Final = Table(
     "tenants",
@@ -107,8 +107,8 @@ account_changes: Final = Table(
     Column("tenant", String(64)),
     Column("keys", Text, nullable=False),
 )
-"""What the last changes of accounts changed: keys, as a JSON list of ids, or a tenant's settings.
-The token is random; see `gateway.ledger.principals`."""
+"""The last changes of accounts: each names the changed keys (a JSON list of ids), or the tenant
+whose settings changed. The token is random; see `gateway.ledger.principals`."""
 
 budget_alerts: Final = Table(
     "budget_alerts",
@@ -120,7 +120,7 @@ budget_alerts: Final = Table(
     Column("amount", BigInteger, nullable=False),
     Column("currency", String(8), nullable=False),
 )
-"""The thresholds of budgets that were reached, each with its webhook; `amount` is in 10^-9."""
+"""Thresholds of budgets that were reached, each of which queued a webhook."""
 
 usage_events: Final = Table(
     "usage_events",
@@ -151,8 +151,9 @@ usage_events: Final = Table(
         "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
     ),
 )
-"""A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums.
-`is_summed` is 1 where it was added to `usage_hours`, 0 where an older program inserted it."""
+"""A row holds a usage event, or a run of `requests` events whose ids are consecutive from `id` on.
+The numbers of a run are sums. `is_summed` is 1 if the row was added to `usage_hours`, and 0 if an
+older program inserted the row."""
 
 arm_usage: Final = Table(
     "arm_usage",
@@ -164,7 +165,7 @@ arm_usage: Final = Table(
     Column("shadow", String(64), primary_key=True),
     *(Column(name, BigInteger, nullable=False) for name in _USED),
 )
-"""Sums of an hour by the revision that answered, of models whose revisions share items."""
+"""Sums of usage by hour and revision (`arm`), for models with a traffic split."""
 
 serving_plans: Final = Table(
     "serving_plans",
@@ -174,7 +175,7 @@ serving_plans: Final = Table(
     Column("plan", Text, nullable=False),
     Column("previous", Text, nullable=False),
 )
-"""How models are served in place of what their folders say, as JSON; `null` where these say it."""
+"""Operators' plans for models, as JSON; `null` if the model's folder decides how it is served."""
 
 usage_rollups: Final = Table(
     "usage_rollups",
@@ -182,11 +183,11 @@ usage_rollups: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("until", BigInteger, nullable=False),
 )
-"""The time up to which events were added up to rows of an hour and to sums; see `usage_marks`."""
+"""The times up to which events were added up by hour and by day; see `usage_marks`."""
 
 
 def _table_of_sums(name: str, begin: str) -> Table:
-    """Return a table of sums of usage from `begin` on, a column."""
+    """Return a table of sums of usage; the column named `begin` says where each sum begins."""
     return Table(
         name,
         metadata,
@@ -197,18 +198,18 @@ def _table_of_sums(name: str, begin: str) -> Table:
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("is_free", Integer, primary_key=True, autoincrement=False),
         *(Column(each, BigInteger, nullable=False) for each in ("requests", "items", *_USED)),
-        # Rows lie in the order of the key then, in which they are read.
+        # SQLite then stores rows in the order of the primary key, which is how they are read.
         sqlite_with_rowid=False,
     )
 
 
 usage_sums: Final = _table_of_sums("usage_sums", "day")
-"""Sums of usage over `length` days from `day` on, counted since the epoch; the tenant `*` is all of
-them. See `gateway.ledger.usage_sums`."""
+"""Sums of usage over `length` days from `day` on, counted from 1970. The tenant `*` stands for all
+tenants together. See `gateway.ledger.usage_sums`."""
 
 usage_hours: Final = _table_of_sums("usage_hours", "hour")
-"""Sums of usage over `length` hours, 1 or 24, from `hour` on, counted since the epoch; the tenant
-`*` is all of them. See `gateway.ledger.usage_hours`."""
+"""Sums of usage over `length` hours, 1 or 24, from `hour` on, counted from 1970. The tenant `*`
+stands for all tenants together. See `gateway.ledger.usage_hours`."""
 
 high_water: Final = Table(
     "high_water",
@@ -216,7 +217,7 @@ high_water: Final = Table(
     Column("log_id", String(128), primary_key=True),
     Column("sequence", BigInteger, nullable=False),
 )
-"""Per event log, the sequence number up to which everything is in the ledger."""
+"""For each event log, the sequence number up to which the ledger has all records."""
 
 ranges: Final = Table(
     "ranges",
@@ -225,7 +226,7 @@ ranges: Final = Table(
     Column("first", BigInteger, primary_key=True),
     Column("last", BigInteger, nullable=False),
 )
-"""Records after the high-water mark: blocks that overtook another."""
+"""Records beyond the high-water mark: blocks that were recorded before an earlier block."""
 
 gaps: Final = Table(
     "gaps",
@@ -235,7 +236,7 @@ gaps: Final = Table(
     Column("last", BigInteger, nullable=False),
     Column("time", BigInteger, nullable=False),
 )
-"""Sequence numbers whose records a crash of the machine destroyed."""
+"""Ranges of sequence numbers whose records a crash of the machine destroyed."""
 
 dead_letters: Final = Table(
     "dead_letters",
@@ -266,7 +267,7 @@ published_prices: Final = Table(
     Column("published", BigInteger, nullable=False),
     *_price_columns(),
 )
-"""The prices of usage and invoices. One that has begun is never changed or deleted."""
+"""The prices of usage and invoices. A price that is in effect is never changed or deleted."""
 
 published_documents: Final = Table(
     "published_documents",
@@ -284,7 +285,7 @@ drained_backends: Final = Table(
     Column("version", BigInteger, nullable=False),
     Column("backends", Text, nullable=False),
 )
-"""The backends that are given no work in each gateway region, as a JSON list."""
+"""The drained backends of each gateway region, as a JSON list of names."""
 
 region_workers: Final = Table(
     "region_workers",
@@ -294,8 +295,8 @@ region_workers: Final = Table(
     Column("seen", BigInteger, nullable=False),
     Column("expires", BigInteger, nullable=False),
 )
-"""The gateway workers of each region, with the end of their leases and the time of the last answer
-that each applies."""
+"""The gateway workers of each region. `expires` is the end of a worker's lease. `seen` is the time
+of the last report whose shares the worker applies."""
 
 region_shares: Final = Table(
     "region_shares",
@@ -314,8 +315,8 @@ region_shares: Final = Table(
     Column("changed", BigInteger, nullable=False),
     Index("region_shares_counted", "counted"),
 )
-"""The share of each bucket's limit that a region has; see `gateway.regional_limits.policy`. The
-bucket without a name stands for all that have no row."""
+"""Each region's share of each bucket's limit; see `gateway.regional_limits.policy`. The bucket with
+an empty name stands for all buckets without a row."""
 
 quota_grants: Final = Table(
     "quota_grants",
@@ -325,7 +326,8 @@ quota_grants: Final = Table(
     Column("region", String(32), primary_key=True),
     Column("granted", BigInteger, nullable=False),
 )
-"""The units of a quota granted to each region in the period that ends at `period` (seconds)."""
+"""Units of a quota granted to each region. `period` is the end of the quota's period, in Unix
+seconds."""
 
 files: Final = Table(
     "files",
@@ -341,7 +343,8 @@ files: Final = Table(
     Index("files_tenant_created", "tenant", "created"),
     Index("files_expires", "expires"),
 )
-"""Tenants' files, whose contents are in the file storage; `is_stored` is 0 during an upload."""
+"""Tenants' files. The file storage holds their contents. `is_stored` is 0 while a file is uploaded
+or deleted."""
 
 batches: Final = Table(
     "batches",
@@ -357,7 +360,7 @@ batches: Final = Table(
     Index("batches_tenant_created", "tenant", "created"),
     Index("batches_is_open", "is_open"),
 )
-"""Batches; `state` is JSON. The `holder` of the lease, which ends at `lease`, runs it."""
+"""Batch jobs; `state` is JSON. The process `holder` runs the batch job until the time `lease`."""
 
 webhook_deliveries: Final = Table(
     "webhook_deliveries",
@@ -370,7 +373,7 @@ webhook_deliveries: Final = Table(
     Column("due", BigInteger, nullable=False),
     Index("webhook_deliveries_due", "due"),
 )
-"""Webhooks that were not delivered yet; `due` is the time of the next attempt."""
+"""Webhooks that are not delivered yet; `due` is the time of the next attempt."""
 
 audit: Final = Table(
     "audit",

@@ -1,4 +1,4 @@
-"""Stores how models are served in place of what their folders say, for all gateway regions."""
+"""Stores operators' plans: which revisions serve a model, instead of the choice in its folder."""
 
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ _decode: Final = msgspec.json.Decoder(Serving | None).decode
 
 
 class ServingPlanStore:
-    """Reads and changes the plans. All calls block."""
+    """Reads and changes plans, which apply to all gateway regions. All calls block."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class ServingPlanStore:
         return ServingPlans(version=max((row.version for row in rows), default=0), plans=plans)
 
     def plan(self, model: str) -> StoredPlan:
-        """Return the plan of a model."""
+        """Return the plan of a model, and its predecessor."""
         with self._store.reading() as connection:
             row = connection.execute(select(_table).where(_table.c.model == model)).first()
         return StoredPlan() if row is None else _stored(row)
@@ -40,10 +40,10 @@ class ServingPlanStore:
     def change(
         self, model: str, wanted: StoredPlan, *, actor: str, action: str, detail: dict[str, object]
     ) -> StoredPlan:
-        """Store a plan and its predecessor, in place of the one of `wanted.version`.
+        """Store a plan and its predecessor, if the stored plan still has `wanted.version`.
 
         Raises:
-            Conflict: another change came between.
+            Conflict: somebody else has changed the plan.
         """
         row = {"plan": _encode(wanted.plan), "previous": _encode(wanted.previous)}
         with self._store.writing() as connection:
@@ -51,9 +51,9 @@ class ServingPlanStore:
             same = _table.c.model == model
             found = connection.execute(select(_table).where(same)).first()
             if (0 if found is None else found.version) != wanted.version:
-                raise Conflict(f"`{model}` was changed by somebody else meanwhile; look, try again")
+                raise Conflict(f"somebody else has changed the plan of `{model}`; read it again")
             newest = connection.scalar(select(func.max(_table.c.version))) or 0
-            # A time, so that versions grow where the ledger was restored from a backup, too.
+            # A time, so that versions grow even after the ledger was restored from a backup.
             version = max(newest + 1, now)
             if found is None:
                 connection.execute(insert(_table), row | {"model": model, "version": version})

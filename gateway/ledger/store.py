@@ -1,4 +1,4 @@
-"""Opens transactions on the ledger's database, SQLite or PostgreSQL, and translates its errors."""
+"""Opens transactions on the ledger's database (SQLite or PostgreSQL), and translates its errors."""
 
 import contextlib
 import sqlite3
@@ -36,19 +36,19 @@ _FILE_MISSING: Final = (
     "the ledger's file is missing: restore it from a backup, or create a new one with"
     " `sluicegate ledger init`"
 )
-# What PostgreSQL and SQLite say of a table or a column that is not there.
+# How PostgreSQL and SQLite report a table or a column that does not exist.
 _MISSING_STATES: Final = ("42P01", "42703")
 _MISSING_IN_SQLITE: Final = ("no such table", "no such column", "has no column named")
 
 
 class Store:
-    """Opens transactions; migrates older tables before the first one. Safe in several threads.
+    """Opens transactions, and migrates older tables before the first one. Safe in several threads.
 
-    Only `create` makes the tables of a new ledger. Everything else raises `LedgerEmpty` if there
-    are no tables, also when tables or the SQLite file disappear while they are in use.
+    Only `create` makes the tables of a new ledger. All other methods raise `LedgerEmpty` if there
+    are no tables, also if tables or the SQLite file disappear while the program runs.
 
-    `clock` returns nanoseconds since the epoch. `timeout` is the seconds that a transaction waits
-    for others.
+    `clock` returns the Unix time in nanoseconds. A transaction waits at most `timeout` seconds for
+    others.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], int], timeout: float = 10.0) -> None:
@@ -73,20 +73,20 @@ class Store:
         """Create the ledger if there is none; blocks.
 
         Raises:
-            DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
+            DependencyUnavailable: the database cannot be reached, or its restore is unfinished.
         """
         with self._translated():
             if self._is_sqlite and self._url.database:
                 path = Path(self._url.database)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()  # SQLite takes an empty file for a new database
+                path.touch()  # SQLite treats an empty file as a new database
             self._prepare(creates=True)
 
     def check(self) -> None:
         """Migrate older tables; blocks.
 
         Raises:
-            LedgerEmpty: there are none.
+            LedgerEmpty: there are no tables.
             DependencyUnavailable: the database cannot be reached.
         """
         with self.reading():
@@ -94,11 +94,11 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that reads; each statement sees one state of the database.
+        """Open a transaction for reading. Each statement sees a consistent state.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
-            InvalidRequest: a value is beyond what it can hold.
+            InvalidRequest: a value does not fit its column.
         """
         with self._translated():
             self._prepare()
@@ -107,26 +107,26 @@ class Store:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Open a transaction all of whose statements see one state of the database.
+        """Open a transaction for reading. All statements see the same state.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
-            InvalidRequest: a value is beyond what it can hold.
+            InvalidRequest: a value does not fit its column.
         """
         with self.reading() as connection:
-            if not self._is_sqlite:  # whose transactions see one state anyway
+            if not self._is_sqlite:  # every transaction of SQLite sees one state
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
 
     @contextlib.contextmanager
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
-        """Open a transaction that changes all or nothing.
+        """Open a transaction for writing. An exception in the block rolls it back.
 
-        One that writes `in_bulk` lets others go first.
+        A transaction that is `in_bulk` lets waiting short transactions go first.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
-            InvalidRequest: a value is beyond what it can hold.
+            InvalidRequest: a value does not fit its column.
         """
         with self._translated():
             self._prepare()
@@ -135,12 +135,12 @@ class Store:
             priority = contextlib.nullcontext() if in_bulk else self._priority.prioritized()
             with priority, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
-            self._reserve.keep()  # the disk has room, perhaps again
+            self._reserve.keep()  # the disk has room now, even if it was full before
 
     def insert_new(
         self, connection: Connection, table: sqlalchemy.Table, rows: list[dict[str, Any]]
     ) -> int:
-        """Insert the rows whose keys do not exist; return their number."""
+        """Insert the rows whose primary keys do not exist yet; return their number."""
         if not rows:
             return 0
         if self._is_sqlite:
@@ -155,16 +155,16 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert the rows; if a key exists, add the columns `summed` to its row."""
+        """Insert `rows`. If a primary key exists, add the columns `summed` to the existing row."""
         if not rows:
             return
         columns = tuple(rows[0])
         if self._is_sqlite:
-            # Not by SQLAlchemy, which takes longer for the values of a row than SQLite for the row.
+            # Without SQLAlchemy, which takes longer to bind a row than SQLite takes to insert it.
             statement, values_of = _add_in_sqlite(table, columns, tuple(summed))
             connection.exec_driver_sql(statement, list(map(values_of, rows)))
             return
-        # One statement of arrays: of many, each would cost as much.
+        # One statement with arrays costs as much as a statement for a single row.
         values = {name: [row[name] for row in rows] for name in columns}
         connection.execute(_add_in_postgresql(table, columns, tuple(summed)), values)
 
@@ -179,7 +179,7 @@ class Store:
         return int(_server_time(connection) * _SECOND)
 
     def server_time(self) -> float | None:
-        """Return the database's time in seconds since 1970, `None` where it has no clock.
+        """Return the database server's Unix time in seconds, `None` for SQLite.
 
         Raises:
             DependencyUnavailable: the database does not answer.
@@ -190,7 +190,7 @@ class Store:
             return _server_time(connection)
 
     def close(self) -> None:
-        """Close the connections; one that a thread still uses is closed when it is returned."""
+        """Close the connections. A connection in use is closed when its thread returns it."""
         self._is_closed = True
         self._engine.dispose()
 
@@ -216,7 +216,7 @@ class Store:
         if self._ready.is_set():
             return
         if not self._preparing.acquire(timeout=self._timeout):
-            raise exc.TimeoutError("another thread makes or upgrades the tables")
+            raise exc.TimeoutError("another thread is still creating or migrating the tables")
         try:
             if not self._is_current(creates=creates):
                 with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
@@ -226,9 +226,9 @@ class Store:
             self._preparing.release()
 
     def _is_current(self, *, creates: bool) -> bool:
-        """Tell whether the tables are up to date.
+        """Return whether the tables need no migration.
 
-        Only reads: on a full disk, or a read-only server, keys can still be read.
+        This only reads, so that keys can be read on a full disk or from a read-only server.
         """
         try:
             with self._engine.begin() as connection:
@@ -240,7 +240,7 @@ class Store:
 
     def _migrate(self, connection: Connection, *, creates: bool) -> None:
         if not self._is_sqlite:
-            # "if not exists" does not prevent two concurrent creations of a table.
+            # `IF NOT EXISTS` does not protect against concurrent creations of a table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
@@ -253,17 +253,17 @@ class Store:
         try:
             yield
         except exc.IntegrityError:
-            # The values are wrong, not the database.
+            # The database works: the values are wrong.
             raise
         except (OverflowError, exc.DataError) as error:
             raise InvalidRequest(
-                "a time, a number or a text is beyond what the ledger can hold"
+                "a time, a number or a text is too large for the ledger"
             ) from error
-        # The pool raises the last one when connections end as soon as they are made.
+        # The pool raises `InvalidRequestError` when connections end as soon as they are made.
         except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
             reason = getattr(error, "orig", None) or error
             if _lacks_something(reason):
-                # The ledger was emptied, or replaced by an older one: the next call checks.
+                # The ledger was emptied or replaced by an older one. The next call checks again.
                 self._ready.clear()
                 raise LedgerEmpty(migrations.EMPTY, retry_after=1.0) from error
             raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
@@ -275,10 +275,10 @@ def _server_time(connection: Connection) -> float:
 
 
 def to_nanoseconds(moment: datetime) -> int:
-    """Return `moment` in nanoseconds since the epoch.
+    """Return `moment` as a Unix time in nanoseconds.
 
     Raises:
-        InvalidRequest: it has no time zone.
+        InvalidRequest: `moment` has no time zone.
     """
     if moment.tzinfo is None:
         raise InvalidRequest(f"the time `{moment.isoformat()}` needs a time zone, such as `Z`")
@@ -287,7 +287,7 @@ def to_nanoseconds(moment: datetime) -> int:
 
 
 def to_datetime(nanoseconds: int) -> datetime:
-    """Return a time in nanoseconds since the epoch as a datetime, to the microsecond."""
+    """Return a Unix time in nanoseconds as a UTC datetime with microseconds."""
     seconds, rest = divmod(nanoseconds, _SECOND)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
 
@@ -303,11 +303,11 @@ def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is priv
     return postgresql.insert(table).on_conflict_do_nothing().returning(first)
 
 
-# Made once: to make statements takes as long as to run them.
+# Cached, because building a statement takes as long as running it.
 @cache
 def _add_in_sqlite(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
-) -> tuple[str, Callable[[dict[str, Any]], Any]]:  # Any: what SQLite has columns of
+) -> tuple[str, Callable[[dict[str, Any]], Any]]:  # Any: the values of the columns
     new = sqlite.insert(table).values({name: sqlalchemy.bindparam(name) for name in columns})
     sums = {name: table.c[name] + new.excluded[name] for name in summed}
     new = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
@@ -330,35 +330,38 @@ def _add_in_postgresql(
     return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
 
 
-def _unbounded(column: Any) -> Any:  # Any: of whatever values
-    """Return a type without a length: a cast to one cuts off what an insert refuses."""
+def _unbounded(column: Any) -> Any:  # Any: of any type of value
+    """Return the column's type without a length.
+
+    A cast to a type with a length would cut a long string off, but an insert must refuse it.
+    """
     return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 
 
 def _lacks_something(reason: BaseException) -> bool:
-    """Tell whether a table or a column is missing."""
+    """Return whether the database reports that a table or a column does not exist."""
     if isinstance(reason, sqlite3.OperationalError):
         return any(words in str(reason) for words in _MISSING_IN_SQLITE)
     return getattr(reason, "sqlstate", "") in _MISSING_STATES
 
 
 def _unavailable(reason: BaseException) -> str:
-    """Return why the ledger cannot be used, without details of the driver."""
+    """Return a message that says why the ledger cannot be used, without details of the driver."""
     code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
     if code in _NO_ROOM:
-        return f"the ledger's file cannot be used ({reason}): is there space on its disk?"
+        return f"the ledger's file cannot be used ({reason}): check whether its disk is full"
     return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
 def _without_creating(
     path: Path, _: object, entry: ConnectionPoolEntry, arguments: list[Any], options: dict[str, Any]
 ) -> None:
-    """Have SQLite open the file at `path`, and not create it.
+    """Make SQLite open the file at `path` without creating it.
 
     Raises:
-        LedgerEmpty: it does not exist.
+        LedgerEmpty: the file does not exist.
     """
-    # Before it is opened: if another takes its place meanwhile, the next use notices.
+    # Read before the file is opened: if another file replaces it, the next checkout notices.
     entry.info[_FILE] = _identity(path)
     if entry.info[_FILE] is None:
         raise LedgerEmpty(_FILE_MISSING, retry_after=1.0)
@@ -367,7 +370,7 @@ def _without_creating(
 
 
 def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -> None:
-    """Have the pool open the file again if another file, or none, is at `path`."""
+    """Make the pool open the file again if `path` is missing or is another file now."""
     if entry.info.get(_FILE) != _identity(path):
         raise exc.InvalidatePoolError
 
@@ -383,8 +386,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _on_connect(
     connection: sqlite3.Connection, _: object, *, timeout: float, reserve: DiskReserve
 ) -> None:
-    """Configure a connection for several processes, and for durable commits."""
-    # The driver begins transactions too late to read and write under one lock.
+    """Configure a connection for concurrent processes and durable commits."""
+    # Without this, the driver begins a transaction only at the first write, after the reads.
     connection.isolation_level = None
     cursor = connection.cursor()
     _enable_write_ahead(cursor, until=time.monotonic() + timeout, reserve=reserve)
@@ -397,8 +400,8 @@ def _on_connect(
 def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskReserve) -> None:
     """Enable the write-ahead log; retry while another process creates the database.
 
-    SQLite does not wait here: it fails at once if the database is locked. On a full disk there is
-    one more attempt, with the reserved space.
+    SQLite's own timeout does not apply to this statement: it fails at once if the database is
+    locked. On a full disk, the function frees the reserved space and tries once more.
     """
     while True:
         try:
@@ -407,7 +410,7 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
             code = error.sqlite_errorcode & _PRIMARY
             if code in _NO_ROOM and reserve.release():
                 continue
-            # Not on a full disk, which is reported at once.
+            # A full disk is reported at once.
             busy = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() >= until:
                 raise
@@ -417,6 +420,6 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
 
 
 def _on_begin(connection: Connection) -> None:
-    """Take the write lock first: a transaction that has read cannot take it later."""
+    """Take SQLite's write lock at the start: a transaction that has read may fail to get it."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,4 @@
-"""Reads tenants a page at a time, found by a part of their id or name."""
+"""Searches tenants by a substring of their id or name, and returns them in pages."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -16,13 +16,13 @@ _keys: Final = schema.keys
 
 
 class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant as a list shows it."""
+    """One line of a list of tenants."""
 
     tenant: Tenant
     keys: int
-    """The keys that are neither revoked nor expired."""
+    """The number of keys that are neither revoked nor expired."""
     exhausted_until: int | None
-    """Until when its requests are refused, as its budget is used up, in nanoseconds."""
+    """Until when requests are refused because the budget is used up, in Unix nanoseconds."""
 
     @property
     def created(self) -> datetime:
@@ -31,25 +31,25 @@ class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget | None:
-        """What it means to spend in a month."""
+        """The tenant's monthly budget."""
         return self.tenant.budget
 
 
 class TenantPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the tenants that were looked for, and how many there are."""
+    """One page of matching tenants, and the number of all matching tenants."""
 
     lines: list[TenantLine]
     total: int
 
 
 class TenantPages:
-    """Reads pages of tenants, each by one query. Calls block."""
+    """Reads pages of tenants, with one query for each page. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def page(self, *, search: str = "", offset: int = 0, limit: int = 50) -> TenantPage:
-        """Return the tenants whose id or name contains `search`, by id, from `offset` on."""
+        """Return tenants whose id or name contains `search`, sorted by id, from `offset` on."""
         now = self._store.clock()
         is_valid = or_(_keys.c.expires.is_(None), _keys.c.expires > now)
         keys = (

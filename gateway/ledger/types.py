@@ -12,14 +12,14 @@ from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tenant means to spend in a month (UTC)."""
+    """The amount of money that a tenant may or wants to spend in a month (UTC)."""
 
     amount: str
     """A decimal number, such as `250.00`."""
     currency: str = ""
-    """A code of ISO 4217, that of a price; left out where all prices have the same."""
+    """An ISO 4217 code that a price uses. Optional if all prices have the same currency."""
     thresholds: tuple[int, ...] = (80, 100)
-    """Percentages of the amount; a webhook tells of each that is reached."""
+    """Percentages of the amount. A webhook reports each threshold that is reached."""
     refuse: bool = False
     """Whether requests are refused for the rest of the month once the amount is reached."""
 
@@ -30,13 +30,13 @@ class BudgetReport(Budget, frozen=True, kw_only=True, forbid_unknown_fields=Fals
     month: str
     """The month in UTC, such as `2026-11`."""
     spent: str
-    """The cost of the month so far, in `currency`: a decimal number."""
+    """The cost of the month so far in `currency`, as a decimal number."""
     remaining: str
-    """What is left of the amount, 0 where more was spent."""
+    """The rest of the amount, or 0 if more was spent."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant; without `limits` those of the document apply."""
+    """A tenant. If `limits` is empty, the document's limits apply."""
 
     id: TenantId
     name: str
@@ -46,7 +46,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, without its text and hash; `models` of `None` are all models."""
+    """An API key without its secret. `models` of `None` allows all models."""
 
     id: KeyId
     tenant: TenantId
@@ -57,15 +57,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime | None
     revoked: datetime | None
     origins: tuple[str, ...] | None = None
-    """Origins from whose pages alone it may be used."""
+    """Origins of the web pages that may use the key; `null`: no bound."""
     routes: tuple[str, ...] | None = None
-    """Paths that it may be used for."""
+    """Paths that the key may be used for; `null`: no bound."""
     former_expires: datetime | None = None
-    """Until when the text before the last rotation is valid."""
+    """Until when the secret from before the last rotation is valid."""
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits a key to origins and to routes, as those for browsers are; `None` is no bound."""
+    """Limits a key to origins and routes, as for use in browsers; `None` means no bound."""
 
     origins: tuple[str, ...] | None = None
     routes: tuple[str, ...] | None = None
@@ -75,7 +75,7 @@ NO_BOUNDS: Final = KeyBounds()
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a key to create, by the hash of its text; `models` of `None` are all models."""
+    """Describes a key to create, with its secret's hash. `models` of `None` allows all models."""
 
     tenant: str
     key_hash: str
@@ -87,10 +87,10 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the records `first` to `last` of one log.
+    """Holds the records `first` to `last` of one event log.
 
-    A `lost` batch has no events; `wrong` are records that are not events. `numbers` are the
-    sequence numbers of the events, if these are not consecutive.
+    `wrong` are records that are not events. `numbers` are the sequence numbers of the events; it is
+    empty if they are consecutive from `first` on. `lost` means that a crash destroyed the records.
     """
 
     log_id: str
@@ -108,7 +108,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the records of batches by outcome."""
+    """Counts records by what the ledger did with them."""
 
     counted: int
     duplicates: int
@@ -117,7 +117,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupBy(StrEnum):
-    """Names the fields by which usage is grouped."""
+    """Names the fields by which usage can be grouped."""
 
     TENANT = "tenant"
     DAY = "day"
@@ -129,7 +129,7 @@ class GroupBy(StrEnum):
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Counts requests, items by their outcome, and the work of computed items."""
+    """Counts requests, items by outcome, and the rows and tokens of computed items."""
 
     requests: int = 0
     items: int = 0
@@ -154,7 +154,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """Usage of one group; it has a field for each thing that it was grouped by."""
+    """The usage of one group. It has only those group fields that the query grouped by."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
@@ -164,12 +164,12 @@ class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
     task: str | msgspec.UnsetType = msgspec.UNSET
     region: str | msgspec.UnsetType = msgspec.UNSET
     cost: str
-    """A decimal number, in `currency`; exact."""
+    """The exact cost in `currency`, as a decimal number."""
     currency: str
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what is recorded of a request; `usage` is unknown of those in a row of several."""
+    """Describes a recorded request. `usage` is unknown if its row holds several requests."""
 
     id: str
     time: datetime
@@ -184,7 +184,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the items that one revision of a model answered, and what they cost."""
+    """Counts the items that one revision (`arm`) of a model answered, and their cost."""
 
     arm: str
     hit: int
@@ -198,9 +198,10 @@ class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how a model is served by the operators' word, and how before.
+    """Holds the operators' present plan for a model, and the previous one.
 
-    `None` is what its folder says. `version` grows with each change of any model.
+    Without a plan (`None`), the model's folder decides how it is served. `version` grows with
+    every change of any model's plan.
     """
 
     version: int = 0

@@ -1,4 +1,4 @@
-"""Sums usage from the events, and computes its cost."""
+"""Sums usage from events and from stored sums, and computes its cost."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import add, itemgetter
@@ -8,7 +8,6 @@ import msgspec
 from sqlalchemy import (
     Column,
     ColumnElement,
-    CompoundSelect,
     Select,
     case,
     func,
@@ -33,7 +32,10 @@ _events: Final = schema.usage_events.c
 
 
 class _Sums(NamedTuple):
-    """A table of sums: the column where a block begins, and how many of it are a day or an hour."""
+    """Describes a table of sums: its columns, and its time column `start`.
+
+    `groups` says how many units of `start` make up a day or an hour.
+    """
 
     columns: ReadOnlyColumnCollection[str, Column[Any]]
     start: Column[Any]
@@ -49,7 +51,7 @@ _HOURS: Final = _Sums(
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds units of one model under one price; `group` has the values of `group_by`."""
+    """Holds the usage of one model under one price; `group` has the values of `group_by`."""
 
     group: tuple[str, ...]
     model: str
@@ -70,15 +72,15 @@ def priced_usage(
 ) -> list[PricedUsage]:
     """Return usage of `tenants` and `models` (`None`: all) by group, model and price.
 
-    It is of the time from `since` to before `until`, both in nanoseconds. With `adds_up_models`,
-    models without a price of their own are one, whose name is empty, unless they are the group:
-    a year of many models by day is then a row a day, not one for each model.
+    `since` and `until` (exclusive) are Unix times in nanoseconds. `adds_up_models` adds up all
+    models without a price of their own under an empty name, unless usage is grouped by model. A
+    year by day then has one row for each day, and not one for each day and model.
     """
     found: list[PricedUsage] = []
     count = len(group_by)
     named = prices.models if adds_up_models and GroupBy.MODEL not in group_by else None
     for start, end in prices.periods(since, until):
-        # Few values among many rows: a year by day has a row for each model of each day.
+        # Cached, because many rows share few labels and prices.
         labels = [_Labels(group) for group in group_by]
         price_of = _PeriodPrices(prices, start)
         for row in _rows(store, tenants, start, end, group_by, models, named):
@@ -113,7 +115,7 @@ def _units(  # in the order of `SUMMED`
 
 
 class _Labels(dict[Any, str]):
-    """Names the values of a group, each once."""
+    """Caches the label of each value of a group."""
 
     def __init__(self, group: GroupBy) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class _Labels(dict[Any, str]):
 
 
 class _PeriodPrices(dict[tuple[str, int, int], Price]):
-    """Finds the price at `start` of a model, whether in batches, whether without one, each once."""
+    """Caches the price at `start`, by model, by `batch`, and by whether the task is free."""
 
     def __init__(self, prices: PriceList, start: int) -> None:
         super().__init__()
@@ -133,9 +135,9 @@ class _PeriodPrices(dict[tuple[str, int, int], Price]):
         self._start = start
 
     def __missing__(self, kind: tuple[str, int, int]) -> Price:
-        model, is_batch, without_model = kind
+        model, is_batch, is_free_task = kind
         price = self._prices.at(model, self._start)
-        if without_model:
+        if is_free_task:
             price = price.for_tokens()
         elif is_batch:
             price = price.for_batches()
@@ -154,12 +156,13 @@ def _rows(
 ) -> Sequence[Sequence[Any]]:
     with store.snapshot() as connection:
         sources = sources_of(connection, since, until, group_by)
-        parts = [_events_between(*time, tenants, group_by, models) for time in sources.events]
+        queries = [_events_between(*span, tenants, group_by, models) for span in sources.events]
         for table, blocks in ((_DAYS, sources.days), (_HOURS, sources.hours)):
             if blocks:
-                parts.append(_sums_in(table, blocks, tenants, group_by, models))
-        # Without any part there is no time, and nothing was used.
-        return connection.execute(_added_up(parts, group_by, named)).all() if parts else []
+                queries.append(_sums_in(table, blocks, tenants, group_by, models))
+        if not queries:  # the time is empty
+            return []
+        return connection.execute(_added_up(queries, group_by, named)).all()
 
 
 def _events_between(
@@ -211,36 +214,36 @@ def _of_models(
 
 
 def _added_up(
-    parts: Sequence[Select[Any]], group_by: Sequence[GroupBy], named: Collection[str] | None
+    queries: Sequence[Select[Any]], group_by: Sequence[GroupBy], named: Collection[str] | None
 ) -> Select[Any]:
-    # Columns are named by their place: a model stands twice where it is grouped by.
+    # Columns are labelled by position, because `model` appears twice if usage is grouped by it.
     count = len(group_by) + 3
     labels = [f"c{place}" for place in range(count + len(SUMMED))]
-    whole = _together([_labelled(part, labels, len(group_by), named) for part in parts]).subquery()
+    labelled = [_labelled(query, labels, len(group_by), named) for query in queries]
+    whole = (union_all(*labelled) if len(labelled) > 1 else labelled[0]).subquery()
     groups = [whole.c[label] for label in labels[:count]]
     sums = [func.coalesce(func.sum(whole.c[label]), 0) for label in labels[count:]]
     return select(*groups, *sums).group_by(*groups).order_by(*groups)
 
 
 def _labelled(
-    part: Select[Any], labels: Sequence[str], model: int, named: Collection[str] | None
+    query: Select[Any], labels: Sequence[str], model: int, named: Collection[str] | None
 ) -> Select[Any]:
-    """Return `part` with columns of these names; the one at `model` is empty but for `named`."""
-    columns: list[ColumnElement[Any]] = list(part.selected_columns)
+    """Return `query` with labelled columns.
+
+    The column at the index `model` keeps only the models in `named`, and is empty for all others.
+    """
+    columns: list[ColumnElement[Any]] = list(query.selected_columns)
     if named is not None:
         own = columns[model]
         columns[model] = case((own.in_(named), own), else_="")
-    return part.with_only_columns(
+    return query.with_only_columns(
         *(c.label(label) for c, label in zip(columns, labels, strict=True))
     )
 
 
-def _together(parts: Sequence[Select[Any]]) -> Select[Any] | CompoundSelect[Any]:
-    return union_all(*parts) if len(parts) > 1 else parts[0]
-
-
 def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[GroupUsage]:
-    """Add up priced usage per group; a group with prices in two currencies has two rows."""
+    """Add up priced usage by group and currency; a group may have rows in several currencies."""
     sums: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for each in found:
         place = (each.group, each.price.entry.currency)

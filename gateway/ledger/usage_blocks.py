@@ -1,4 +1,4 @@
-"""Divides a time into blocks of hours or days, each of which has sums of its own."""
+"""Divides a span of hours or days into blocks, each of which has a stored sum."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,11 +7,11 @@ import msgspec
 from sqlalchemy import ColumnElement, and_
 
 _LISTED: Final = 1_000
-"""Databases limit the number of values in a statement."""
+"""The most values in a condition: databases limit the values of a statement."""
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Names blocks of one length that follow on each other, by the hours or days they begin at."""
+    """Describes adjacent blocks of one length from `first` to before `end`, in hours or days."""
 
     length: int
     first: int
@@ -19,15 +19,15 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blocks_between(first: int, end: int, lengths: Sequence[int]) -> list[Blocks]:
-    """Return the fewest blocks of `lengths` that make up what lies from `first` to before `end`.
+    """Return the fewest blocks that cover the span from `first` to before `end`.
 
-    Each block begins at a multiple of its length; each length is a multiple of the one before.
+    A block begins at a multiple of its length. Each of `lengths` divides the next one.
     """
     found: list[Blocks] = []
     while first < end:
         place = max(i for i, n in enumerate(lengths) if first % n == 0 and first + n <= end)
         length = lengths[place]
-        # Up to where a longer one may begin, at once: there may be centuries of hours.
+        # All blocks up to the next possible longer one in one step: there may be very many.
         stop = end - (end - first) % length
         if place + 1 < len(lengths) and first % lengths[place + 1]:
             stop = min(stop, first - first % -lengths[place + 1])
@@ -46,10 +46,10 @@ def is_in(
     *,
     of_tenants: bool = False,
 ) -> ColumnElement[bool]:
-    """Return the condition of the rows of `blocks`; `of_tenants` where only some tenants are read.
+    """Return the condition that selects the rows of `blocks`.
 
-    The key begins with length and start, so that a few tenants are found block by block, all in a
-    range.
+    The table's primary key begins with length and start. With `of_tenants`, the condition lists all
+    starts, so that the database finds each tenant by the key. Otherwise, it is a range.
     """
     starts = range(blocks.first, blocks.end, blocks.length)
     if of_tenants and len(starts) <= _LISTED:

@@ -1,8 +1,8 @@
-"""Sums usage events of the last days by hour and by day, in the transaction that records them.
+"""Sums usage events by hour and by day for the last days, in the transaction that records them.
 
-A row of an older program, which knows no such sums, says so (`is_summed`). The sums of an hour, or
-of a day, without such a row are those of its rows. The roll-up makes the others anew, the last one
-first, and deletes those that are too old for the console.
+An older program does not update the sums, and its rows in `usage_events` have `is_summed = 0`. The
+sum of an hour or a day is correct unless the hour or day has such a row. The roll-up recomputes the
+incorrect hours, newest first. It deletes sums that are too old for the console.
 """
 
 import secrets
@@ -30,11 +30,11 @@ from gateway.ledger.usage_sums import AGE, ALL_TENANTS, KIND, SUMMED, is_free
 
 HOURS_OF_DAY: Final = 24
 HOUR_LENGTHS: Final = (1, HOURS_OF_DAY)
-"""Hours of a block; each begins at a multiple of its length since the epoch."""
+"""Lengths of blocks in hours. A block begins at a multiple of its length, counted from 1970."""
 ROLLUP_PREFIX: Final = "rollup-"
-"""What ids of rows of `usage_events` begin with that the roll-up made."""
+"""Prefix of the ids of rows in `usage_events` that the roll-up made."""
 _KEPT: Final = 10 * DAY
-"""The console shows the hours of seven days."""
+"""Nanoseconds for which sums are kept. The console shows seven days."""
 _FREE: Final = frozenset(map(str, TOKEN_TASKS))
 _COLUMNS: Final = ("length", "hour", *KIND, *SUMMED)
 _kind_of: Final = itemgetter("tenant", "model", "batch", "task")
@@ -42,7 +42,7 @@ _units_of: Final = itemgetter(*SUMMED)
 _events: Final = schema.usage_events.c
 _table: Final = schema.usage_hours
 _hours: Final = _table.c
-# A literal: no database would find the partial index by a parameter.
+# A literal, because a database does not use a partial index for a parameter.
 _is_not_summed: Final = _events.is_summed == literal_column("0")
 _newest: Final = select(func.max(_events.time)).where(_is_not_summed)
 _Place = tuple[int, int, str, str, int, int]  # length, hour and `KIND`
@@ -50,9 +50,10 @@ _Units = tuple[int, ...]  # in the order of `SUMMED`
 
 
 def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows of `usage_events` that this transaction inserts; the last thing that it does.
+    """Add new rows of `usage_events` to the sums, in the transaction that inserts the rows.
 
-    All who record add to the same sums: each waits for the others that it meets.
+    Call it last in a transaction: concurrent transactions change the same sums and wait for each
+    other.
     """
     sums: dict[_Place, _Units] = {}
     for row in rows:
@@ -64,7 +65,7 @@ def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, 
     for (_, hour, tenant, model, batch, free), units in list(sums.items()):
         day = hour - hour % HOURS_OF_DAY
         _add(sums, (HOURS_OF_DAY, day, tenant, model, batch, free), units)
-    # In one order, so that workers that record at once cannot deadlock.
+    # Sorted, so that concurrent transactions lock rows in the same order and cannot deadlock.
     added = [dict(zip(_COLUMNS, (*place, *sums[place]), strict=True)) for place in sorted(sums)]
     if added:
         store.add_to(connection, _table, added, SUMMED)
@@ -76,15 +77,16 @@ def _add(sums: dict[_Place, _Units], place: _Place, units: _Units) -> None:
 
 
 def summed_since(connection: Connection, marks: Marks) -> int:
-    """Return the time from which on all rows are in the sums of their hours."""
+    """Return the Unix time in nanoseconds from which on the sums of all hours are correct."""
     newest = _newest_not_summed(connection)
     return max(marks.kept_hours, 0 if newest is None else (newest // HOUR + 1) * HOUR)
 
 
 def keep_hours(store: Store) -> bool:
-    """Sum the last hour that lacks rows, or delete an old one; return whether there may be more.
+    """Delete an old sum, or recompute the newest incorrect hour; return whether more may be due.
 
-    Only hours whose rows were added up are summed, as one transaction reads all of an hour.
+    An hour is recomputed only after the roll-up has added up its events, because one transaction
+    must read the whole hour.
     """
     with store.writing(in_bulk=True) as connection:
         now = store.lock_subject(connection, LOCK)
@@ -111,8 +113,9 @@ def _newest_not_summed(connection: Connection) -> int | None:
 
 def _sum_hour(connection: Connection, hour: int) -> None:
     of_hour = (_events.time >= hour * HOUR, _events.time < (hour + 1) * HOUR)
-    # First: a row that an older program inserts after it is not marked, and noticed. A row that was
-    # added up gets another id, so that the roll-up of an older program adds none of its own to it.
+    # The rows are marked before they are summed: a row that an older program inserts later stays
+    # unmarked, so that the hour is recomputed again. Rows of the roll-up get new ids, so that the
+    # roll-up of an older program cannot add to them.
     is_sum = _events.id.startswith(ROLLUP_PREFIX, autoescape=True)
     renamed = case((is_sum, _events.id + f"-{secrets.token_hex(8)}"), else_=_events.id)
     marked = update(schema.usage_events).where(*of_hour, _is_not_summed)
@@ -138,7 +141,7 @@ def _sum_day(connection: Connection, day: int) -> None:
 
 
 def _delete_hour(connection: Connection, *, before: int) -> bool:
-    """Delete the sums that begin at the first hour, if that is one before `before`."""
+    """Delete the sums of the oldest hour if it is before the hour `before`."""
     for length in HOUR_LENGTHS:
         first = select(func.min(_hours.hour)).where(_hours.length == length)
         hour = connection.scalar(first)

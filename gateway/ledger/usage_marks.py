@@ -1,9 +1,10 @@
-"""Records up to when usage events were added up, by hour and by day, and when that is void.
+"""Stores the times up to which usage events were added up by hour and by day.
 
-Programs up to schema 8 know the subject `usage` alone: a late event, and their roll-up, change it.
-This program keeps it at a time that is never reached, so that it notices that one of them wrote to
-the ledger: sums by day may then lack an event, and are not used until they were made anew.
-Sums by hour need none of that, as rows say themselves whether they are in one (`usage_hours`).
+Programs up to schema 8 know only the mark `usage`. Their roll-up moves it, and their late events
+set it back. This program keeps that mark at a time that is never reached. If the mark has changed,
+an older program has written to the ledger, and the sums by day may lack an event. They are then not
+used until they are recomputed. Sums by hour do not need this: each row says whether it is in the
+sums (see `usage_hours`).
 """
 
 from typing import Final
@@ -16,7 +17,7 @@ from gateway.ledger import schema
 HOUR: Final = 3_600 * 1_000_000_000
 DAY: Final = 24 * HOUR
 LOCK: Final = "usage.rollup"
-"""The subject that whoever moves the marks locks."""
+"""The subject that a transaction locks before it moves the marks; see `Store.lock_subject`."""
 _FORMER: Final = "usage"
 _HOURS: Final = "usage.hours"
 _DAYS: Final = "usage.days"
@@ -37,32 +38,32 @@ INITIAL: Final = (
     {"subject": _DAYS, "until": 0},
     {"subject": _KEPT_HOURS, "until": 0},
 )
-"""The rows of a new ledger, which one of an older schema lacks in part."""
+"""The rows of a new ledger. A ledger of an older schema lacks some of them."""
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the time up to which events were added up to rows of an hour, and to sums of a day.
-
-    Sums of hours before `kept_hours` were deleted.
-    """
+    """Holds the marks, as Unix times in nanoseconds."""
 
     hours: int
+    """The roll-up has added up all events before this time."""
     days: int
+    """The sums by day cover all events before this time."""
     kept_hours: int
+    """The sums by hour before this time are deleted."""
 
 
 def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
-    """Lock the marks before an event of the time `oldest` that may miss one that moves meanwhile.
+    """Lock the marks if an event at the time `oldest` could be missed by a mark that moves.
 
-    A day is summed two days after its end at the earliest. So only an event that is a day late can
-    miss a mark, and only such a one waits for it.
+    A day is summed two days after its end at the earliest. Therefore only an event that is more
+    than a day late can be missed, and only such an event has to wait for the lock.
     """
     if oldest < now - DAY:
         connection.execute(_locked)
 
 
 def reopen(connection: Connection, oldest: int, *, now: int) -> None:
-    """Schedule the hours from `oldest` on for another scan, before a late event of that time."""
+    """Set the marks back to the hour of `oldest`, so that a late event is added up."""
     hold_marks(connection, oldest, now=now)
     connection.execute(_set_back, {"hour": oldest - oldest % HOUR})
 
@@ -84,22 +85,22 @@ def locked_marks(connection: Connection) -> Marks:
 
 
 def move_hours(connection: Connection, until: int) -> None:
-    """Set the time up to which events were added up to rows of an hour."""
+    """Set the time up to which the roll-up has added up all events."""
     _move(connection, _HOURS, until)
 
 
 def move_days(connection: Connection, until: int) -> None:
-    """Set the time up to which there are sums of days."""
+    """Set the time up to which the sums by day cover all events."""
     _move(connection, _DAYS, until)
 
 
 def move_kept_hours(connection: Connection, since: int) -> None:
-    """Set the time before which sums of hours are deleted."""
+    """Set the time before which the sums by hour are deleted."""
     _move(connection, _KEPT_HOURS, since)
 
 
 def read_marks(connection: Connection) -> Marks:
-    """Return the marks; `days` is 0 where sums of days cannot be relied on."""
+    """Return the marks. `days` is 0 if an older program may have made the sums incorrect."""
     found = {row.subject: int(row.until) for row in connection.execute(select(_marks))}
     days = found[_DAYS] if found[_FORMER] == _NEVER else 0
     return Marks(hours=found[_HOURS], days=days, kept_hours=found[_KEPT_HOURS])

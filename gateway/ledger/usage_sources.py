@@ -1,4 +1,4 @@
-"""Divides a time into blocks whose sums are kept, and the rest, which is read from the events."""
+"""Decides which stored sums and which events a query of usage reads."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,14 +15,14 @@ from gateway.ledger.usage_marks import DAY, HOUR, read_marks
 from gateway.ledger.usage_sums import LENGTHS
 
 _SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
-"""What sums can be grouped by; all other usage is read from the events."""
+"""The fields that stored sums can be grouped by. Other groupings read the events."""
 _events: Final = schema.usage_events.c
 _LARGEST: Final = 2**63 - 1
 _Span = tuple[int, int]  # nanoseconds: from the first to before the second
 
 
 class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Names what the usage of a time is read from; together they are that time."""
+    """Lists disjoint spans of events, blocks of days and blocks of hours that cover a time."""
 
     events: list[_Span]
     days: list[Blocks] = []
@@ -32,13 +32,13 @@ class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
 def sources_of(
     connection: Connection, since: int, until: int, group_by: Sequence[GroupBy]
 ) -> UsageSources:
-    """Return what the usage from `since` to before `until` is read from.
+    """Return the sources of usage from `since` to before `until` (Unix times in nanoseconds).
 
     Raises:
-        InvalidRequest: a time is beyond what the ledger can hold.
+        InvalidRequest: a time is too large for the ledger.
     """
     if max(-since, until) > _LARGEST:
-        raise InvalidRequest("a time is beyond what the ledger can hold")
+        raise InvalidRequest("a time is too large for the ledger")
     if not _SUMMED_BY.issuperset(group_by):
         return UsageSources(events=[(since, until)])
     marks = read_marks(connection)
@@ -63,9 +63,10 @@ def sources_of(
 
 
 def _end_of_hours(connection: Connection, until: int, length: int) -> tuple[int, int]:
-    """Return the end of hours whose events are all before `until`, and from where on others are.
+    """Return the hour at which stored sums must end, and the time from which events must be read.
 
-    A block of `length` may end after `until` if there is no event since, as in one that ends now.
+    The sums may end after `until` if there are no events in between. So a query up to the present
+    can read a whole block of `length` nanoseconds.
     """
     newest = connection.scalar(select(func.max(_events.time)))
     if newest is None or newest < until:

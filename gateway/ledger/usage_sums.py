@@ -1,8 +1,8 @@
-"""Sums usage events by day, and days by blocks of 2 to 128, so that a year is read quickly.
+"""Sums usage by day and by blocks of 2 to 128 days, so that a query over a year is fast.
 
-Sums are made of days whose events were added up to rows of an hour (`rollup`), one day in a
-transaction. They are a copy: a day with a late event, and those after it, are read from the events
-until they are summed anew (`usage_marks`).
+A day is summed after the roll-up has added up its events, in one transaction for each day. After a
+late event, its day and all later days are read from the events until they are summed again (see
+`usage_marks`).
 """
 
 from itertools import pairwise
@@ -18,20 +18,20 @@ from gateway.ledger.usage_blocks import Blocks, is_in
 from gateway.ledger.usage_marks import DAY, LOCK, locked_marks, move_days
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Days of a block; each block begins at a multiple of its length since the epoch."""
+"""Lengths of blocks in days. A block begins at a multiple of its length, counted from 1970."""
 ALL_TENANTS: Final = "*"
-"""Stands for all tenants together: no tenant has such an id."""
+"""Stands for all tenants together. No tenant can have this id."""
 SUMMED: Final = Units.__struct_fields__
 KIND: Final = ("tenant", "model", "batch", "is_free")
 AGE: Final = 2 * DAY
-"""How long after its end a day is summed: an event that is a day late locks the marks."""
+"""How long after its end a day is summed, in nanoseconds; see `usage_marks.hold_marks`."""
 _events: Final = schema.usage_events.c
 _sums: Final = schema.usage_sums
 is_free: Final = case((_events.task.in_([str(task) for task in TOKEN_TASKS]), 1), else_=0)
 
 
 def sum_day(store: Store) -> bool:
-    """Sum the first day that is not summed; return whether there may be another one."""
+    """Sum the first day that is not summed yet; return whether another day may be due."""
     with store.writing(in_bulk=True) as connection:
         now = store.lock_subject(connection, LOCK)
         marks = locked_marks(connection)
@@ -43,7 +43,7 @@ def sum_day(store: Store) -> bool:
         if following == day:
             _insert_day(connection, day)
             following = day + 1
-        # Of those that end now, others than that of `day` are without events.
+        # Of all blocks that are complete now, only the blocks that contain `day` have events.
         for shorter, length in pairwise(LENGTHS):
             start = day - day % length
             if start + length <= following:
@@ -67,9 +67,9 @@ def _insert_block(connection: Connection, day: int, length: int, shorter: int) -
     kind = [_sums.c[name] for name in KIND]
     sums = (func.sum(_sums.c[name]) for name in SUMMED)
     rows = select(literal(length), literal(day), *kind, *sums)
-    parts = Blocks(length=shorter, first=day, end=day + length)
-    is_part = is_in(parts, _sums.c.length, _sums.c.day)
-    _replace(connection, day, length, rows.where(is_part).group_by(*kind))
+    halves = Blocks(length=shorter, first=day, end=day + length)
+    is_half = is_in(halves, _sums.c.length, _sums.c.day)
+    _replace(connection, day, length, rows.where(is_half).group_by(*kind))
 
 
 def _replace(connection: Connection, day: int, length: int, rows: Select[Any]) -> None:
@@ -77,7 +77,7 @@ def _replace(connection: Connection, day: int, length: int, rows: Select[Any]) -
     _insert(connection, rows)
 
 
-def _insert(connection: Connection, rows: Select[Any]) -> None:  # Any: as many columns as there are
+def _insert(connection: Connection, rows: Select[Any]) -> None:  # Any: the columns vary
     names = ("length", "day", *KIND, *SUMMED)
     connection.execute(_sums.insert().from_select(names, rows))
 

@@ -1,4 +1,4 @@
-"""Stores which webhooks are to be delivered, and when each is tried again."""
+"""Stores webhooks that are not delivered yet, and the time of each one's next attempt."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _table: Final = schema.webhook_deliveries
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook to deliver: its id, the same in each attempt, and its body."""
+    """A webhook to deliver. Every attempt has the same id and the same body, `payload`."""
 
     id: str
     tenant: str
@@ -31,7 +31,7 @@ class DeliveryStore:
         self._store = store
 
     def take(self, *, seconds: float, limit: int = 20) -> list[Delivery]:
-        """Return deliveries that are due; nobody else is given them for `seconds`."""
+        """Return deliveries that are due. No other caller gets them for `seconds`."""
         with self._store.reading() as connection:
             is_due = _table.c.due <= self._store.clock()
             if connection.execute(select(_table.c.id).where(is_due).limit(1)).first() is None:
@@ -49,13 +49,13 @@ class DeliveryStore:
         ]
 
     def retry(self, delivery: str, *, after: float) -> None:
-        """Try a delivery again, `after` so many seconds."""
+        """Schedule the next attempt in `after` seconds."""
         due = self._store.clock() + int(after * _SECOND)
         with self._store.writing() as connection:
             connection.execute(update(_table).where(_table.c.id == delivery).values(due=due))
 
     def postpone(self, delivery: Delivery, *, after: float) -> None:
-        """Put off a delivery that was taken; it does not count as an attempt."""
+        """Schedule the next attempt in `after` seconds; the present one does not count."""
         values = {
             "due": self._store.clock() + int(after * _SECOND),
             "attempts": delivery.attempts - 1,
@@ -65,7 +65,7 @@ class DeliveryStore:
             connection.execute(update(_table).where(own).values(**values))
 
     def remove(self, delivery: str) -> None:
-        """Forget a delivery that was made, or given up."""
+        """Remove a delivery that has succeeded or that is given up."""
         with self._store.writing() as connection:
             connection.execute(delete(_table).where(_table.c.id == delivery))
 
@@ -73,7 +73,7 @@ class DeliveryStore:
 def add_delivery(
     connection: Connection, tenant: str, kind: str, data: Mapping[str, object], *, now: int
 ) -> None:
-    """Note that a tenant is to be told of an event, in the caller's transaction."""
+    """Queue a webhook for a tenant, in the caller's transaction."""
     payload: dict[str, Any] = {
         "object": "event",
         "type": kind,

@@ -1,8 +1,8 @@
-"""Gives short changes of a SQLite ledger priority over the long transactions of billing.
+"""Gives short transactions on a SQLite ledger priority over billing's long transactions.
 
-SQLite has one lock for writing, without a queue: a process that commits and begins again at once
-keeps others out for seconds. So a short change holds a shared lock on a file beside the database;
-bulk writers check for such locks before each transaction, and wait.
+SQLite has one lock for writing, and no queue for it. A process that commits and begins again at
+once can keep others out for seconds. Therefore a short transaction holds a shared lock on a file
+beside the database. A bulk writer waits for these locks before each of its transactions.
 """
 
 import contextlib
@@ -16,26 +16,26 @@ from typing import Final
 from typing_extensions import override
 
 _LONGEST: Final = 1.0
-"""Seconds that a bulk writer waits at most: short changes must not stop billing."""
+"""Maximum seconds that a bulk writer waits: short transactions must not stop billing."""
 _PAUSE: Final = 0.002
 
 
 class WritePriority:
-    """Orders the writers of a database; as it is, for databases that lock rows, nobody waits."""
+    """Orders the writers of a database. This base class does nothing: PostgreSQL locks rows."""
 
     def prioritized(self) -> contextlib.AbstractContextManager[None]:
-        """Make callers of `give_way` wait while the context lasts."""
+        """Make callers of `give_way` wait until the context ends."""
         return contextlib.nullcontext()
 
     def give_way(self) -> None:
-        """Wait until nobody is `prioritized`, for at most a second. Blocks."""
+        """Wait until nobody is `prioritized`, for at most a second. Blocks the thread."""
 
 
 class FileWritePriority(WritePriority):
-    """Orders the processes of a machine by advisory locks on `path`.
+    """Orders the processes of a machine by advisory locks on the file at `path`.
 
     If the file cannot be opened or locked (another user's file, a full disk, a file system without
-    locks), all write without priorities.
+    locks), there are no priorities.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class FileWritePriority(WritePriority):
         """Hold a shared lock; see `WritePriority`."""
         with self._opened() as file:
             if file is not None:
-                # A check holds the lock for a moment, but a stopped process holds it for ever.
+                # Bounded, because a suspended process could hold the exclusive lock for ever.
                 _wait(lambda: _locks(file, fcntl.LOCK_SH))
             yield
 
@@ -60,7 +60,7 @@ class FileWritePriority(WritePriority):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        # Opened each time: a lock belongs to an open file, which threads must not share.
+        # Opened for each use: a lock belongs to the open file, which threads must not share.
         try:
             file = os.open(self._path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
         except OSError:
@@ -73,18 +73,18 @@ class FileWritePriority(WritePriority):
 
 
 def _wait(holds: Callable[[], bool]) -> None:
-    """Wait until `holds()`, for at most a second."""
+    """Wait until `holds` returns true, for at most a second."""
     until = time.monotonic() + _LONGEST
     while not holds() and time.monotonic() < until:
         time.sleep(_PAUSE)
 
 
 def _locks(file: int, how: int) -> bool:
-    """Lock `file`; return whether that succeeded, or there are no locks."""
+    """Try to lock `file`; return false only if another process holds a conflicting lock."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no locks here
+    except OSError:  # the file system has no locks
         return True
     return True

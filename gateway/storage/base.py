@@ -1,24 +1,24 @@
-"""Declares the storage of files: whole objects that never change, by name."""
+"""Declares the file storage, which keeps immutable objects by name."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 Write = Callable[[bytes], object]
-"""Takes the next bytes of an object."""
+"""Writes the next bytes of an object."""
 
 
 class FileStorage(Protocol):
-    """Keeps objects. All calls block, and raise `DependencyUnavailable` where it is away or full.
+    """Stores objects. All calls block. They raise `DependencyUnavailable` if it is down or full.
 
-    An object is there as a whole or not at all, and survives the end of the process once it is
-    there. Names are letters, digits, `_`, `-`, `.`, with slashes between.
+    An object appears only as a whole, and is durable from then on. Names consist of letters,
+    digits, `_`, `-` and `.`, separated by slashes.
     """
 
     def writing(self, name: str) -> AbstractContextManager[Write]:
-        """Return a context whose end without an error stores what was written, in place of before.
+        """Return a context that writes an object, and replaces a former object of this name.
 
-        What was written within a context that ends with an error is removed.
+        The object appears when the context ends. If it ends with an exception, nothing is stored.
         """
         ...
 
@@ -26,12 +26,12 @@ class FileStorage(Protocol):
         """Yield the content from byte `start` on.
 
         Raises:
-            NotFound: there is no such object.
+            NotFound: the object does not exist.
         """
         ...
 
     def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is none to complain of."""
+        """Delete an object. A missing object is no error."""
         ...
 
     def delete_below(self, folder: str) -> None:

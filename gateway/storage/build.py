@@ -1,4 +1,4 @@
-"""Chooses the storage of files that the settings name."""
+"""Builds the file storage that the settings name."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,10 +11,10 @@ from gateway.storage.s3 import S3Storage
 
 
 def build_storage(settings: Settings) -> FileStorage:
-    """Return the storage at `files`.
+    """Return the file storage that the setting `files` names.
 
     Raises:
-        ConfigurationError: there is none of that kind, or its library is missing.
+        ConfigurationError: the setting is invalid, or a library is missing.
     """
     url = settings.files
     if not url:
@@ -28,5 +28,5 @@ def build_storage(settings: Settings) -> FileStorage:
 
 
 def file_object(file: str) -> str:
-    """Return the name of the object with the content of a file."""
+    """Return the name of the object that holds the content of a file."""
     return f"files/{file}"

@@ -1,4 +1,4 @@
-"""Stores files in a folder, which may be shared by several machines."""
+"""Stores files in a folder, which several machines may share."""
 
 import contextlib
 import os
@@ -19,9 +19,10 @@ _LEFT_AFTER: Final = 86_400.0
 
 
 class DiskStorage:
-    """Implements `FileStorage` below `root`: a file is written aside, synced, and renamed.
+    """Implements `FileStorage` in the folder `root`.
 
-    It leaves room on the disk, which may be that of the event log and the ledger.
+    An object is written to a temporary file, synced, and renamed. Some space on the disk is kept
+    free, because event log and ledger may be on the same disk.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,7 +68,7 @@ class DiskStorage:
             shutil.rmtree(self._root / folder)
 
     def remove_unfinished(self) -> None:
-        """Remove what processes that were killed a day ago or earlier left half-written."""
+        """Delete temporary files that are older than a day; killed processes have left them."""
         with _translated(""):
             for path in self._root.rglob(f"{_UNFINISHED}*"):
                 if time.time_ns() / 1e9 - path.stat().st_mtime > _LEFT_AFTER:
@@ -87,9 +88,9 @@ def _translated(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise NotFound(f"The content of `{name}` is not there.") from error
+        raise NotFound(f"The content of `{name}` does not exist any more.") from error
     except OSError as error:
         raise DependencyUnavailable(
-            f"the storage of files cannot be used ({error.strerror}): is there room on its disk?",
+            f"the file storage cannot be used ({error.strerror}): check whether its disk is full",
             retry_after=5.0,
         ) from error

@@ -1,4 +1,4 @@
-"""Keeps room on disks for what the gateway itself must write: event log and ledger."""
+"""Keeps disk space free for the event log and the ledger."""
 
 import shutil
 from pathlib import Path
@@ -11,17 +11,17 @@ _MOST: Final = 4 << 30
 
 
 def check_free_space(folder: Path) -> None:
-    """Check that a tenth of the disk of `folder` is free, or 4 GiB.
+    """Check that a tenth of the disk of `folder` is free, or 4 GiB if that is less.
 
     Raises:
-        DependencyUnavailable: less is free.
-        OSError: there is no such folder.
+        DependencyUnavailable: less space is free.
+        OSError: the folder does not exist.
     """
     disk = shutil.disk_usage(folder)
     floor = min(disk.total // _SHARE, _MOST)
     if disk.free < floor:
         raise DependencyUnavailable(
-            f"the disk of files has less than {floor >> 20} MiB free, which are for the gateway's"
-            " own records: make room on it",
+            f"the disk of the file storage has less than {floor >> 20} MiB free, which the gateway"
+            " reserves for its own records: free some space",
             retry_after=5.0,
         )

@@ -1,4 +1,4 @@
-"""Stores files in a bucket of S3, or of a server that speaks its protocol."""
+"""Stores files in a bucket of Amazon S3 or of a compatible server."""
 
 import contextlib
 import tempfile
@@ -17,9 +17,9 @@ _MISSING: Final = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
 class S3Storage:
-    """Implements `FileStorage` in `bucket`, below `prefix`; uploads show up whole.
+    """Implements `FileStorage` in `bucket`, with names below `prefix`.
 
-    Credentials, region and endpoint are those of the AWS libraries, from the environment.
+    The AWS library reads credentials, region and endpoint from the environment.
 
     Raises:
         ConfigurationError: the library is not installed.
@@ -31,7 +31,7 @@ class S3Storage:
             from botocore.config import Config  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
-                f"files in S3 need a library; run {install_command('gateway,s3')}"
+                f"a file storage in S3 needs the library boto3: run {install_command('gateway,s3')}"
             ) from error
         own = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 4})
         self._client: Any = boto3.client("s3", config=own)
@@ -54,7 +54,7 @@ class S3Storage:
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content; see `FileStorage`."""
         with _translated(name):
-            # An empty object has no range.
+            # A range of an empty object would be an error.
             own = {"Range": f"bytes={start}-"} if start else {}
             found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **own)
             yield from found["Body"].iter_chunks(_CHUNK)
@@ -77,7 +77,7 @@ class S3Storage:
 
 @contextlib.contextmanager
 def _translated(name: str) -> Iterator[None]:
-    from boto3.exceptions import Boto3Error  # noqa: PLC0415 - as above
+    from boto3.exceptions import Boto3Error  # noqa: PLC0415 - an extra
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
     try:
@@ -85,11 +85,11 @@ def _translated(name: str) -> Iterator[None]:
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _MISSING:
-            raise NotFound(f"The content of `{name}` is not there.") from error
+            raise NotFound(f"The content of `{name}` does not exist any more.") from error
         raise DependencyUnavailable(
-            f"the storage of files refuses: {code}", retry_after=5.0
+            f"the file storage refuses the request: {code}", retry_after=5.0
         ) from error
     except (BotoCoreError, Boto3Error, OSError) as error:
         raise DependencyUnavailable(
-            f"the storage of files cannot be reached: {type(error).__name__}", retry_after=5.0
+            f"the file storage cannot be reached: {type(error).__name__}", retry_after=5.0
         ) from error

@@ -210,18 +210,18 @@ async def test_an_operator_checks_changes_and_takes_back_a_split(
     system: System, page: Page
 ) -> None:
     await page.open(f"{system.admin_url}/console/models/sentiment")
-    await page.text_with("as its repository says")
+    await page.text_with("Its repository")
     assert await faults(page) == []
 
     await press(page, "Check only")
-    await page.text_with("Every backend can serve it: sentiment by revision 1")
+    await page.text_with("Every backend can serve")
     await press(page, "Split")
     await confirm(page)
-    await page.text_with("as operators decided")
+    await page.text_with("Operators have set")
     await press(page, "Roll back")
     await confirm(page)
 
-    await page.text_with("as its repository says")
+    await page.text_with("Its repository")
 
 
 async def test_an_operator_creates_a_tenant_with_a_key_and_revokes_it(
@@ -231,12 +231,12 @@ async def test_an_operator_creates_a_tenant_with_a_key_and_revokes_it(
     await press(page, "New tenant", "summary")
     await enter(page, "new-id", "acme")
     await follow(page, "Create the tenant")
-    await page.text_with("Nothing in")
+    await page.text_with("No usage in")
 
     await press(page, "New key", "summary")
     await enter(page, "key-name", "website")
     await press(page, "Create the key")
-    await page.text_with("It is shown this once")
+    await page.text_with("not shown again")
     key = await page.evaluate("document.querySelector('.secret').textContent")
     assert await faults(page) == []
     with system.client() as client:
@@ -305,11 +305,11 @@ async def test_a_dead_letter_is_discarded(system: System, page: Page) -> None:
     await page.open(f"{system.admin_url}/console/dead-letters")
 
     await press(page, "Show")
-    await page.text_with("not readable as events")
+    await page.text_with("cannot be read as usage events")
     await press(page, "Discard")
     await confirm(page)
 
-    await page.text_with("There is none: every event was counted.")
+    await page.text_with("No dead letters")
 
 
 async def test_the_theme_is_chosen_and_an_operator_logs_out(system: System, page: Page) -> None:

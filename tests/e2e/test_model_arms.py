@@ -236,7 +236,7 @@ def check_readout(system: System, load: Load, revision: str, weights: Mapping[st
 
 REFUSED = {
     "no such revision": ({"1": 50, "7": 50}, "there is no revision `7`"),
-    "other labels": ({"1": 50, "3": 50}, "have other labels"),
+    "other labels": ({"1": 50, "3": 50}, "labels of `"),
     "broken": ({"1": 50, "4": 50}, "head.npz"),
 }
 

@@ -368,7 +368,7 @@ async def test_a_billing_worker_says_why_the_ledger_is_not_for_it(
             await until(lambda: billing.statistics().failures > 0, what="it cannot bill")
 
     reasons = [record.__dict__.get("reason", "") for record in caplog.records]
-    assert any("has schema 99" in reason and "update it" in reason for reason in reasons)
+    assert any("has schema 99" in reason for reason in reasons)
 
 
 async def test_a_log_that_cannot_be_read_holds_up_no_other(

@@ -242,4 +242,4 @@ async def test_a_first_start_on_a_full_disk_ends_in_one_line(
     said, _ = await gateway.communicate()
 
     assert gateway.returncode == 1
-    assert said.decode() == "Error: the disk of the data directory is full: free space on it\n"
+    assert said.decode().startswith("Error: the disk of the data directory is full")

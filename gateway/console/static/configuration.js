@@ -1,4 +1,4 @@
-// Puts a chosen file into the field that it fills.
+// Loads a chosen file into the text field that `data-fills` names.
 (() => {
   "use strict";
   document.addEventListener("change", async event => {

@@ -1,11 +1,11 @@
-// Asks before actions, draws charts of the events of a page, pauses them, filters tables.
+// Confirms actions, draws the charts of the overview, and pauses live updates.
 (() => {
   "use strict";
   const FIELDS = ["at", "requests", "errors", "refused", "hit_ratio", "p50", "p95", "p99"];
   const NAMES = { requests: "requests", errors: "errors", refused: "refused", hit_ratio: "hit ratio", p50: "p50", p95: "p95", p99: "p99" };
   const COLORS = { errors: "--series-6", refused: "--series-3", p95: "--series-2", p99: "--series-4" };
   const KEPT = 1800;
-  // `light-dark()` stays in a custom property: an element has to resolve it.
+  // A custom property still contains `light-dark()`: only an element's computed style resolves it.
   const color = name => {
     const probe = document.createElement("span");
     probe.className = "probe";
@@ -44,7 +44,7 @@
     };
   }
 
-  // Browsers open six connections to a host: a page that nobody looks at gives its own back.
+  // Browsers open at most six connections to a host, so a hidden page closes its connection.
   class VisibleEventSource extends EventTarget {
     constructor(url) {
       super();
@@ -71,7 +71,7 @@
       this.source = new EventSource(this.url, { withCredentials: true });
       this.source.onopen = event => this.onopen?.(event);
       this.source.onerror = event => {
-        if (this.source.readyState === EventSource.CLOSED) this.close(); // who made this makes another
+        if (this.source.readyState === EventSource.CLOSED) this.close(); // htmx then creates a new source
         this.onerror?.(event);
       };
       for (const name of this.names) this.forward(name);
@@ -131,7 +131,7 @@
       for (const [plot, , place] of this.plots) place.classList.toggle("is-empty", plot.data.slice(1).every(values => values.every(value => value == null)));
     }
 
-    // Where nobody points at a chart, its legend has the latest values.
+    // While no pointer is over a chart, its legend shows the latest values.
     showLatest() {
       if (!this.points.length) return;
       for (const [plot] of this.plots) if (plot.cursor.idx == null) plot.setLegend({ idx: this.points.length - 1 }, false);
@@ -173,7 +173,7 @@
     pause?.addEventListener("click", () => {
       isPaused = !isPaused;
       pause.setAttribute("aria-pressed", String(isPaused));
-      pause.textContent = isPaused ? "Go on" : "Pause";
+      pause.textContent = isPaused ? "Resume" : "Pause";
     });
   });
 
@@ -189,13 +189,13 @@
     if (isPaused && event.detail.requestConfig.triggeringEvent?.type !== "click" && event.target.hasAttribute("data-live")) event.preventDefault();
   });
 
-  // A button that is replaced while its dialog asks would send nothing.
+  // A button that is replaced while its dialog is open would send nothing.
   const isAsked = () => document.getElementById("confirm")?.open;
   document.addEventListener("htmx:beforeSwap", event => {
     if (isAsked() && event.detail.requestConfig.elt.hasAttribute("data-live")) event.detail.shouldSwap = false;
   });
 
-  // What an operator does next makes what was said of the last action stale.
+  // A new action removes the notice about the last action.
   document.addEventListener("htmx:beforeRequest", event => {
     if (event.detail.requestConfig.verb === "post") document.getElementById("notice")?.replaceChildren();
   });
@@ -214,7 +214,7 @@
   document.addEventListener("htmx:sendError", () => {
     const text = document.createElement("p");
     text.className = "notice bad";
-    text.textContent = "The gateway cannot be reached; try again.";
+    text.textContent = "The gateway cannot be reached. Try again.";
     document.getElementById("notice")?.replaceChildren(text);
   });
 })();

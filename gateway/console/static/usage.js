@@ -1,11 +1,11 @@
-// Draws the charts of usage: an element with `data-chart` has what to draw.
+// Draws the usage charts. The attribute `data-chart` of an element contains the chart as JSON.
 (() => {
   "use strict";
   const COLOURS = 6;
   const drawn = new Map();
   const DAY = 86400;
   const probe = document.createElement("i");
-  // A canvas knows no light-dark(): what a variable is now is read from an element that has it.
+  // A canvas cannot resolve light-dark(), so the colour is read from an element's computed style.
   const style = name => {
     probe.style.color = `var(${name})`;
     document.body.append(probe);
@@ -23,7 +23,7 @@
     return `${Number((value / by).toPrecision(3))}${unit}`;
   };
 
-  // As wide as the longest label: amounts may be small fractions.
+  // As wide as the longest label, because amounts may be small fractions.
   const width = (_, labels) => 28 + 7 * Math.max(4, ...(labels ?? []).map(each => each.length));
 
   const draw = element => {
@@ -40,7 +40,7 @@
       dash: index < COLOURS ? undefined : [6, 3],
       width: 1.5,
       points: { show: chart.times.length < 3 },
-      // Where nobody points at the chart, the legend has the sum.
+      // While no pointer is over the chart, the legend shows the sum.
       value: (plot, value, place) => value == null ? `${short(plot.series[place].total)} in total` : short(value),
     }));
     const options = {
@@ -55,7 +55,7 @@
   };
 
   const drawAll = () => {
-    // A part of the page that htmx replaced has charts no more.
+    // Forget charts in fragments that htmx has replaced.
     for (const element of drawn.keys()) if (!element.isConnected) drawn.delete(element);
     document.querySelectorAll("[data-chart]").forEach(draw);
   };

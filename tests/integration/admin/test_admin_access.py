@@ -143,10 +143,8 @@ async def test_readiness_names_what_is_degraded_to_those_who_may_know(
     stranger = await admin.get("/health/ready", headers={"authorization": ""})
 
     assert (known.status_code, known.json()["ready"], known.json()["missing"]) == (200, True, [])
-    assert known.json()["degraded"] == [
-        "data_disk: 0 bytes are free",
-        "workers: no report of one reaches the state Redis, which may take no writes",
-    ]
+    names = [line.partition(":")[0] for line in known.json()["degraded"]]
+    assert names == ["data_disk", "workers"]
     assert stranger.json()["degraded"] == []
 
 

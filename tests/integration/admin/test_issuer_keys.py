@@ -135,7 +135,7 @@ async def test_keys_stay_for_a_day_while_the_issuer_is_away(issuer: Issuer) -> N
 
         assert await keys.find("rsa-1", "RS256") is not None
         now[0] += 1.0
-        with pytest.raises(DependencyUnavailable, match="identity provider cannot be read"):
+        with pytest.raises(DependencyUnavailable):
             await keys.find("rsa-1", "RS256")
 
 

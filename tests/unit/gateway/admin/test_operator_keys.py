@@ -89,7 +89,7 @@ async def test_known_keys_stay_for_a_time_while_the_ledger_is_away(bench: Bench)
 
     assert await bench.keys.find(bench.key) == ALICE
     bench.now += 0.1
-    with pytest.raises(DependencyUnavailable, match="the ledger is away"):
+    with pytest.raises(DependencyUnavailable):
         await bench.keys.find(bench.key)
 
 

@@ -32,9 +32,9 @@ def test_equal_backends_with_revisions_of_one_kind_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": ["bad", "fine"]}, "have other labels: .*'good'.* and .*'fine'"),
-        ({"dimensions": 7}, "have other dimensions"),
-        ({"tasks": []}, "have other tasks"),
+        ({"labels": ["bad", "fine"]}, "labels of `mood` .*'good'.* and .*'fine'"),
+        ({"dimensions": 7}, "dimensions of `mood`"),
+        ({"tasks": []}, "tasks of `mood`"),
     ],
 )
 def test_revisions_of_other_kinds_are_refused(changes: dict[str, object], message: str) -> None:
@@ -43,7 +43,7 @@ def test_revisions_of_other_kinds_are_refused(changes: dict[str, object], messag
 
 
 def test_backends_with_other_files_are_refused_by_name() -> None:
-    with pytest.raises(PlanRefused, match=r"`mood@2` has other files .*`eu-0`; `abc` on `us-0`"):
+    with pytest.raises(PlanRefused, match=r"`mood@2` .*`eu-0`; `abc` on `us-0`"):
         check_equal({"eu-0": infos(), "us-0": infos(revision="abc")}, "mood")
 
 

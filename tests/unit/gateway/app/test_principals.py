@@ -168,7 +168,7 @@ async def test_a_store_that_is_away_is_logged_once_each_time(
                 await follower.refresh()
 
     logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert logged == ["keys cannot be read; the last ones stay in force"] * 2
+    assert logged == ["keys cannot be read; the last keys stay valid"] * 2
 
 
 async def test_what_is_lost_for_another_reason_is_logged_again(

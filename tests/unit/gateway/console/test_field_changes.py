@@ -49,5 +49,5 @@ def test_those_who_are_affected_are_counted_and_named() -> None:
         "Models changed: m",
         "Limits that change: limits.key",
         "Tenants whose limits change: 3 (acme, beta, and 1 more)",
-        f"{prices}: unknown, as the ledger cannot be asked now",
+        f"{prices}: unknown, because the ledger cannot be reached",
     ]

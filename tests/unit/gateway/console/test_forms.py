@@ -35,9 +35,9 @@ def test_each_row_with_a_name_is_a_limit() -> None:
 
 
 def test_wrong_numbers_are_named() -> None:
-    with pytest.raises(InvalidRequest, match="`minute`, capacity: `many` is no whole number"):
+    with pytest.raises(InvalidRequest, match="`minute`, capacity: `many`"):
         rules_of(ROWS | {"rule_capacity": ["many", "1", ""]})
-    with pytest.raises(InvalidRequest, match="window: `soon` is no number of seconds"):
+    with pytest.raises(InvalidRequest, match="window: `soon`"):
         rules_of(ROWS | {"rule_window": ["soon", "", ""]})
     with pytest.raises(InvalidRequest, match="incomplete"):
         rules_of(ROWS | {"rule_unit": ["items"]})
@@ -57,7 +57,7 @@ def test_words_and_times_may_be_left_out() -> None:
     assert words_of(fields, "none") is None
     assert moment_of(fields, "until") == datetime(2026, 11, 2, 10, tzinfo=UTC)
     assert moment_of(fields, "none") is None
-    with pytest.raises(InvalidRequest, match="no date or time"):
+    with pytest.raises(InvalidRequest, match="not a date or a time"):
         moment_of({"since": ["soon"]}, "since")
 
 

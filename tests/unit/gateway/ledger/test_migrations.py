@@ -73,7 +73,7 @@ def test_a_later_schema_that_does_not_allow_it_is_refused(database: str) -> None
         Ledger(database, clock=Clock()) as again,
         pytest.raises(
             DependencyUnavailable,
-            match=f"has schema {later}, this program knows {VERSION}: update it",
+            match=f"schema {later}, .*{VERSION}",
         ),
     ):
         again.accounts.tenants()

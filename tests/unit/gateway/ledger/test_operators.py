@@ -104,7 +104,7 @@ def test_a_name_that_the_audit_could_confuse_is_refused(ledger: Ledger, name: st
 
 
 def test_a_key_that_has_expired_already_is_refused(ledger: Ledger, clock: Clock) -> None:
-    with pytest.raises(InvalidRequest, match="`expires` is past"):
+    with pytest.raises(InvalidRequest, match="`expires`"):
         ledger.operators.create(
             "alice", roles=["viewer"], key_hash="h1", expires=to_datetime(clock.now)
         )

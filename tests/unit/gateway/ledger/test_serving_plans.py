@@ -62,7 +62,7 @@ def test_a_change_of_what_somebody_else_changed_meanwhile_is_refused(ledger: Led
     seen = ledger.plans.plan("mood")
     change(ledger, "mood", FIRST)
 
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="`mood`"):
         ledger.plans.change(
             "mood",
             msgspec.structs.replace(seen, plan=SECOND),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.machine_figures import MachineFigures
+from gateway.admin.machine_metrics import MachineMetrics
 from gateway.ledger.ledger import Ledger
 from gateway.redis.pipeline import Command, Replies
 from gateway.settings import load_settings
@@ -40,7 +40,7 @@ async def test_a_process_that_starts_does_not_count_old_evictions_again(tmp_path
     counts: list[float | None] = []
 
     with Ledger.create(settings.ledger) as ledger:
-        figures = MachineFigures(
+        figures = MachineMetrics(
             settings=settings,
             ledger=ledger,
             cache_redis=redis,

@@ -1,4 +1,4 @@
-"""Serves the operators' route that gives a key another text."""
+"""Serves the operators' route that gives a key a new secret."""
 
 import asyncio
 from datetime import datetime
@@ -20,34 +20,37 @@ LONGEST = 7 * DAY
 
 
 class KeyTextRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says how long the newest text of a key stays valid beside the one to come."""
+    """A request for a new secret of a key."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=LONGEST)] = DAY
-    """Seconds, up to seven days; 0 ends it at once."""
+    """Seconds for which the former secret stays valid, up to seven days; 0 ends it at once."""
 
 
 class ReplacedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key with its new text, this once."""
+    """A key with its new secret."""
 
     id: str
     key: str
+    """The secret. It is not shown again."""
     former_expires: datetime | None
-    """Until when the text before is valid."""
+    """Until when the former secret is valid."""
 
 
-async def replace_text(
+async def replace_secret(
     key: str, *, keep: float, changes: AccountChanges, actor: str
 ) -> ReplacedKey:
-    """Give a key another text; its newest one stays valid for `keep` seconds."""
-    text = await asyncio.to_thread(new_key)
+    """Give a key a new secret; the former secret stays valid for `keep` seconds."""
+    secret = await asyncio.to_thread(new_key)
     made = await changes.make(
-        lambda accounts: accounts.replace_text(key, key_hash=hash_key(text), keep=keep, actor=actor)
+        lambda accounts: accounts.replace_secret(
+            key, key_hash=hash_key(secret), keep=keep, actor=actor
+        )
     )
-    return ReplacedKey(id=made.id, key=text, former_expires=made.former_expires)
+    return ReplacedKey(id=made.id, key=secret, former_expires=made.former_expires)
 
 
-class KeyTextController(Controller):
-    """Gives keys other texts."""
+class KeySecretController(Controller):
+    """Gives keys new secrets."""
 
     path = "/admin/keys"
 
@@ -57,7 +60,7 @@ class KeyTextController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="replace_key_text",
-            summary="Replace the text of a key",
+            summary="Replace the secret of a key",
             tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example={"former_valid_for": 3600}),),
@@ -71,7 +74,7 @@ class KeyTextController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> ReplacedKey:
-        """Return the key's new text, which is shown this once."""
-        return await replace_text(
+        """Replace the secret of a key. Only this response contains the new secret."""
+        return await replace_secret(
             key, keep=data.former_valid_for, changes=changes, actor=operator.name
         )

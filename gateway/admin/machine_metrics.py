@@ -1,4 +1,4 @@
-"""Publishes what no worker knows: the ledger, the cache's Redis, the disk, the version."""
+"""Publishes metrics of the machine: the ledger, the cache Redis, the disk and the version."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ _INTERVAL: Final = 5.0
 _REDIS: Final = ("redis",)
 
 
-class MachineFigures:
-    """Looks each five seconds. What cannot be read keeps its last value."""
+class MachineMetrics:
+    """Updates the metrics every five seconds. A value that cannot be read stays as it was."""
 
     def __init__(
         self,
@@ -36,23 +36,23 @@ class MachineFigures:
         self._instruments = instruments
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Publish again and again until `stop`."""
+        """Publish every five seconds until `stop` is set."""
         while not stop.is_set():
             try:
                 await self.publish()
-            except Exception:  # noqa: BLE001 - one failed look must not end later ones
-                _log.exception("the figures of the machine were not read")
+            except Exception:  # noqa: BLE001 - one failure must not end later updates
+                _log.exception("the metrics of the machine cannot be updated")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _INTERVAL)
 
     async def publish(self) -> None:
-        """Read and publish everything."""
+        """Read and publish all values once."""
         self._instruments.set_gauge("build_info", 1.0, (version("sluicegate"),))
         try:
             free = shutil.disk_usage(self._settings.data_dir).free
             self._instruments.set_gauge("data_disk_free_bytes", free)
         except OSError:
-            pass  # the folder is on a disk that is not there
+            pass  # the disk of the data directory is missing
         await asyncio.gather(self._publish_ledger(), self._publish_redis())
 
     async def _publish_ledger(self) -> None:
@@ -62,18 +62,18 @@ class MachineFigures:
             self._instruments.set_gauge("dead_letters", dead, ("usage",))
             is_up = True
         except GatewayError:
-            pass  # that is what the gauge says
+            pass  # the gauge below reports it
         self._instruments.set_gauge("dependency_up", float(is_up), ("ledger",))
 
     async def _publish_redis(self) -> None:
         found = await redis_statistics(self._cache_redis)
         if found is None:
             return
-        figures = self._instruments
-        figures.set_gauge("cache_entries", found.get("keys", 0), _REDIS)
-        figures.set_gauge("cache_bytes", found.get("used_memory", 0), _REDIS)
-        figures.set_gauge("cache_capacity_bytes", found.get("maxmemory", 0), _REDIS)
+        instruments = self._instruments
+        instruments.set_gauge("cache_entries", found.get("keys", 0), _REDIS)
+        instruments.set_gauge("cache_bytes", found.get("used_memory", 0), _REDIS)
+        instruments.set_gauge("cache_capacity_bytes", found.get("maxmemory", 0), _REDIS)
         evicted = found.get("evicted_keys", 0)
-        # What a former process counted is in the files of metrics: Redis itself has it all.
-        figures.begin_total("cache_evictions_total", evicted, _REDIS)
-        figures.set_total("cache_evictions_total", evicted, _REDIS)
+        # Redis counts evictions itself. The metric files already hold a former process's count.
+        instruments.begin_total("cache_evictions_total", evicted, _REDIS)
+        instruments.set_total("cache_evictions_total", evicted, _REDIS)
