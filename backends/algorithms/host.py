@@ -1,6 +1,6 @@
-"""Runs a model owner's algorithm in a process of its own, for one backend.
+"""Is the program of an algorithm host: the process that runs one model owner's algorithm.
 
-`python -m backends.algorithms.host SPEC` is started by `HostProcess`, never by hand.
+`HostProcess` starts it with `python -m backends.algorithms.host SPEC`.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     spec = msgspec.json.decode(arguments[0], type=HostSpec)
     link = socket.socket(fileno=spec.socket)
     marks = StepMarks(spec.marks)
-    # Only the backend ends this process; without this a raised one would end its loop.
+    # Only the backend ends this process. A raised SIGINT would end the event loop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confine(parent=spec.parent, memory_bytes=spec.memory_bytes)
     link.sendall(encode_frame(StartReply()))
@@ -75,7 +75,7 @@ async def _serve(link: socket.socket, code: UserCode, marks: StepMarks) -> None:
     ended = loop.create_future()
     await loop.create_connection(lambda: _Session(code, ended), sock=link)
     await ended
-    # Threads of the code must not keep the process.
+    # Exit even if threads of the code still run.
     os._exit(0)
 
 
@@ -85,14 +85,14 @@ def _note_threads(event: str, marks: StepMarks) -> None:
 
 
 class _Marked:
-    """Holds the slot in which the steps of an item are marked; `None` once the item has ended."""
+    """Holds the step-mark slot of an item; `None` once the item has ended."""
 
     def __init__(self, slot: int) -> None:
         self.slot: int | None = slot
 
 
 def _task_factory(marks: StepMarks) -> Any:
-    """Return a factory of tasks that mark their steps, those that an item's own code makes too."""
+    """Return a task factory that marks steps, also of tasks that an item's code creates."""
 
     def create(
         loop: asyncio.AbstractEventLoop,
@@ -126,14 +126,14 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
     def _step(self, step: Callable[..., Any], *values: Any) -> Any:
         slot = self._item.slot
         if slot is None:
-            # A task that outlives its item; the slot may be that of another one by now.
+            # This task outlived its item. The slot may belong to another item by now.
             self._marks.note_unmarked()
             return step(*values)
         self._marks.begin(slot)
         try:
             return step(*values)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Of a task, these would end the loop.
+            # From a task, these exceptions would end the event loop.
             raise RuntimeError from error
         finally:
             self._marks.end(slot)
@@ -148,7 +148,7 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
 
 
 class _Session(asyncio.Protocol):
-    """Runs the items that the backend sends, and asks it on their behalf."""
+    """Runs the items that the backend sends, and forwards their model calls to the backend."""
 
     def __init__(self, code: UserCode, ended: "asyncio.Future[None]") -> None:
         self._code = code
@@ -191,7 +191,7 @@ class _Session(asyncio.Protocol):
     def _end(self, number: int, item: _Marked, task: "asyncio.Task[RunReply]") -> None:
         item.slot = None
         del self._tasks[number]
-        # It was cancelled before its first step, else it raises nothing.
+        # `_answer` raises nothing, but a task may be cancelled before its first step.
         is_cancelled = task.cancelled() or task.exception() is not None
         self.send(RunReply(number=number, end="failed") if is_cancelled else task.result())
 
@@ -200,13 +200,13 @@ class _Session(asyncio.Protocol):
         self._transport.write(encode_frame(message))
 
     async def ask(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Ask the backend; withdraw the question when nobody waits for the reply."""
+        """Call a model over the backend. If the caller is cancelled, withdraw the call."""
         self._asked += 1
         question = self._asked
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
         self._questions[question] = reply
         try:
-            # Foreign values become plain here, so that what is none fails where it was given.
+            # Convert here, so that a value without a JSON form raises in the algorithm's own code.
             plain = msgspec.to_builtins(content, enc_hook=_plain, builtin_types=(bytes,))
             self.send(ModelRequest(number=number, question=question, model=model, **plain))
             return await reply
@@ -218,18 +218,18 @@ class _Session(asyncio.Protocol):
 
 
 class _HostAsk(Ask):
-    """Asks the models of one item, over the backend."""
+    """Calls models on behalf of one item, over the backend."""
 
     def __init__(self, session: _Session, number: int) -> None:
         self._session = session
         self._number = number
         self.errors: list[BackendError] = []
-        """What models were asked and failed with."""
+        """Errors of the models that this item called."""
 
     @override
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
         reply = await self._ask(model, {"texts": list(texts)})
-        # A copy, since buffers of bytes are read-only.
+        # Copy, because a view of bytes is read-only.
         return np.frombuffer(reply.rows, dtype=np.float32).reshape(reply.shape).copy()
 
     @override
@@ -253,7 +253,7 @@ class _HostAsk(Ask):
 
 
 async def _answer(code: UserCode, request: RunRequest, ask: _HostAsk) -> RunReply:
-    """Run the code and return how the item ended; it raises nothing."""
+    """Run the code and return the item's reply. Raises nothing."""
     number = request.number
     try:
         item = _decoded(request.item, code.item, "bad_item")
@@ -268,7 +268,7 @@ async def _answer(code: UserCode, request: RunRequest, ask: _HostAsk) -> RunRepl
             return RunReply(number=number, end="refused", code=error.code, detail=detail)
         return _failed(number, error, code)
     except _NoResult as error:
-        detail = f"the algorithm's result is none: {error}"[:_MOST_CHARACTERS]
+        detail = f"the algorithm returned an invalid result: {error}"[:_MOST_CHARACTERS]
         return RunReply(number=number, end="failed", detail=detail)
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
         return _failed(number, error, code)
@@ -285,11 +285,11 @@ def _decoded(content: msgspec.Raw, kind: Any, code: str) -> Any:
     try:
         return msgspec.convert(msgspec.msgpack.decode(content), kind)
     except msgspec.ValidationError as error:
-        raise ItemRefused(code, f"it does not fit the algorithm: {error}") from None
+        raise ItemRefused(code, f"the algorithm does not accept this value: {error}") from None
 
 
 class _NoResult(Exception):
-    """Reports a result that is none; the message names types and fields, never values."""
+    """Reports an invalid result; the message names types and fields, never values."""
 
 
 def _encode_result(result: Any, kind: Any) -> bytes:
@@ -297,14 +297,14 @@ def _encode_result(result: Any, kind: Any) -> bytes:
         plain = msgspec.to_builtins(result, enc_hook=_plain)
         msgspec.convert(plain, kind)
         encoded = orjson.dumps(plain)
-        # Numbers that JSON does not have are written as `null`.
+        # orjson writes NaN and infinity as `null`.
         is_finite = b"null" not in encoded or _is_finite(plain)
     except (msgspec.ValidationError, NotImplementedError, TypeError, RecursionError) as error:
         raise _NoResult(str(error)) from None
     if not is_finite:
-        raise _NoResult("it holds NaN or an infinite number")
+        raise _NoResult("it contains NaN or infinity")
     if len(encoded) > _MOST_RESULT_BYTES:
-        raise _NoResult(f"it has more than {_MOST_RESULT_BYTES} bytes")
+        raise _NoResult(f"it is larger than {_MOST_RESULT_BYTES} bytes")
     return encoded
 
 
@@ -320,7 +320,7 @@ def _plain(value: Any) -> Any:
     """Return a numpy value as plain Python."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise NotImplementedError(f"a `{type(value).__name__}` is no JSON")
+    raise NotImplementedError(f"a `{type(value).__name__}` has no JSON form")
 
 
 if __name__ == "__main__":

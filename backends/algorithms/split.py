@@ -1,4 +1,4 @@
-"""Splits the items of a model between its revisions."""
+"""Splits the items of a model among its revisions."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from backends.pipelines.ask import AlgorithmContext
 
 
 class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an algorithm, the number of its revision, and its share of the items."""
+    """Holds an algorithm, the number of its revision, and its weight in the traffic split."""
 
     algorithm: Algorithm
     arm: str
@@ -20,9 +20,10 @@ class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(Algorithm):
-    """Passes each item to one of several algorithms, equal items of a tenant to the same.
+    """Passes each item to one of several algorithms.
 
-    The choice hashes scope and item alone: where a share grows, its earlier items stay.
+    The choice is a hash of scope and item. So equal items of a tenant go to the same revision, and
+    a revision whose weight grows keeps its items.
     """
 
     def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:
@@ -38,7 +39,7 @@ class Split(Algorithm):
         return await chosen.algorithm.run(item, parameters, ask)
 
     def choose(self, scope: str, item: Any) -> WeightedAlgorithm:
-        """Return what answers an item of a scope."""
+        """Return the algorithm for an item of a scope."""
         place = hash_fraction("split", scope, item) * self._total
         for part in self._weighted:
             place -= part.weight
@@ -48,7 +49,7 @@ class Split(Algorithm):
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
-    """Hash an item of a scope to a fraction of [0, 1), independently for each purpose."""
+    """Hash an item of a scope to a number in [0, 1); purposes hash independently."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
@@ -57,7 +58,11 @@ def hash_fraction(purpose: str, scope: str, item: Any) -> float:
 def split_tasks(
     model: str, tasks: Sequence[Mapping[Any, Algorithm]], arms: Mapping[str, int]
 ) -> dict[Any, Algorithm]:
-    """Return the tasks that every arm answers, shared by the weights of `arms` (`name@number`)."""
+    """Return a `Split` for each task that all revisions answer.
+
+    `tasks` has the algorithms of each revision. `arms` maps `name@number` to its weight, in the
+    same order.
+    """
     common = [task for task in tasks[0] if all(task in part for part in tasks)]
     return {
         task: Split(
