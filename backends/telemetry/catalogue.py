@@ -9,7 +9,7 @@ SECONDS: Final = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of the buckets of durations."""
+"""The upper bounds of histogram buckets, in seconds."""
 
 
 def _metric(name: str, text: str, *labels: str, kind: MetricKind) -> MetricDeclaration:

@@ -165,7 +165,7 @@ async def test_it_asks_rows_and_answers_of_the_models_it_uses(shared: Backend, d
         ("stranger", "algorithm_failed", "`ValueError` in own.py"),
         ("nothing", "algorithm_failed", "`ValueError` in own.py"),
         ("rowless", "algorithm_failed", "`ValueError` in own.py"),
-        ("greedy", "too_many_rows", "may ask for 0"),
+        ("greedy", "too_many_rows", "0 rows left"),
         ("nobody", "input_too_long", "shorten it"),
         ("sleep", "algorithm_too_slow", "1 s"),
     ],
@@ -375,7 +375,7 @@ async def test_its_process_ends_with_its_model(models: Path) -> None:
 def test_the_harness_holds_to_the_budget(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CODE)
 
-    with pytest.raises(ItemRefused, match="may ask for"):
+    with pytest.raises(ItemRefused, match="rows left"):
         answer(tmp_path / "own.py", {"do": "greedy"}, models={"mood": lambda _: [0.0]}, rows=3)
 
 

@@ -153,7 +153,7 @@ def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
     )
 
     assert done.stdout == "[]\n"
-    assert "GPUs are not measured" in done.stderr
+    assert "cannot measure GPUs" in done.stderr
 
 
 def test_a_driver_that_crashes_is_a_reason(driver: FakeDriver) -> None:
