@@ -1,4 +1,4 @@
-"""Counts the cores that this process may use, within its affinity and its cgroups' quotas."""
+"""Counts the processor cores that this process may use, by its affinity and cgroup quotas."""
 
 import math
 import os
@@ -12,7 +12,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many computing threads this process can keep busy.
 
-    A container's quota (`cpus: 1.5`, `limits.cpu: 1500m`) bounds the processor time of all threads
+    A container's quota (`cpus: 1.5`, `limits.cpu: 1500m`) limits the CPU time of all threads
     together, but not the number of visible cores. It is rounded up. `root` has `/proc` and `/sys`.
     """
     cores = len(os.sched_getaffinity(0))
@@ -29,7 +29,8 @@ def _quotas(root: Path) -> Iterator[float]:
         return  # no cgroups
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own)}
     for mount in mounts:
-        # Field 4 of proc(5) is the cgroup that is mounted, 5 where; the type follows the hyphen.
+        # Fields 4 and 5 of proc(5) are the mounted cgroup and its mount point. The file system type
+        # follows the hyphen.
         before, _, after = mount.partition(" - ")
         kind, _, options = after.split(" ", 2)
         mounted, point = map(_plain, before.split(" ")[3:5])
@@ -48,9 +49,9 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _folders(point: Path, mounted: str, path: str) -> Iterator[Path]:
-    """Yield the folders of the cgroup `path` and of its parents, as far as they are visible.
+    """Yield the visible folders of the cgroup `path` and of its parents.
 
-    A container may see its cgroup as the root. It may also see the path on the host, while only its
+    A container may see its cgroup as the root. It may also see the host's path, although only its
     own cgroup is mounted.
     """
     inner = PurePosixPath(path)

@@ -1,7 +1,8 @@
-"""Runs rows in batches that their texts alone decide, so that equal work has equal answers.
+"""Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
-A serving backend batches whatever waits at the moment. A bulk job that is resumed must answer as
-one that was not interrupted: here the rows of one part of a job are divided by their lengths.
+A serving backend batches the rows that happen to wait. A resumed bulk job must give the same
+results as an uninterrupted job. So here, the rows of a part of the job are divided into batches by
+their lengths.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from backends.tokenization.text_queue import TextQueue
 from backends.types import Encoding, FloatArray, OutputKind
 
 RowValue = FloatArray | BackendError
-# Event-loop iterations without a new row after which no item of a part can ask for one more: each
-# waits for the round, but those whose texts a thread reads, which are counted.
+# After this many event-loop iterations without a new request for rows, all items wait for rows or
+# for the tokenizer.
 _QUIET_ITERATIONS = 32
 _Answer = TypeVar("_Answer")
 
 
 class PlannedBatches:
-    """Runs rows of one executor by length, in threads of `pool`; any thread may call it."""
+    """Runs rows of one executor in batches by length, in threads of `pool`. Safe in any thread."""
 
     def __init__(
         self, executor: ModelExecutor, limits: BatchLimits, pool: ThreadPoolExecutor
@@ -40,13 +41,14 @@ class PlannedBatches:
         self._pool = pool
 
     def run(self, encodings: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
-        """Return the output of each row, or why it has none; equal rows are computed once.
+        """Return the output or the error of each row. Equal rows are computed once.
 
         Raises:
-            BackendError: no row can be run any more.
+            BackendError: the executor cannot run any row.
         """
         unique = list({each.key: each for each in encodings}.values())
-        # The longest first: what is left at the end is short. Items may ask in any order.
+        # Sort, because items may request rows in any order. Longest first, so that threads finish
+        # at nearly the same time.
         unique.sort(key=_place, reverse=True)
         batches = divide(unique, self._limits)
         running = [self._pool.submit(self._run, batch, kind) for batch in batches]
@@ -62,21 +64,21 @@ class PlannedBatches:
         return [values[each.key] for each in encodings]
 
     def _run(self, batch: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
-        """Run a batch; halve one that fails until the row to blame is alone."""
+        """Run a batch. Halve a failing batch until the failing row is alone."""
         try:
             output = self._executor.run(pad_encodings(batch, kind))
         except (ModelFailed, MemoryError) as error:
             if len(batch) == 1:
                 if isinstance(error, ModelFailed):
                     return [error]
-                return [OutOfMemory("there was no memory for the row")]
+                return [OutOfMemory("the machine is out of memory for this row")]
             half = len(batch) // 2
             return self._run(batch[:half], kind) + self._run(batch[half:], kind)
         return split_output(output, list(map(_length, batch)), kind)
 
 
 def divide(encodings: Sequence[Encoding], limits: BatchLimits) -> list[list[Encoding]]:
-    """Return the batches of rows that come longest first."""
+    """Divide rows, sorted from long to short, into batches."""
     batches: list[list[Encoding]] = []
     most = 0
     for encoding in encodings:
@@ -96,7 +98,7 @@ def _place(encoding: Encoding) -> tuple[int, bytes]:
 
 
 class _Question(msgspec.Struct, frozen=True, eq=False):
-    """Holds the rows that an item waits for."""
+    """Holds the rows for which an item waits."""
 
     batches: PlannedBatches
     kind: OutputKind
@@ -105,9 +107,10 @@ class _Question(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowRounds:
-    """Gathers the rows that the items of one part ask for, and runs them together.
+    """Collects the rows that the items of a part need, and runs them together in rounds.
 
-    A round begins when every item waits, however long that takes. Belongs to an event loop.
+    A round begins when every item waits for rows, however long that takes. Belongs to an event
+    loop.
     """
 
     def __init__(self) -> None:
@@ -121,7 +124,7 @@ class RowRounds:
     async def ask(
         self, batches: PlannedBatches, encodings: Sequence[Encoding], kind: OutputKind
     ) -> list[RowValue]:
-        """Return the output of each row, or why it has none, after the round that it is in."""
+        """Wait for the next round and return the output or the error of each row."""
         answer: asyncio.Future[list[RowValue]] = self._loop.create_future()
         self._questions.append(_Question(batches, kind, encodings, answer))
         self._quiet = 0
@@ -130,7 +133,7 @@ class RowRounds:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Begin no round while a thread reads a text of an item."""
+        """Prevent a new round while a thread tokenizes a text, in the `with` block."""
         self._reading += 1
         try:
             yield
@@ -172,7 +175,7 @@ async def _answer(group: Sequence[_Question], batches: PlannedBatches, kind: Out
     encodings = [each for question in group for each in question.encodings]
     try:
         values = iter(await asyncio.to_thread(batches.run, encodings, kind))
-    except Exception as error:  # noqa: BLE001 - the items would wait for ever
+    except Exception as error:  # noqa: BLE001 - otherwise, the items would wait forever
         for question in group:
             if not question.answer.done():
                 question.answer.set_exception(error)
@@ -184,11 +187,11 @@ async def _answer(group: Sequence[_Question], batches: PlannedBatches, kind: Out
 
 
 ROUNDS: ContextVar[RowRounds] = ContextVar("ROUNDS")
-"""Of the part whose items are answered in this context."""
+"""The rounds of the part whose items run in this context."""
 
 
 class PartTextQueue(TextQueue):
-    """Reads the texts of parts, all of which are in memory anyway: none is refused."""
+    """Tokenizes texts without a limit on their memory, because a whole part is in memory anyway."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         super().__init__(pool)
@@ -201,7 +204,7 @@ class PartTextQueue(TextQueue):
 
 
 class PlannedRows(SharedRows):
-    """Answers the rows of one encoder by rounds, without a queue, a row cache or a deadline."""
+    """Answers the rows of one encoder in rounds, without a queue, a row cache or deadlines."""
 
     def __init__(
         self, *, digest: str, cache: RowCache, batcher: Batcher, pool: ThreadPoolExecutor
@@ -223,10 +226,10 @@ class PlannedRows(SharedRows):
 def count_rows(
     values: Sequence[RowValue], encodings: Sequence[Encoding], caller: RowCaller
 ) -> list[FloatArray]:
-    """Return the values of an item's rows, which are counted to it.
+    """Add an item's rows to the counts of `caller`, and return their outputs.
 
     Raises:
-        BackendError: one of them has none.
+        BackendError: a row has failed.
     """
     found = []
     for value in values:

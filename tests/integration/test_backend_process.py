@@ -48,7 +48,7 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
     assert (ready["backend_id"], ready["region"]) == ("eu-7", "eu")
     assert len(answers) == 3
     lines = [json.loads(line) for line in log.splitlines()]
-    assert [line["message"] for line in lines] == ["backend serves", "backend stopped"]
+    assert [line["message"] for line in lines] == ["backend started", "backend stopped"]
     assert "film" not in log
 
 
