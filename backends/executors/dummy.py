@@ -72,10 +72,10 @@ class PacedExecutor(DummyExecutor):
 
 
 class SimulatedExecutor(ModelExecutor):
-    """Sleeps `base` seconds a batch and `token` for each padded token, and declares so.
+    """Sleeps `base` seconds per batch and `token` seconds per padded token.
 
-    Its answers are lines of a table, by a row's ids and their places: nearly nothing is computed,
-    so that a measurement shows what surrounds a model, and a mix-up of answers shows, too.
+    Its outputs are rows of a fixed table, selected by a row's token ids. So it computes nearly
+    nothing, and benchmarks measure everything but the model. Mixed-up rows are still detected.
     """
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
@@ -92,7 +92,7 @@ class SimulatedExecutor(ModelExecutor):
         time.sleep(self._base + self._token * batch.ids.size)
         values = batch.ids + batch.type_ids
         if batch.output is OutputKind.POOLED:
-            # May overflow, which is the same however far a row is padded.
+            # This may overflow, but in the same way for any padding.
             values = values @ np.arange(1, values.shape[1] + 1, dtype=values.dtype)
         lines: FloatArray = self._table[values % _TABLE_LINES]
         return lines
