@@ -21,7 +21,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of the cgroups that hold this process."""
+    """Yield the CPU quotas, in cores, of all cgroups of this process."""
     try:
         own = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
         mounts = (root / "proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()

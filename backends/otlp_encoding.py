@@ -62,7 +62,7 @@ def encode_message(spans: Sequence[ReadableSpan | bytes]) -> ExportTraceServiceR
 
 
 def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
-    """Return the request that exports `spans`, as `trace_encoder.encode_spans` does."""
+    """Return the request that exports `spans`, like OpenTelemetry's `encode_spans`."""
     objects = [span for span in spans if not isinstance(span, bytes)]
     if objects:
         resource, scope = objects[0].resource, objects[0].instrumentation_scope

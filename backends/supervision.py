@@ -1,4 +1,4 @@
-"""Ties a process to its supervisor: heartbeats, stop signals, the end of the parent process."""
+"""Connects a process to its supervisor: heartbeats, stop signals, the end of the parent process."""
 
 import asyncio
 import contextlib

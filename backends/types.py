@@ -30,7 +30,7 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class OutputKind(StrEnum):
-    """Selects an encoder's output for a row: one vector, or one vector per token."""
+    """Names the kinds of output for a row: one vector, or one vector per token."""
 
     POOLED = "pooled"
     TOKENS = "tokens"

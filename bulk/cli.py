@@ -167,8 +167,8 @@ def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Man
     inputs = find_inputs(patterns)
     if on_ray:
         # Nodes have other working directories, so make paths absolute.
-        inputs = [msgspec.structs.replace(file, path=_everywhere(file.path)) for file in inputs]
-        location = _everywhere(location)
+        inputs = [msgspec.structs.replace(file, path=_absolute(file.path)) for file in inputs]
+        location = _absolute(location)
     options = _options(inputs, given)
     folder = OutputFolder(location)
     cache = CacheOptions(
@@ -238,8 +238,8 @@ def _run_on_ray(
     return done
 
 
-def _everywhere(path: str) -> str:
-    """Return a path that is the same on every node."""
+def _absolute(path: str) -> str:
+    """Return a URI or an absolute path, which is valid on every node."""
     return path if is_remote(path) else str(Path(path).absolute())
 
 
@@ -279,7 +279,7 @@ def run_job(
         try:
             run.run()
         except BulkStopped:
-            output.gather_errors()
+            output.collect_errors()
             raise
         finally:
             output.close()

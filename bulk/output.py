@@ -231,7 +231,7 @@ class OutputParts:
             total += msgspec.json.decode(self._folder.read(name), type=BulkUsage)
         return total
 
-    def gather_errors(self) -> None:
+    def collect_errors(self) -> None:
         """Write the failed rows of all parts to one file, including an unfinished part's."""
         target = self._work / "all-errors"
         with target.open("wb") as file:
@@ -245,7 +245,7 @@ class OutputParts:
 
     def complete(self, manifest: Manifest) -> None:
         """Write the failed rows, mark the job as complete, and remove intermediate files."""
-        self.gather_errors()
+        self.collect_errors()
         self.put(MANIFEST, msgspec.json.encode(manifest))
         tidy(self._folder)
 

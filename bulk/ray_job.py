@@ -193,7 +193,7 @@ class RayRun:
 
     def _check(self, failed: int, most: int | None) -> None:
         if most is not None and failed > most:
-            self._output().gather_errors()
+            self._output().collect_errors()
             raise too_many_failed(failed, most)
 
     def _output(self) -> OutputParts:

@@ -27,7 +27,7 @@ _RUNS_AT_ONCE = 2
 # read meanwhile.
 _LOOKAHEAD = 3
 # The maximum characters of rows that run together, so that memory is bounded.
-_LOT_CHARACTERS = 32 << 20
+_MOST_CHARACTERS = 32 << 20
 
 
 class _PartEnd(msgspec.Struct, frozen=True):
@@ -49,17 +49,17 @@ class _Rows(msgspec.Struct, kw_only=True, eq=False):
     outcomes: Future[list[Outcome]] | None = None
 
 
-def _lot(rows: Iterator[Row], most: int) -> list[Row]:
+def _next_rows(rows: Iterator[Row], most: int) -> list[Row]:
     """Return the next rows to run together: up to `most`, or fewer if they are large."""
-    lot: list[Row] = []
+    taken: list[Row] = []
     size = 0
     for row in islice(rows, most):
-        lot.append(row)
+        taken.append(row)
         if isinstance(row, dict):
             size += sum([len(value) for value in row.values() if isinstance(value, str | bytes)])
-        if size >= _LOT_CHARACTERS:
+        if size >= _MOST_CHARACTERS:
             break
-    return lot
+    return taken
 
 
 class BulkRun:
@@ -152,7 +152,7 @@ class BulkRun:
         options = self._options
         begin = first = part * options.part_rows
         end = begin + options.part_rows
-        while some := _lot(rows, min(options.run_rows, end - first)):
+        while some := _next_rows(rows, min(options.run_rows, end - first)):
             yield _Rows(file=file, first=first, rows=some)
             first += len(some)
         if first > begin:

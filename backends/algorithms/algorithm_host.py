@@ -22,17 +22,17 @@ import msgspec
 
 from backends.algorithms.budget import Budget
 from backends.algorithms.host_messages import (
+    CancelModelRequest,
     CancelRequest,
     ModelReply,
     ModelRequest,
     RunReply,
     RunRequest,
-    WithdrawRequest,
 )
 from backends.algorithms.host_process import HostProcess, HostProtocol
 from backends.algorithms.hosted_item import HostedItem
 from backends.algorithms.refused_items import RefusedItems
-from backends.algorithms.starvation import Clock
+from backends.algorithms.starvation import ProcessTime
 from backends.algorithms.step_marks import SLOTS, Step
 from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
 from backends.protocol import encode_frame
@@ -47,7 +47,7 @@ _WORN_THREADS, _WORN = 24, 0.8
 _OVER = 1.25
 _MOST_RUNS = 4
 _WATCH_INTERVAL = 0.2
-# How long a step may go on after its item's time, and how long a cancellation may take.
+# Seconds that a step may run after its item's time, and that a cancellation may take.
 _GRACE = 0.1
 _CANCELLATION = 1.0
 # Seconds before an equal error is logged again, and how many errors are remembered.
@@ -217,9 +217,9 @@ class AlgorithmHost:
             return
         if isinstance(message, ModelRequest):
             if not item.outcome.done():
-                item.ask(message, self._send)
-        elif isinstance(message, WithdrawRequest):
-            item.withdraw(message.question)
+                item.call_model(message, self._send)
+        elif isinstance(message, CancelModelRequest):
+            item.cancel_call(message.call)
         elif isinstance(message, RunReply):
             self._end(item)
             self._settle(item, message)
@@ -272,13 +272,13 @@ class AlgorithmHost:
             self._link.write(encode_frame(CancelRequest(number=item.number)))
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
-    def _clock(self, item: HostedItem) -> Clock:
+    def _clock(self, item: HostedItem) -> ProcessTime:
         """Return the item's time so far, and how much of it the process waited for a core."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
-        return Clock(
-            elapsed=now - item.started - others - item.asked_for,
+        return ProcessTime(
+            elapsed=now - item.started - others - item.model_seconds,
             delay=max(0.0, process.delay() - item.delay_before),
         )
 
@@ -300,7 +300,7 @@ class AlgorithmHost:
         else:
             self._end_late(item, clock)
 
-    def _on_held(self, item: HostedItem, began: int, clock: Clock) -> None:
+    def _on_held(self, item: HostedItem, began: int, clock: ProcessTime) -> None:
         step, now = self._live().marks.step(), self._clock(item)
         if step is None or step.began != began or not self._is_known(item):
             self._end_late(item, clock)
@@ -312,7 +312,7 @@ class AlgorithmHost:
         else:
             self._lose("held by one step", item)
 
-    def _end_late(self, item: HostedItem, clock: Clock) -> None:
+    def _end_late(self, item: HostedItem, clock: ProcessTime) -> None:
         if item.outcome.done():
             return
         time = self._budget.time
@@ -328,7 +328,7 @@ class AlgorithmHost:
             )
         item.outcome.set_exception(error)
 
-    def _on_not_cancelled(self, item: HostedItem, clock: Clock) -> None:
+    def _on_not_cancelled(self, item: HostedItem, clock: ProcessTime) -> None:
         """Kill the process if it ignored the cancellation of an item.
 
         While a step of another item runs, the process cannot react, so it gets more time.
@@ -359,7 +359,7 @@ class AlgorithmHost:
         is_idle, self._was_used = not (self._was_used or self._running), bool(self._running)
         memory = usage.resident_bytes / self._budget.memory_bytes
         has_recovered = self._is_low and loop.time() - self._lost_at >= _QUIET
-        # Resident memory includes libraries. RLIMIT_DATA bounds allocations before this does.
+        # Usually, RLIMIT_DATA stops allocations first. Resident memory also includes libraries.
         if memory > _OVER:
             self._lose("over its memory", None)
         elif usage.threads > _MOST_THREADS:

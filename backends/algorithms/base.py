@@ -81,11 +81,11 @@ class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
         return self.algorithms.get(task) or self.tokens.get(task)
 
 
-async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run coroutines concurrently. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(question) for question in questions]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as error:
         # All of them may fail for the same reason; one error is enough.
         raise error.exceptions[0] from None

@@ -55,7 +55,7 @@ def confine(*, parent: int, memory_bytes: int) -> None:
 
 
 def _forbid_processes(libc: ctypes.CDLL) -> None:
-    """Refuse new processes, and signals to any process but this one; threads may start."""
+    """Forbid starting processes and signalling other processes. Threads may still start."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return
@@ -75,7 +75,8 @@ def _program(
         _instruction(_IF_EQUAL, architecture, otherwise=0, then=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _CALL),
-        # A filter cannot read the flags of `clone3`. Without it, libraries call `clone`.
+        # A filter cannot read the flags of `clone3`, so report it as missing. Libraries then call
+        # `clone`.
         *_rule(_CLONE3, [_instruction(_RETURN, _ENOSYS)]),
     ]
     for call in starts:

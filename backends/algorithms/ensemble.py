@@ -26,13 +26,13 @@ class Ensemble(Labeller):
     """
 
     def __init__(
-        self, *, members: Sequence[Labeller], combine: Combination, weights: Sequence[float]
+        self, *, classifiers: Sequence[Labeller], combine: Combination, weights: Sequence[float]
     ) -> None:
-        super().__init__(labels=members[0].labels)
-        self._members = members
+        super().__init__(labels=classifiers[0].labels)
+        self._classifiers = classifiers
         self._combine = combine
         self._weights = np.array([weight / sum(weights) for weight in weights], dtype=np.float32)
-        self.version = 1 + sum(member.version for member in members)
+        self.version = 1 + sum(classifier.version for classifier in classifiers)
 
     @override
     async def rank(
@@ -59,12 +59,15 @@ class Ensemble(Labeller):
     ) -> tuple[FloatArray, FloatArray]:
         """Return the mean scores of the models, and the result's scores: this mean, or votes."""
         if self._combine == "vote" and function is not None:
-            raise ItemRefused("bad_function", "votes have no `function`; leave it out")
-        found = await all_of(member.scores(text, ask, function) for member in self._members)
+            detail = "this model counts votes, so it does not take a `function`; leave it out"
+            raise ItemRefused("bad_function", detail)
+        found = await all_of(
+            classifier.scores(text, ask, function) for classifier in self._classifiers
+        )
         lines = np.stack(
             [
-                reorder(scores, member.labels, self.labels)
-                for scores, member in zip(found, self._members, strict=True)
+                reorder(scores, classifier.labels, self.labels)
+                for scores, classifier in zip(found, self._classifiers, strict=True)
             ]
         )
         mean = np.asarray(self._weights @ lines, dtype=np.float32)

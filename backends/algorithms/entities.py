@@ -149,7 +149,7 @@ def _group_entities(entities: list[TextEntity]) -> list[list[TextEntity]]:
 
 
 def _split_tag(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and the entity's type."""
+    """Return whether a label has the prefix `B-`, and the label without its prefix."""
     if label.startswith(("B-", "I-")):
         return label.startswith("B-"), label[2:]
     return False, label

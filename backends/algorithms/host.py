@@ -25,6 +25,7 @@ from backends import errors
 from backends.algorithms.authoring import Ask
 from backends.algorithms.confinement import confine
 from backends.algorithms.host_messages import (
+    CancelModelRequest,
     CancelRequest,
     HostSpec,
     ModelReply,
@@ -33,7 +34,6 @@ from backends.algorithms.host_messages import (
     RunRequest,
     StartReply,
     ToHost,
-    WithdrawRequest,
 )
 from backends.algorithms.step_marks import StepMarks
 from backends.algorithms.user_code import UserCode, error_location, read_user_code
@@ -156,8 +156,8 @@ class _Session(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = MessageReader(msgspec.msgpack.Decoder(ToHost))
         self._tasks: dict[int, asyncio.Task[RunReply]] = {}
-        self._questions: dict[int, asyncio.Future[ModelReply]] = {}
-        self._asked = 0
+        self._calls: dict[int, asyncio.Future[ModelReply]] = {}
+        self._call_count = 0
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -176,9 +176,9 @@ class _Session(asyncio.Protocol):
                 if (task := self._tasks.get(message.number)) is not None:
                     task.cancel()
             else:
-                question = self._questions.get(message.question)
-                if question is not None and not question.done():
-                    question.set_result(message)
+                call = self._calls.get(message.call)
+                if call is not None and not call.done():
+                    call.set_result(message)
 
     def _start(self, request: RunRequest) -> None:
         item, context = _Marked(request.slot), contextvars.copy_context()
@@ -199,22 +199,22 @@ class _Session(asyncio.Protocol):
         """Send a message to the backend."""
         self._transport.write(encode_frame(message))
 
-    async def ask(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Call a model over the backend. If the caller is cancelled, withdraw the call."""
-        self._asked += 1
-        question = self._asked
+    async def call_model(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
+        """Call a model over the backend. If the caller is cancelled, cancel the call."""
+        self._call_count += 1
+        call = self._call_count
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
-        self._questions[question] = reply
+        self._calls[call] = reply
         try:
             # Convert here, so that a value without a JSON form raises in the algorithm's own code.
             plain = msgspec.to_builtins(content, enc_hook=_plain, builtin_types=(bytes,))
-            self.send(ModelRequest(number=number, question=question, model=model, **plain))
+            self.send(ModelRequest(number=number, call=call, model=model, **plain))
             return await reply
         except asyncio.CancelledError:
-            self.send(WithdrawRequest(number=number, question=question))
+            self.send(CancelModelRequest(number=number, call=call))
             raise
         finally:
-            del self._questions[question]
+            del self._calls[call]
 
 
 class _HostAsk(Ask):
@@ -240,7 +240,7 @@ class _HostAsk(Ask):
         return orjson.loads(reply.result)
 
     async def _ask(self, model: str, content: dict[str, Any]) -> ModelReply:
-        reply = await self._session.ask(self._number, model, content)
+        reply = await self._session.call_model(self._number, model, content)
         if not reply.error:
             return reply
         if reply.error == ValueError.__name__:
@@ -267,7 +267,7 @@ async def _answer(code: UserCode, request: RunRequest, ask: _HostAsk) -> RunRepl
             detail = str(error)[:_MOST_CHARACTERS]
             return RunReply(number=number, end="refused", code=error.code, detail=detail)
         return _failed(number, error, code)
-    except _NoResult as error:
+    except _InvalidResult as error:
         detail = f"the algorithm returned an invalid result: {error}"[:_MOST_CHARACTERS]
         return RunReply(number=number, end="failed", detail=detail)
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
@@ -288,7 +288,7 @@ def _decoded(content: msgspec.Raw, kind: Any, code: str) -> Any:
         raise ItemRefused(code, f"the algorithm does not accept this value: {error}") from None
 
 
-class _NoResult(Exception):
+class _InvalidResult(Exception):
     """Reports an invalid result; the message names types and fields, never values."""
 
 
@@ -300,11 +300,11 @@ def _encode_result(result: Any, kind: Any) -> bytes:
         # orjson writes NaN and infinity as `null`.
         is_finite = b"null" not in encoded or _is_finite(plain)
     except (msgspec.ValidationError, NotImplementedError, TypeError, RecursionError) as error:
-        raise _NoResult(str(error)) from None
+        raise _InvalidResult(str(error)) from None
     if not is_finite:
-        raise _NoResult("it contains NaN or infinity")
+        raise _InvalidResult("it contains NaN or infinity")
     if len(encoded) > _MOST_RESULT_BYTES:
-        raise _NoResult(f"it is larger than {_MOST_RESULT_BYTES} bytes")
+        raise _InvalidResult(f"it is larger than {_MOST_RESULT_BYTES} bytes")
     return encoded
 
 

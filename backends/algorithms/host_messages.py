@@ -40,7 +40,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 class ModelReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     """Answers a `ModelRequest` with `rows`, a JSON `result`, or the class name of an `error`."""
 
-    question: int
+    call: int
     shape: tuple[int, ...] = ()
     rows: bytes = b""
     result: bytes = b""
@@ -61,7 +61,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     """Calls a model on behalf of an item: for raw outputs of `texts`, or for a result of `item`."""
 
     number: int
-    question: int
+    call: int
     model: str
     texts: list[Any] | None = None
     item: Any = None
@@ -69,11 +69,11 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     parameters: dict[str, Any] = {}
 
 
-class WithdrawRequest(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw"):
-    """Withdraws a `ModelRequest` that the algorithm no longer waits for."""
+class CancelModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_ask"):
+    """Cancels a `ModelRequest` that the algorithm no longer waits for."""
 
     number: int
-    question: int
+    call: int
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
@@ -92,4 +92,4 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 ToHost = RunRequest | CancelRequest | ModelReply
-FromHost = StartReply | ModelRequest | WithdrawRequest | RunReply
+FromHost = StartReply | ModelRequest | CancelModelRequest | RunReply

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from backends.algorithms.confinement import NICENESS
 from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
-from backends.algorithms.starvation import Clock, CoreDelays
+from backends.algorithms.starvation import CoreDelays, ProcessTime
 from backends.algorithms.step_marks import StepMarks
 from backends.protocol import MessageReader
 from backends.settings import foreign_environment
@@ -217,7 +217,7 @@ class _Replies:
         """
         host, began, delay = self._host, monotonic(), self._host.delay()
         while not self._received:
-            left = Clock(elapsed=monotonic() - began, delay=host.delay() - delay).left(time)
+            left = ProcessTime(elapsed=monotonic() - began, delay=host.delay() - delay).left(time)
             if left <= 0:
                 raise TimeoutError
             host.link.settimeout(left)

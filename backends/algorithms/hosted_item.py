@@ -17,7 +17,7 @@ from backends.types import Text
 
 _log = logging.getLogger(__name__)
 # Model calls that an item may make beyond its rows: calls that are refused or need no rows.
-_SPARE_QUESTIONS = 256
+_SPARE_CALLS = 256
 ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 
 
@@ -42,8 +42,8 @@ class HostedItem:
         self._ask = ask
         self._rows = rows
         self._rows_left = ask.rows_left
-        self._questions: dict[int, asyncio.Task[None]] = {}
-        self._asked = 0
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._call_count = 0
         self.errors: dict[str, BackendError] = {}
         """Errors of the models that this item called, by code."""
         self.outcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -60,53 +60,53 @@ class HostedItem:
         """Seconds that steps of other items had run when this item started."""
         self.delay_before = 0.0
         """Seconds that the host had waited for a processor core when this item started."""
-        self._asks_since = 0.0
-        self._asked_for = 0.0
+        self._waiting_since = 0.0
+        self._model_seconds = 0.0
 
     def begin(self) -> None:
         """Begin a run with the full row budget."""
         self.runs += 1
         self.is_waiting = False
-        self._asked, self._asked_for = 0, 0.0
+        self._call_count, self._model_seconds = 0, 0.0
         self._ask.rows_left = min(self._rows_left, self._rows)
 
     def end(self) -> None:
         """Cancel the model calls and the timer of a run."""
         if self.timer is not None:
             self.timer.cancel()
-        self._asked_for = self.asked_for
-        for question in self._questions.values():
-            question.cancel()
-        self._questions.clear()
+        self._model_seconds = self.model_seconds
+        for call in self._calls.values():
+            call.cancel()
+        self._calls.clear()
 
-    def ask(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
+    def call_model(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
         """Start to answer a model call of the host; too many calls end the item."""
-        self._asked += 1
-        if self._asked > self._rows + _SPARE_QUESTIONS:
-            detail = f"the algorithm calls models more than {self._rows + _SPARE_QUESTIONS} times"
+        self._call_count += 1
+        if self._call_count > self._rows + _SPARE_CALLS:
+            detail = f"the algorithm calls models more than {self._rows + _SPARE_CALLS} times"
             self.outcome.set_exception(ItemRefused("too_many_rows", detail))
             return
-        if not self._questions:
-            self._asks_since = asyncio.get_running_loop().time()
+        if not self._calls:
+            self._waiting_since = asyncio.get_running_loop().time()
         task = asyncio.create_task(self._reply(request, send))
-        self._questions[request.question] = task
-        task.add_done_callback(lambda _: self._answered(request.question))
+        self._calls[request.call] = task
+        task.add_done_callback(lambda _: self._call_ended(request.call))
 
     @property
-    def asked_for(self) -> float:
+    def model_seconds(self) -> float:
         """Seconds that the item has waited for models."""
-        if not self._questions:
-            return self._asked_for
-        return self._asked_for + asyncio.get_running_loop().time() - self._asks_since
+        if not self._calls:
+            return self._model_seconds
+        return self._model_seconds + asyncio.get_running_loop().time() - self._waiting_since
 
-    def _answered(self, question: int) -> None:
-        asked_for = self.asked_for
-        if self._questions.pop(question, None) is not None and not self._questions:
-            self._asked_for = asked_for
+    def _call_ended(self, call: int) -> None:
+        model_seconds = self.model_seconds
+        if self._calls.pop(call, None) is not None and not self._calls:
+            self._model_seconds = model_seconds
 
-    def withdraw(self, question: int) -> None:
+    def cancel_call(self, call: int) -> None:
         """Cancel a model call."""
-        if (task := self._questions.get(question)) is not None:
+        if (task := self._calls.get(call)) is not None:
             task.cancel()
 
     async def _reply(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
@@ -140,16 +140,16 @@ class HostedItem:
             else convert(request.parameters, PARAMETERS[task], "bad_parameter")
         )
         answer = await algorithm.run(item, parameters, self._ask)
-        return ModelReply(question=request.question, result=encode_result(answer))
+        return ModelReply(call=request.call, result=encode_result(answer))
 
     async def _answer_rows(self, request: ModelRequest, texts: list[Any]) -> ModelReply:
         if not self._ask.has_rows(request.model):
             raise ValueError(f"`{request.model}` has no graph of its own; use `ask.answer`")
         given = [convert(text, Text) for text in texts]
         if not given:
-            return ModelReply(question=request.question, shape=(0, 0))
+            return ModelReply(call=request.call, shape=(0, 0))
         rows = np.ascontiguousarray(await self._ask(request.model, given), dtype=np.float32)
-        return ModelReply(question=request.question, shape=rows.shape, rows=rows.tobytes())
+        return ModelReply(call=request.call, shape=rows.shape, rows=rows.tobytes())
 
 
 def convert(value: Any, kind: Any, code: str = "bad_item") -> Any:
@@ -162,7 +162,7 @@ def convert(value: Any, kind: Any, code: str = "bad_item") -> Any:
 
 def _error_reply(request: ModelRequest, error: Exception, *, code: str) -> ModelReply:
     return ModelReply(
-        question=request.question,
+        call=request.call,
         error=type(error).__name__ if code else ValueError.__name__,
         code=code,
         detail=str(error),

@@ -106,16 +106,16 @@ def _cascade(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
 
 def _ensemble(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Ensemble)
-    members = _labellers(below)
+    classifiers = _labellers(below)
     if options.combine == "weighted" and not options.weights:
         raise ValueError("needs `weights`, one for each model it uses")
     if options.combine == "mean" and options.weights:
         raise ValueError("uses `weights` only where `combine` is `weighted` or `vote`")
-    weights = options.weights or [1.0] * len(members)
-    if len(weights) != len(members):
-        raise ValueError(f"has {len(weights)} `weights` for the {len(members)} models it uses")
+    weights = options.weights or [1.0] * len(classifiers)
+    if len(weights) != len(classifiers):
+        raise ValueError(f"has {len(weights)} `weights` for the {len(classifiers)} models it uses")
     return {
-        Task.CLASSIFY: Ensemble(members=members, combine=options.combine, weights=weights),
+        Task.CLASSIFY: Ensemble(classifiers=classifiers, combine=options.combine, weights=weights),
     }
 
 

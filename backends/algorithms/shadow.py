@@ -104,9 +104,9 @@ class Mirror:
             pair = (model, ask.arm, name)
             self._largest[pair] = max(self._largest.get(pair, 0.0), found.largest)
 
-    def _count(self, shadow: "MirroringAlgorithm", arm: str, outcome: str) -> None:
+    def _count(self, shadow: "MirroringAlgorithm", revision: str, outcome: str) -> None:
         model, name = shadow.names
-        self._outcomes[model, arm, name, outcome] += 1
+        self._outcomes[model, revision, name, outcome] += 1
 
 
 class MirroringAlgorithm(Algorithm):
@@ -124,14 +124,14 @@ class MirroringAlgorithm(Algorithm):
         names: tuple[str, str],
         plan: Shadow,
         mirror: Mirror,
-        arm: str = "",
+        revision: str = "",
     ) -> None:
         """`names` are the names of the model and of the shadow revision.
 
-        `arm` is the revision that answers. It is empty if `below` chooses the revision.
+        `revision` is the revision that answers. It is empty if `below` chooses the revision.
         """
         self._below = below
-        self._arm = arm
+        self._revision = revision
         self.shadow = shadow
         self.names = names
         self.number = plan.revision
@@ -142,8 +142,8 @@ class MirroringAlgorithm(Algorithm):
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
-        if self._arm:
-            ask.note_arm(self.names[0], self._arm)
+        if self._revision:
+            ask.note_arm(self.names[0], self._revision)
         answer = await self._below.run(item, parameters, ask)
         if hash_fraction("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
@@ -156,11 +156,11 @@ def mirrored_model(
     *,
     plan: Shadow,
     mirror: Mirror,
-    arm: str = "",
+    revision: str = "",
 ) -> ModelAlgorithms | None:
     """Return the model with mirroring, or `None` if it has no task in common with `shadow`.
 
-    `arm` is the revision that answers. It is empty if a traffic split chooses the revision.
+    `revision` is the revision that answers. It is empty if a traffic split chooses the revision.
     """
     common: Mapping[Any, Algorithm] = {
         task: MirroringAlgorithm(
@@ -169,7 +169,7 @@ def mirrored_model(
             names=(served_model.info.name, shadow.info.name),
             plan=plan,
             mirror=mirror,
-            arm=arm,
+            revision=revision,
         )
         for task, algorithm in served_model.algorithms.items()
         if task in shadow.algorithms

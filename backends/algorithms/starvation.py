@@ -10,7 +10,7 @@ _LONGEST = 10.0
 _SECOND = 1e9
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the elapsed seconds of a process, and `delay`: how many it waited for a core.
 
     The delay does not count towards the time that a process is allowed. After ten times the allowed
@@ -20,16 +20,16 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: float
     delay: float
 
-    def since(self, before: "Clock") -> "Clock":
+    def since(self, before: "ProcessTime") -> "ProcessTime":
         """Return the seconds since `before`."""
-        return Clock(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
+        return ProcessTime(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
         """Return the seconds until the allowed time can be over; negative if it is over."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:
-        """Return whether the process had a core for less than its allowed time."""
+        """Return whether the process had a core for less than the allowed seconds."""
         return self.elapsed - self.delay < allowed
 
 

@@ -97,7 +97,7 @@ class _Knockout:
         return ranking
 
     async def _best(self, players: Sequence[int]) -> int:
-        """Play the whole tree; earlier comparisons are reused."""
+        """Return the winner of a knockout of `players`; reuse earlier comparisons."""
         while len(players) > 1:
             pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
             # Most pairs of a replay were compared before and need no task.

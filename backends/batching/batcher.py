@@ -14,7 +14,7 @@ from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
 from backends.batching.queue_delay import QueueDelayPolicy
-from backends.batching.runner import Runner
+from backends.batching.runner import BatchRunner
 from backends.batching.submission import QueueLimits, SubmissionQueue
 from backends.batching.workers import WorkerThreads
 from backends.executors.base import ModelExecutor
@@ -86,7 +86,7 @@ class Batcher:
             share=share,
             clock=clock,
         )
-        runner = Runner(
+        runner = BatchRunner(
             executor=executor,
             queue=queue,
             meter=self._meter,

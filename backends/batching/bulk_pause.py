@@ -30,7 +30,7 @@ class BulkPause:
     """
 
     def __init__(self, share: float = BULK_SHARE) -> None:
-        self._rest = 1.0 / share - 1.0  # for each second of a batch
+        self._rest = 1.0 / share - 1.0  # seconds of pause per second of a batch
         self._longest = _LONGEST_PAUSE / self._rest if self._rest else math.inf
         self._interactive_until = -math.inf
         self._interactive_seconds = 0.0

@@ -85,7 +85,7 @@ class Meter:
                 # another thread has run them.
                 has_waited = self._has_waiting and waiting_since <= self._last_end
                 if not has_waited:
-                    # The expected work did not arrive: the device was idle.
+                    # The expected rows did not arrive, so the device was idle.
                     self._last_end = None
         return now
 

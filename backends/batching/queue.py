@@ -88,7 +88,7 @@ class RowQueue:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._delay = delay
-        self._share_ready = threading.Condition(lock)
+        self._rows_arrived = threading.Condition(lock)
         self.awaited = 0
         """The number of rows that a delayed thread waits for; 0 if no thread delays its batch."""
         self._running = 0
@@ -145,7 +145,7 @@ class RowQueue:
                 if any(row.due < self._least_due for row in rows):
                     self.awaited = 1
                 if self.rows >= self.awaited:
-                    self._share_ready.notify()
+                    self._rows_arrived.notify()
                 return
             # One thread is enough. It wakes another thread if its batch leaves rows.
             self._changed.notify()
@@ -174,7 +174,7 @@ class RowQueue:
                 is_timed = self.rows and not self.awaited
                 self._changed.wait(self._bulk.until - self._clock() if is_timed else None)
             if ended and self._delay is not None and not self.is_closed:
-                self._wait_for_share(self._delay, load, since)
+                self._delay_batch(self._delay, load, since)
             return not self.is_closed
 
     def end_running(self, ended: int) -> None:
@@ -182,9 +182,9 @@ class RowQueue:
         with self._changed:
             self._running -= ended
             if self.awaited and not self._running:
-                self._share_ready.notify()
+                self._rows_arrived.notify()
 
-    def _wait_for_share(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
+    def _delay_batch(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
         """Delay the next batch until enough rows wait, or until the delay is not worthwhile.
 
         The last batch ended at `since`.
@@ -201,12 +201,12 @@ class RowQueue:
         if left <= 0.0 or lead.due - now < seconds + left:
             return
         self.awaited, self._least_due = wanted, now + seconds + left
-        self._share_ready.wait_for(self._has_share, left)
+        self._rows_arrived.wait_for(self._has_enough_rows, left)
         self.awaited = 0
         if self._running:
             delay.learn(came_back=self.rows >= wanted)
 
-    def _has_share(self) -> bool:
+    def _has_enough_rows(self) -> bool:
         return self.is_closed or self.rows >= self.awaited or not self._running
 
     def take(self) -> DequeuedBatch | None:
@@ -229,7 +229,7 @@ class RowQueue:
                 return self._take_oldest(lead, now, dropped)
             choice = self._choose(lead, now)
             self._bulk.began(lead.lane, choice.seconds * self.slowness, now)
-            rows = self._gather(lead, choice, now, dropped)
+            rows = self._take_rows(lead, choice, now, dropped)
             return self._make_batch(rows, dropped, choice.release, choice.seconds)
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
@@ -257,7 +257,7 @@ class RowQueue:
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
-            self._share_ready.notify_all()
+            self._rows_arrived.notify_all()
             return rows
 
     def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -313,7 +313,7 @@ class RowQueue:
         full = len(rows) == limit
         return self._make_batch(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
-    def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
+    def _take_rows(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum([rows for _, rows in choice.lengths])
         indexes = self._of_request(lead), self._classes[lead.batch_class]
         rows = [lead]

@@ -54,7 +54,7 @@ class ParallelismChoice:
         return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)
 
 
-class Runner:
+class BatchRunner:
     """Runs the batches of one batcher; all its worker threads may call `run` concurrently."""
 
     def __init__(

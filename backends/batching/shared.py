@@ -177,7 +177,7 @@ class SharedRows:
             self._submit(fresh, caller)
 
     def collect(self, waiter: RowWaiter, caller: RowCaller) -> list[FloatArray]:
-        """Return the values of a waiter that has ended, and count its rows to `caller`."""
+        """Return the outputs of a waiter that has ended, and add its counts to `caller`."""
         waiter.leave()
         caller.rows += waiter.rows
         caller.cached += len(waiter.values) - waiter.rows

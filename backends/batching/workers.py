@@ -10,7 +10,7 @@ from backends.batching.loop_wakeup import CoreAffinity, LoopWakeup
 from backends.batching.meter import Meter
 from backends.batching.queue import DequeuedBatch
 from backends.batching.row import Outcome
-from backends.batching.runner import Runner
+from backends.batching.runner import BatchRunner
 from backends.batching.submission import SubmissionQueue
 from backends.errors import ExecutorDied
 
@@ -34,7 +34,7 @@ class WorkerThreads:
         submissions: SubmissionQueue,
         meter: Meter,
         share: DeviceShare,
-        runner: Runner,
+        runner: BatchRunner,
         affinity: CoreAffinity | None = None,
     ) -> None:
         self.failure: str | None = None

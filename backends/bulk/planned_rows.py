@@ -97,7 +97,7 @@ def _place(encoding: Encoding) -> tuple[int, bytes]:
     return len(encoding.ids), encoding.key
 
 
-class _Question(msgspec.Struct, frozen=True, eq=False):
+class _RowRequest(msgspec.Struct, frozen=True, eq=False):
     """Holds the rows for which an item waits."""
 
     batches: PlannedBatches
@@ -115,7 +115,7 @@ class RowRounds:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._questions: list[_Question] = []
+        self._requests: list[_RowRequest] = []
         self._reading = 0
         self._quiet = 0
         self._is_watching = False
@@ -126,7 +126,7 @@ class RowRounds:
     ) -> list[RowValue]:
         """Wait for the next round and return the output or the error of each row."""
         answer: asyncio.Future[list[RowValue]] = self._loop.create_future()
-        self._questions.append(_Question(batches, kind, encodings, answer))
+        self._requests.append(_RowRequest(batches, kind, encodings, answer))
         self._quiet = 0
         self._watch()
         return await answer
@@ -143,7 +143,7 @@ class RowRounds:
             self._watch()
 
     def _watch(self) -> None:
-        can_begin = self._questions and not self._reading and self._round is None
+        can_begin = self._requests and not self._reading and self._round is None
         if can_begin and not self._is_watching:
             self._quiet = 0
             self._is_watching = True
@@ -161,29 +161,29 @@ class RowRounds:
         self._round = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
-        questions, self._questions = self._questions, []
-        groups: dict[tuple[PlannedBatches, OutputKind], list[_Question]] = {}
-        for question in questions:
-            groups.setdefault((question.batches, question.kind), []).append(question)
+        requests, self._requests = self._requests, []
+        groups: dict[tuple[PlannedBatches, OutputKind], list[_RowRequest]] = {}
+        for request in requests:
+            groups.setdefault((request.batches, request.kind), []).append(request)
         for (batches, kind), group in groups.items():
             await _answer(group, batches, kind)
         self._round = None
         self._watch()
 
 
-async def _answer(group: Sequence[_Question], batches: PlannedBatches, kind: OutputKind) -> None:
-    encodings = [each for question in group for each in question.encodings]
+async def _answer(group: Sequence[_RowRequest], batches: PlannedBatches, kind: OutputKind) -> None:
+    encodings = [each for request in group for each in request.encodings]
     try:
         values = iter(await asyncio.to_thread(batches.run, encodings, kind))
     except Exception as error:  # noqa: BLE001 - otherwise, the items would wait forever
-        for question in group:
-            if not question.answer.done():
-                question.answer.set_exception(error)
+        for request in group:
+            if not request.answer.done():
+                request.answer.set_exception(error)
         return
-    for question in group:
-        own = [next(values) for _ in question.encodings]
-        if not question.answer.done():
-            question.answer.set_result(own)
+    for request in group:
+        own = [next(values) for _ in request.encodings]
+        if not request.answer.done():
+            request.answer.set_result(own)
 
 
 ROUNDS: ContextVar[RowRounds] = ContextVar("ROUNDS")

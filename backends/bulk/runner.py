@@ -315,10 +315,10 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Return the failure of an item that would fail again.
+    """Convert an error that would occur again to the outcome of its item.
 
     Raises:
-        BackendError: the failure may be temporary.
+        BackendError: the error may be temporary, so that a retry may succeed.
     """
     is_of_item = isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory)
     if error.retryable and not is_of_item:

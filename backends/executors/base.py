@@ -22,7 +22,7 @@ class ModelExecutor(Protocol):
     provider: str
     """The execution provider in use."""
     worker_threads: int
-    """How many threads may be inside `run` at once."""
+    """The maximum number of concurrent calls of `run`."""
     dimensions: int
     cost: CostModel
     """Predicts the time of `run` in one worker thread."""

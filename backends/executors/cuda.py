@@ -219,7 +219,7 @@ class _RunSlot:
             if graph:
                 self._bindings.keep(key)
             result = self._bindings.get(key).run(batch, run)
-        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
             failure = explain(error)
             self._done["out_of_memory"] += isinstance(failure, OutOfMemory)
             raise failure from error
@@ -231,7 +231,10 @@ class _RunSlot:
         return result
 
     def _options_of_run(self, graph: int, *, shrink: bool) -> Any:
-        """Return cached options that replay `graph` (0: none) or `shrink` the arena afterwards."""
+        """Return run options that use the captured graph number `graph` (0: none).
+
+        With `shrink`, the arena frees its unused memory after the run.
+        """
         if (made := self._run_options.get((graph, shrink))) is None:
             # Imported here because the library's environment is set when a session is opened.
             from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415

@@ -66,7 +66,7 @@ class OnnxExecutor(ModelExecutor):
         feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
             (result,) = session.run([self._source.outputs[batch.output]], feeds)
-        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
             raise explain(error) from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values

@@ -68,7 +68,7 @@ class OpenVinoExecutor(ModelExecutor):
                 values = values[:, :length]
             # Copy, because the next run reuses the request's arrays.
             return np.array(values, dtype=np.float32)
-        except Exception as error:  # OpenVINO's errors have no common base but this one
+        except Exception as error:  # OpenVINO's errors only share the base `Exception`
             raise explain(error, "OpenVINO") from error
         finally:
             self._requests.put(request)

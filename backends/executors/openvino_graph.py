@@ -60,7 +60,7 @@ def compile_graph(source: GraphSource, *, threads: int) -> CompiledGraph:
     try:
         graph = core.read_model(source.path)
         compiled = core.compile_model(graph, "CPU", _properties(source.profile, threads))
-    except Exception as error:  # OpenVINO's errors have no common base but this one
+    except Exception as error:  # OpenVINO's errors only share the base `Exception`
         raise ModelProblem(
             f"{source.path}: OpenVINO cannot load the graph: {first_line(error)}"
         ) from error

@@ -129,7 +129,7 @@ def save_packed(graph: Path, target: Path) -> None:
         onnxruntime.InferenceSession(
             str(graph), options, providers=[NAMES["cpu"]], disabled_optimizers=_UNWANTED["cpu"]
         )
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise OSError(first_line(error)) from error
 
 
@@ -157,7 +157,7 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
             enable_fallback=False,
             disabled_optimizers=_UNWANTED.get(options.provider, []),
         )
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise _unloadable(path, error) from error
     session.disable_fallback()
     check_provider(session, path, options)
@@ -186,7 +186,7 @@ def read_input_names(path: Path) -> list[str]:
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=[NAMES["cpu"]])
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise _unloadable(path, error) from error
     return [node.name for node in session.get_inputs()]
 

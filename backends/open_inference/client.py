@@ -214,7 +214,7 @@ class UpstreamClient:
                 raise http.client.HTTPException("the response is too large")
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
-        # `read1` leaves a response of known length open, and its connection unusable.
+        # After `read1`, a response of known length is still open, and blocks its connection.
         response.close()
         return bytes(body)
 
@@ -227,7 +227,7 @@ def _time_left(until: float) -> float:
 
 
 class _DeadlineResponse(http.client.HTTPResponse):
-    """Reads head and body of a response before the deadline of the call."""
+    """Is an HTTP response whose reads fail after the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any
@@ -237,7 +237,7 @@ class _DeadlineResponse(http.client.HTTPResponse):
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads from a socket with the remaining time of the call as the timeout of each read."""
+    """Reads from a socket. The timeout of each read is the remaining time of the call."""
 
     def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
         self._wire = wire

@@ -19,9 +19,9 @@ from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head
 from backends.plans import NO_MODEL, Assignment
 from backends.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
-from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
 from backends.serving.item_memory import open_memory
+from backends.serving.revision_counts import RevisionCounts
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
@@ -89,7 +89,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
             return ModelSetEntry(served_model=served_model, model_set=self)
         return self.kept.get(name)
 
-    def part(self, name: str) -> "ModelSet":
+    def subset(self, name: str) -> "ModelSet":
         """Return the subset of pipelines and encoders that the model `name` needs."""
         needed = self.needs.get(name, frozenset())
         return ModelSet(
@@ -190,7 +190,7 @@ class ServingCore:
         """The name patterns of the models that are served."""
         self.wanted: Collection[str] = ("*",)
         """The name patterns of the models that will be served once they are loaded."""
-        self.arms = ArmCounts()
+        self.revision_counts = RevisionCounts()
         # Upstream servers that are not ready at present.
         self.unready: frozenset[RemoteModelServer] = frozenset()
         self._clock = clock
@@ -251,7 +251,7 @@ class ServingCore:
         if served_model.find(call.task) is None:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
         if running.failure is not None:
-            raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
+            raise NotReady(f"the encoder of `{call.model}` has failed: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
         work = CallWork(
@@ -332,7 +332,7 @@ class ServingCore:
             problems=dict(self.model_set.problems),
             plans=self.plans,
             assignment=self.assignment,
-            arms=self.arms.statistics(self._mirror.statistics()),
+            arms=self.revision_counts.statistics(self._mirror.statistics()),
             gpu=self.gpu,
             report=self.report(),
         )
@@ -389,7 +389,7 @@ class ServingCore:
                 for encoder in reversed(encoders.values())
             ],
             shadows=(shadows := self._mirror.statistics()),
-            arms=self.arms.statistics(shadows),
+            arms=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
             models={info.name: info.revision for info in self.model_set.infos()},
         )

@@ -28,7 +28,7 @@ def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
             retry_after=RETRY_AFTER,
         )
 
-    # All items of an admitted call may wait.
+    # All items of an admitted call may wait for memory.
     return SharedBytes(
         limit_bytes,
         exhausted=exhausted,

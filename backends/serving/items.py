@@ -22,10 +22,10 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.arms import first_label
 from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
 from backends.serving.item_memory import check_fits, item_bytes
+from backends.serving.revision_counts import first_label
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
@@ -194,13 +194,15 @@ class ItemAnswerer:
     def _end(
         self, index: int, caller: RowCaller, kind: _Kind, error: BackendError | None = None
     ) -> None:
-        """Count how an item ended, and learn from it."""
+        """Count the end of an item, end its span, and learn from its work."""
         if caller.span is not NO_SPAN:
             failure = None if error is None else error.code
             caller.span.end("client_gone" if kind == "cancelled" else failure)
         self._core.count_item(self.call, kind)
         if caller.arm is not None and self._arm(caller):
-            self._core.arms.count(caller.arm, kind, self._clock() - self._received, caller.label)
+            self._core.revision_counts.count(
+                caller.arm, kind, self._clock() - self._received, caller.label
+            )
         is_late = kind == "expired"
         if kind == "cancelled":
             # A caller gives up at its own deadline, which may be slightly before the one here.

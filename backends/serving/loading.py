@@ -182,7 +182,7 @@ class _Loader:
             shadow,
             plan=model.shadow,
             mirror=self._shared.mirror,
-            arm="" if is_split else model.folder.name,
+            revision="" if is_split else model.folder.name,
         )
         if both is None:
             self.problems[name] = f"it is the shadow of `{model.name}`, but they share no task"

@@ -210,7 +210,7 @@ def _kept(
         is_broken = name in broken or base_name(name) in broken
         if name in model_set.served_models or not is_broken or name in catalogue.waiting:
             continue
-        part = source.model_set.part(name)
+        part = source.model_set.subset(name)
         if all(id(encoder.batcher) in usable for encoder in part.encoders):
             found[name] = ModelSetEntry(served_model=source.served_model, model_set=part)
     return found

@@ -19,7 +19,7 @@ class _Counts:
         self.labels: Counter[str] = Counter()
 
 
-class ArmCounts:
+class RevisionCounts:
     """Counts outcomes, durations and first labels by model and revision."""
 
     def __init__(self) -> None:
