@@ -103,7 +103,7 @@ def test_a_busy_port_is_one_line_and_exit_code_two(models: Path) -> None:
     ("options", "environment", "message"),
     [
         (("--models", "/nowhere"), {}, "`/nowhere` does not exist"),
-        ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT` is wrong"),
+        ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT`"),
         (("--host", "192.0.2.1"), {}, "cannot listen on 192.0.2.1"),
     ],
 )

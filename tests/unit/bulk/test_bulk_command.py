@@ -200,7 +200,7 @@ def test_large_rows_are_run_by_few(
         runs.append(len(items))
         return run(self, items)
 
-    monkeypatch.setattr("bulk.run._LOT_CHARACTERS", 12)
+    monkeypatch.setattr("bulk.run._MOST_CHARACTERS", 12)
     monkeypatch.setattr(BulkRunner, "run", count)
 
     result = bulk(source, tmp_path / "out")

@@ -48,7 +48,7 @@ def test_types_that_do_not_go_together_are_named(tmp_path: Path, kinds: tuple[st
 def test_a_value_beyond_its_type_is_named(tmp_path: Path, value: object) -> None:
     writer = ParquetWriter(tmp_path / "part", Task.TOKENIZE, {"id": arrow.int64()})
 
-    with pytest.raises(BulkStopped, match="column `id` has a value that is no int64"):
+    with pytest.raises(BulkStopped, match="column `id` has a value that is not int64"):
         writer.write([{"id": value}], [])
 
     writer.close()
