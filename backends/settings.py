@@ -1,4 +1,4 @@
-"""Reads the settings of a backend process: from the environment, then the command line."""
+"""Reads the settings of a backend process from the environment and the command line."""
 
 import difflib
 import math
@@ -15,7 +15,7 @@ from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
-# Settings of `sluicegate up`, which passes its whole environment on.
+# Variables of `sluicegate up`, which passes its whole environment to backends.
 _OF_GATEWAYS = (f"{PREFIX}MEMORY_LIMIT_BYTES",)
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -30,37 +30,52 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
-    `more_models` is a second repository: its models are served beside those of `models`, and of a
-    name that is in both, that of `models`.
-    `serves` names the models to serve, by patterns with commas between them; what these build on is
-    loaded, too. Gateways may assign others.
-    `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
-    found, or one per core);
-    `wide` says when a batch runs on all of them: by load, `always` or `never`.
-    `expanded_bytes` bounds what large items may take of memory together, as their labels, choices
-    or tokens are more than they themselves.
-    `max_batch_rows` of 0 is what `models tune` found, or what the device wants; so are
-    `max_batch_tokens` of 0, `gpu_memory_bytes` of 0 and `gpu_graph_rows` that are not given: see
-    `device_defaults`. `gpu_fp16` and `gpu_tf32` say which precisions a graph in fp32 may run in.
-    `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
-    of a class together, whatever their lengths.
-    `bulk_share` is the share of the time in which a bulk batch runs while interactive work comes.
-    `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
-    beyond it, the sessions used longest ago are closed until they are used again.
-    After SIGTERM a backend serves on for `shutdown_delay` and says that it is not ready; then
-    `drain` bounds the time that work in flight gets. `heartbeat_fd` is a pipe to a supervisor,
-    which watches that the event loop writes to it. A revision that was replaced while
-    serving answers calls that name it for `retire_after` more. `token` is a secret shared with
-    the gateways, and `second_token` is accepted beside it, while the secret is rotated; both are
-    taken from the environment alone. With `tls_certificate` (and `tls_key`,
-    where that file does not hold the key) TLS is served; with `tls_client_ca` callers
-    need a certificate of that CA. What begins with `gpu_` is for `cuda`
-    and `tensorrt` only.
-    `open_inference` has the graphs run by the server at `upstream_url`, so many batches at a time
-    of each as `upstream_runs`. That is also the server of models that name none; `upstream_token`,
-    from the environment alone, is sent to it and to no other.
-    `paced` computes nothing: a batch takes `paced_base`, and `paced_token` for each of its tokens,
-    in seconds of waiting. It is for tests of what surrounds a model.
+    Models:
+
+    - `more_models` is a second repository. If both have a model of one name, `models` wins.
+    - `serves` has name patterns of the models to serve, separated by commas. Models that these
+      build on are loaded, too. Gateways may assign other models.
+    - `retire_after`: for these seconds, a replaced revision still answers calls that name it.
+
+    Batches:
+
+    - `threads` is the number of worker threads per encoder (0: the value that `models tune` found,
+      or one per core). `wide` tells when one batch uses all threads: by load, `always` or `never`.
+    - `max_batch_rows`, `max_batch_tokens` and `gpu_memory_bytes` of 0, and an unset
+      `gpu_graph_rows`, mean the default for the device; see `device_defaults`.
+    - `batch_order` of `arrival` batches the oldest rows regardless of their length. It is a
+      baseline for benchmarks.
+    - `bulk_share` is the fraction of time for bulk batches while interactive batches come.
+
+    Memory:
+
+    - `expanded_bytes` limits the memory of all large items in progress, with their labels, choices
+      and tokens.
+    - `session_memory_bytes` limits the total size of open graphs (0: no limit). The least recently
+      used sessions are closed, and reopened on demand.
+
+    Stopping:
+
+    - After SIGTERM, a backend serves for another `shutdown_delay` and reports that it is not ready.
+      Then calls in flight get `drain` seconds.
+    - `heartbeat_fd` is a pipe to a supervisor, to which the event loop writes regularly.
+
+    Trust:
+
+    - `token` is a secret shared with the gateways. `second_token` is accepted, too, while the
+      secret is rotated. Both can only be set in the environment.
+    - `tls_certificate` enables TLS; `tls_key` is needed if the certificate's file does not contain
+      the key. With `tls_client_ca`, callers need a certificate of this CA.
+
+    Providers:
+
+    - Settings that begin with `gpu_` apply to `cuda` and `tensorrt` only. `gpu_fp16` and `gpu_tf32`
+      allow these precisions for a graph in fp32.
+    - `open_inference` runs all graphs on the server at `upstream_url`, with `upstream_runs` batches
+      of each graph at a time. This is also the default server of models with an `upstream`.
+      `upstream_token` is only sent to this server, and can only be set in the environment.
+    - `paced` computes nothing. A batch waits `paced_base` seconds, and `paced_token` seconds for
+      each of its tokens. It is for tests without models.
     """
 
     models: Path = Path("models")
@@ -117,25 +132,25 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def own_assignment(self) -> tuple[str, ...]:
-        """The patterns of `serves`."""
+        """The name patterns of `serves`."""
         return tuple(filter(None, (each.strip() for each in self.serves.split(","))))
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The secrets of which a caller must have one."""
+        """The accepted secrets; a caller must send one of them."""
         return tuple(filter(None, (self.token, self.second_token)))
 
     @property
     def worker_threads(self) -> int:
-        """How many runs an encoder does at a time."""
+        """The number of concurrent runs of an encoder."""
         return self.threads or usable_cores()
 
 
 def read_settings(environment: Mapping[str, str] | None = None, **given: object) -> BackendSettings:
-    """Return the settings; `given` (what is not `None`) wins over `environment`.
+    """Return the settings; values of `given` that are not `None` override `environment`.
 
     Raises:
-        StartProblem: a value is wrong; the message names its variable.
+        StartProblem: a value is invalid; the message names its variable.
     """
     if environment is None:
         environment = os.environ
@@ -150,31 +165,31 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
     try:
         settings = msgspec.convert(values, BackendSettings, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise StartProblem(f"a setting is wrong: {error}") from None
+        raise StartProblem(f"a setting is invalid: {error}") from None
     if not settings.own_assignment:
         raise StartProblem(
-            f"`{PREFIX}SERVES` is wrong: it names no model; write `*` for all, or `-` for "
-            "none until a gateway assigns some"
+            f"`{PREFIX}SERVES` names no model; write `*` for all models, or `-` for none until a "
+            "gateway assigns some"
         )
     _check_tokens(settings)
     if not math.isfinite(settings.drain):
-        raise StartProblem("a setting is wrong: `drain` must be a finite number of seconds")
+        raise StartProblem("a setting is invalid: `drain` must be a finite number of seconds")
     return settings
 
 
 def _check_tokens(settings: BackendSettings) -> None:
-    """Refuse tokens that no header can carry, without showing them."""
+    """Refuse tokens that cannot be sent in a header, without showing them in the message."""
     for name in ("token", "second_token"):
         value = getattr(settings, name)
         if value != value.strip() or not value.isprintable():
             raise StartProblem(
-                f"`{PREFIX}{name.upper()}` cannot be sent in a header: is there a line break in it,"
-                " or a blank at one of its ends?"
+                f"`{PREFIX}{name.upper()}` cannot be sent in a header; remove line breaks, and "
+                "spaces at its ends"
             )
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that begins like a setting of backends and is none."""
+    """Yield a warning for each variable with the prefix of settings that is not a setting."""
     known = [PREFIX + field.name.upper() for field in msgspec.structs.fields(BackendSettings)]
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable in (*known, *_OF_GATEWAYS):
@@ -189,38 +204,38 @@ def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:
         return msgspec.convert(text, field.type, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         name = PREFIX + field.name.upper()
-        raise StartProblem(f"`{name}` is wrong: {error}") from None
+        raise StartProblem(f"`{name}` is invalid: {error}") from None
 
 
 def _path(kind: type, value: object) -> object:
-    """Make the one type msgspec does not know."""
+    """Convert to `Path`, the only type here that msgspec does not support."""
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
 def process_environment() -> MutableMapping[str, str]:
-    """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
+    """Return the process's environment, for libraries that read it, such as OpenTelemetry."""
     return os.environ
 
 
 def foreign_environment() -> dict[str, str]:
-    """Return the environment for a process that runs foreign code: no setting, so no secret."""
+    """Return the environment for a process with foreign code: without settings and secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PROJECT)}
 
 
 def quiet_libraries() -> None:
-    """Configure native libraries, before their import, to send nothing and start no threads.
+    """Disable telemetry of ONNX Runtime and threads of tokenizers; call this before their import.
 
-    ONNX Runtime sends telemetry by default; tokenizers would start a thread per core.
+    By default, ONNX Runtime sends telemetry, and tokenizers start a thread per core.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def limit_blas_threads() -> None:
-    """Have numpy multiply matrices in the calling thread; to be called before its first import.
+    """Make numpy multiply matrices in the calling thread; call this before importing numpy.
 
-    OpenBLAS would start a thread for each core, which waits for the next product by spinning, and
-    a product would wait for these threads: behind those that run models, for tenths of a second.
+    By default, OpenBLAS starts a thread per core, and a product waits for all of them. They compete
+    with the threads that run models, so a product may take tenths of a second.
     """
     for name in _BLAS_THREADS:
         os.environ.setdefault(name, "1")

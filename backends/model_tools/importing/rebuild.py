@@ -134,5 +134,5 @@ def _run(
     try:
         feeds = {n.name: given[n.name].astype(types[n.type]) for n in session.get_inputs()}
         return dict(zip(names, session.run(names, feeds), strict=True))
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise ModelProblem(f"it cannot be run: {type(error).__name__}") from error
