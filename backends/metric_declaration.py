@@ -1,7 +1,8 @@
 """Declares the metrics of gateways and backends.
 
 The lists are in `gateway/telemetry/catalogue.py` and `backends/telemetry/catalogue.py`. They define
-the exported metrics and the page `docs/metrics.md`. Tests compare dashboards and rules with them.
+the exported metrics and the page `docs/reference/metrics.md`. Tests compare dashboards and rules
+with them.
 """
 
 from enum import StrEnum
