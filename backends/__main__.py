@@ -1,4 +1,4 @@
-"""Runs `python -m backends`; `sluicegate` executes this and shows its own name in the usage."""
+"""Runs `python -m backends`, which is also `sluicegate backend` and `sluicegate models`."""
 
 import gc
 import sys
@@ -6,7 +6,7 @@ import sys
 
 def run() -> None:
     """Import the command line and run it."""
-    # Modules stay: collections while they are imported would take a fifth of the start.
+    # Modules are never freed. Garbage collection during imports would take a fifth of the start.
     gc.disable()
     from backends.settings import limit_blas_threads  # noqa: PLC0415
 

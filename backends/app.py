@@ -1,4 +1,4 @@
-"""Composes a backend: loads its models, serves them, drains."""
+"""Composes a backend: loads its models, serves them and drains."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ from backends.telemetry.spans import NO_TRACING, Tracing
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
 _DEVICE_FAILED = 70
-# Seconds for the driver's answer where models run on the CPU.
+# Timeout in seconds for the GPU driver if models run on the CPU.
 _METRICS_PATIENCE = 5.0
 
 
@@ -58,17 +58,17 @@ async def open_backend(
     try_forms: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
     while_loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncIterator[Repository]:
-    """Load the repository and run the threads of its encoders.
+    """Load the repository and run its encoders' threads in the `async with` block.
 
     Raises:
-        StartProblem: there is no repository.
+        StartProblem: the repository's folder is missing.
     """
     quiet_libraries()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
-        # One thread for all models: what costs nothing holds up no rows.
+        # One thread for tokenizer tasks of all models, so that these do not delay rows.
         token_pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="tokens"))
         tools = LoadingTools(
             settings=settings,
@@ -118,34 +118,34 @@ def make_routes(
 
 
 def serve(settings: BackendSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is in flight.
+    """Serve until SIGTERM or SIGINT, then finish the calls in flight.
 
     Raises:
-        StartProblem: the address is taken, there is no repository, certificates cannot be used,
-            or everybody on the network would be trusted.
+        StartProblem: the address is in use, the repository's folder is missing, certificates cannot
+            be used, or anybody on the network could send calls.
     """
     parent = os.getppid()
-    # A worker thread that returns from the model must not wait 5 ms for a busy loop.
+    # By default, a worker thread that returns from the model may wait 5 ms for the GIL.
     sys.setswitchinterval(_SWITCH)
     tls = server_tls(settings)
-    # Before anything is loaded: a second backend on a port must fail at once.
+    # Bind before loading models, so that a second backend on the port fails immediately.
     with bind(settings.host, settings.port) as listener:
         check_trust(settings, listener.getsockname()[0])
         uvloop.run(_serve(settings, listener, tls, parent))
 
 
 def check_trust(settings: BackendSettings, address: str) -> None:
-    """Check that only trusted callers can send calls, which name their tenants.
+    """Check that only trusted callers can send calls, because a call names its tenant itself.
 
     Raises:
-        StartProblem: anybody on the network could, at this address.
+        StartProblem: anybody on the network could send calls to this address.
     """
     is_guarded = settings.tokens or settings.tls_client_ca is not None
     if not is_guarded and not ip_address(address).is_loopback:
         raise StartProblem(
-            f"anybody who reaches {address} could give work in any tenant's name: share a secret "
-            "with the gateways (`SLUICEGATE_BACKEND_TOKEN`), demand client certificates "
-            "(`SLUICEGATE_BACKEND_TLS_CLIENT_CA`), or listen on loopback"
+            f"anybody who can reach {address} could send calls in the name of any tenant; set a "
+            "secret that is shared with the gateways (`SLUICEGATE_BACKEND_TOKEN`), require client "
+            "certificates (`SLUICEGATE_BACKEND_TLS_CLIENT_CA`), or listen on loopback"
         )
 
 
@@ -155,7 +155,7 @@ async def _serve(
     tracing = NO_TRACING
     if settings.traces:
         drop_unusable(process_environment())
-        # The SDK reads the environment as it is imported.
+        # The SDK reads the environment when it is imported.
         from backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
 
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
@@ -169,21 +169,21 @@ async def _serve(
         while_loading=partial(watch_while_loading, settings, gpus, end_with_device),
     ) as repository:
         core = repository.core
-        # Not before: the loop waits for the models to be opened.
+        # Start measuring only now, because loading models has blocked the event loop.
         process = ProcessFigures()
         with heartbeat(settings.heartbeat_fd), process.measured():
             for name, reason in core.model_set.problems.items():
-                _log.error("a model is broken", extra={"model": name, "reason": reason})
-            # Models stay: the collector need not traverse them.
+                _log.error("cannot load a model", extra={"model": name, "reason": reason})
+            # Models stay in memory, so the garbage collector need not traverse them.
             gc.collect()
             gc.freeze()
-            # Requests leave no cycles worth looking for every 700 objects.
+            # Requests create few reference cycles, so collect less often than every 700 objects.
             gc.set_threshold(20_000, 20, 20)
             routes = make_routes(repository, settings, tracing, process, gpus)
             server = BackendServer(routes, tls)
             host, port = listener.getsockname()[:2]
             serves = {"address": f"{host}:{port}", "provider": core.state().provider}
-            _log.info("backend serves", extra=serves)
+            _log.info("backend started", extra=serves)
             async with _following(tls), _pushing(settings, routes):
                 watch = watch_device(settings, core, gpus)
                 await run_until_stopped(server, listener, core, settings, parent, watch)
@@ -193,10 +193,10 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with the defaults of the GPU that they name, of which `read` tells.
+    """Return the settings with defaults for the GPU that they name, which `read` describes.
 
     Raises:
-        StartProblem: there is no repository.
+        StartProblem: the repository's folder is missing.
     """
     if settings.provider not in GPU_PROVIDERS:
         return settings
@@ -212,7 +212,7 @@ def at_device(
         processes=settings.gpu_processes,
     )
     _log.info(
-        "the defaults of a GPU are taken",
+        "using the defaults for a GPU",
         extra={
             "device": device.name or "unknown",
             "arena_bytes": settings.gpu_memory_bytes,
@@ -225,7 +225,7 @@ def at_device(
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
-    """Reload certificates: on SIGHUP at once, else within seconds."""
+    """Reload changed certificates in the `async with` block: on SIGHUP, or within seconds."""
     loop = asyncio.get_running_loop()
     reload_requested = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
@@ -238,13 +238,13 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[None]:
-    """Push metrics, where the environment asks for that."""
+    """Push metrics in the `async with` block, if the environment configures it."""
     if not settings.pushes_metrics:
         yield
         return
     environ = process_environment()
     drop_unusable(environ)
-    # The SDK reads the environment as it is imported.
+    # The SDK reads the environment when it is imported.
     from backends.otlp_metrics import open_pusher  # noqa: PLC0415
 
     attributes = {
@@ -271,10 +271,10 @@ async def run_until_stopped(
     parent: int,
     watch: DeviceWatch | None = None,
 ) -> None:
-    """Serve until a signal, or until the parent ends if so set; then drain.
+    """Serve until a signal, or until the parent process ends with `exit_with_parent`; then drain.
 
-    When `watch` says that the device has failed, the process ends at once: work on the device may
-    hang for ever, and the gateways send it elsewhere as soon as their connections end.
+    If `watch` reports that the device has failed, the process ends immediately. Runs on the device
+    may hang, and gateways retry calls elsewhere as soon as their connections end.
     """
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:
@@ -302,10 +302,10 @@ async def _end_with_device(watch: DeviceWatch) -> None:
 
 
 def end_with_device(reason: str) -> None:
-    """End the process at once, because of a GPU that has failed."""
-    _log.critical("the GPU has failed: this process ends", extra={"reason": reason})
+    """End the process immediately, because the GPU has failed."""
+    _log.critical("the GPU has failed; this process ends", extra={"reason": reason})
     logging.shutdown()
-    os._exit(_DEVICE_FAILED)  # no library may wait for the device
+    os._exit(_DEVICE_FAILED)  # a normal exit could wait for the device forever
 
 
 async def leave(
@@ -315,7 +315,7 @@ async def leave(
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
-    """Report not ready and serve on for a while, then accept nothing more, then drain."""
+    """Report not ready but serve for `shutdown_delay`; then refuse connections and drain."""
     if server.started:
         core.leaving = True
         server.make_answers_last()
@@ -327,12 +327,12 @@ async def leave(
 
 
 async def drain(core: ServingCore, bound: float) -> None:
-    """Take no more calls and wait until those in flight are answered, no longer than `bound`."""
+    """Refuse new calls, and wait up to `bound` seconds for the calls in flight."""
     core.draining = True
     try:
         async with asyncio.timeout(bound):
             await core.idle()
     except TimeoutError:
         _log.warning(
-            "the drain timeout is over; calls are cut", extra={"calls": core.calls_in_flight}
+            "the drain timeout is over; ending calls", extra={"calls": core.calls_in_flight}
         )

@@ -1,8 +1,8 @@
-"""Divides a budget of bytes fairly among keys; a request without room waits for it.
+"""Divides a memory budget fairly among keys; requests wait for room.
 
-The keys are API keys in gateways and the scopes of items in backends. A key may hold eight times
+The keys are API keys in gateways, and the scopes of items in backends. A key may hold eight times
 the bytes that are free (the dynamic threshold of Choudhury and Hahne 1998). So a single key can
-hold 8/9 of the budget, and another key still finds room at once.
+hold 8/9 of the budget, and another key still finds room immediately.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 LARGE: Final = 256 * 1024
-"""Requests up to this size hold nothing: their number is bounded elsewhere."""
+"""Requests up to this many bytes are not counted, because their number is limited elsewhere."""
 _OF_FREE = 8
 """A key may hold this many times the free bytes."""
 RETRY_AFTER: Final = 1.0
@@ -28,10 +28,10 @@ class _Waiting:
 
 
 class SharedBytes:
-    """Counts the bytes that keys hold of `limit_bytes`. It belongs to one event loop.
+    """Counts the bytes of `limit_bytes` that each key holds. Belongs to one event loop.
 
-    Waiting keys take turns. A key that holds nothing has the next turn: until it has its bytes, no
-    other request gets any. `exhausted` makes the error of a request that finds no room.
+    Waiting keys take turns. While a key that holds nothing waits, no other request gets bytes.
+    `exhausted` creates the error of a request that finds no room.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SharedBytes:
         most_waiting_of_key: int = 32,
     ) -> None:
         self.limit_bytes = limit_bytes
-        """May be changed at any time; bytes that are held stay held."""
+        """May change at any time; keys keep the bytes that they hold."""
         self.used_bytes = 0
         self.exhausted = exhausted
         self._clock = clock
@@ -52,7 +52,7 @@ class SharedBytes:
         self._most_waiting_of_key = most_waiting_of_key
         self._held: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, deque[_Waiting]] = {}
-        """The requests that wait, by key; the key whose turn is next comes first."""
+        """The waiting requests by key, in the order of the keys' turns."""
         self.waits = 0
 
     def held_by(self, key: Hashable) -> int:
@@ -60,7 +60,7 @@ class SharedBytes:
         return self._held.get(key, 0)
 
     def try_hold(self, key: Hashable, size: int) -> bool:
-        """Hold bytes for a key and return `True`, or return `False` if it has to wait."""
+        """Hold bytes for a key and return `True`, or return `False` if there is no room."""
         if self._waiting and (key in self._waiting or self._has_turn()):
             return False
         if not self._fits(key, size):
@@ -69,10 +69,10 @@ class SharedBytes:
         return True
 
     async def hold(self, key: Hashable, size: int, deadline: float) -> None:
-        """Hold bytes for a key as soon as there is room; `deadline` is a time of the clock.
+        """Wait for room and hold bytes for a key; `deadline` is a time of the clock.
 
         Raises:
-            Exception: the error of `exhausted`, if there is no room until the deadline or too many
+            Exception: the error of `exhausted`, if there is no room before the deadline or too many
                 requests wait.
         """
         if self.try_hold(key, size):
@@ -95,7 +95,7 @@ class SharedBytes:
             raise
 
     def release(self, key: Hashable, size: int) -> None:
-        """Return bytes that a key holds, and give them to requests that wait."""
+        """Free bytes that a key holds, and give them to waiting requests."""
         self.used_bytes -= size
         held = self._held[key] - size
         if held:
@@ -106,7 +106,7 @@ class SharedBytes:
             self._grant()
 
     def largest(self) -> int:
-        """Return the most bytes that a key can ever hold."""
+        """Return the maximum bytes that a single key can hold."""
         return self.limit_bytes * _OF_FREE // (_OF_FREE + 1)
 
     def _fits(self, key: Hashable, size: int) -> bool:
@@ -119,11 +119,11 @@ class SharedBytes:
             self._held[key] = self._held.get(key, 0) + size
 
     def _has_turn(self) -> bool:
-        """Tell whether a waiting key holds nothing, and so has the next turn."""
+        """Return whether a waiting key holds nothing, and so has the next turn."""
         return any(key not in self._held for key in self._waiting)
 
     def _grant(self) -> None:
-        """Give what is free to the requests that wait, key by key."""
+        """Give free bytes to waiting requests, key by key."""
         is_moving = True
         while is_moving:
             is_moving = False
@@ -139,14 +139,14 @@ class SharedBytes:
         self.waits -= 1
         del self._waiting[key]
         if waiting:
-            self._waiting[key] = waiting  # behind the other keys
+            self._waiting[key] = waiting  # moves the key behind the others
         self._add(key, first.size)
         first.is_granted = True
-        if not first.woken.cancelled():  # else it returns them as it leaves
+        if not first.woken.cancelled():  # a cancelled request frees its bytes in `_leave`
             first.woken.set_result(None)
 
     def _leave(self, key: Hashable, waiting: _Waiting) -> None:
-        """Forget a request that ended while it waited."""
+        """Remove a request that ended while it waited."""
         if waiting.is_granted:
             self.release(key, waiting.size)
             return

@@ -1,4 +1,4 @@
-"""Defines the command line of a backend: serve, and inspect a model repository."""
+"""Defines the commands of a backend: serve models, and inspect a model repository."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ from backends.telemetry.spans import NO_TRACING
 
 _log = logging.getLogger(__name__)
 _CANNOT_START = 2
-# By itself, CUDA would begin with the fastest card.
+# By default, CUDA numbers the fastest card first.
 _ORDER = "PCI_BUS_ID"
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
@@ -49,7 +49,7 @@ _MODELS = click.option(
 _MORE_MODELS = click.option(
     "--more-models",
     type=click.Path(path_type=Path),
-    help="A second repository; of a name in both, the model of the first is served.",
+    help="A second repository. If both have a model of one name, the first repository's is used.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _EXAMPLES = {
@@ -62,11 +62,11 @@ _EXAMPLES = {
     "sync": "models sync s3://bucket/models ./models --watch 30",
     "tune": "models tune sentiment --models ./models --texts texts.csv",
 }
-"""A line of each command about models, which `--help` shows."""
+"""An example for the `--help` of each `models` command."""
 
 
 class _OneLineGroup(click.Group):
-    """Prints the problems of its commands in one line."""
+    """Prints the `StartProblem` of a command as one line."""
 
     @override
     def invoke(self, ctx: click.Context) -> object:
@@ -76,7 +76,7 @@ class _OneLineGroup(click.Group):
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """A Sluicegate backend: serves the models of a repository."""
+    """Serve the models of a repository, and manage model repositories."""
 
 
 @main.command(
@@ -86,22 +86,24 @@ def main() -> None:
 @_MORE_MODELS
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on.")
-@click.option("--region", help="Region this backend belongs to.")
+@click.option("--region", help="Region of this backend.")
 @click.option("--id", "backend_id", help="Name of this backend, unique in its region.")
-@click.option("--threads", type=int, help="One-thread runs at a time (0: one per core).")
-@click.option("--provider", type=click.Choice(get_args(Provider)), help="What runs the models.")
-@click.option("--drain", type=float, help="Seconds for work in flight after SIGTERM.")
+@click.option("--threads", type=int, help="Number of worker threads (0: one per core).")
+@click.option(
+    "--provider", type=click.Choice(get_args(Provider)), help="Runtime that runs the models."
+)
+@click.option("--drain", type=float, help="Seconds to finish calls in flight after SIGTERM.")
 @click.option(
     "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
 )
 def serve_command(**options: object) -> None:
     """Serve the models until SIGTERM.
 
-    Every option can be set as SLUICEGATE_BACKEND_<NAME>; so can SLUICEGATE_BACKEND_TOKEN, the
-    secret shared with the gateways.
+    Every option can also be set in the environment, as SLUICEGATE_BACKEND_<NAME>. Set the secret
+    that is shared with the gateways as SLUICEGATE_BACKEND_TOKEN.
     """
     with _one_line("backend"):
-        # Options are named as the settings that they set.
+        # Options have the names of settings.
         settings = read_settings(None, **options)
         configure_logging()
         check_runtime(settings)
@@ -111,12 +113,13 @@ def serve_command(**options: object) -> None:
 
 
 def check_runtime(settings: BackendSettings) -> None:
-    """Make sure that the installed runtime can use the device, before anything imports it.
+    """Check that the installed ONNX Runtime can use the device; call this before importing it.
 
-    CUDA numbers GPUs as the driver and `nvidia-smi` do from then on.
+    This also makes CUDA number GPUs like the driver and `nvidia-smi`.
 
     Raises:
-        StartProblem: two runtimes are installed, or there is no GPU for a provider that needs one.
+        StartProblem: two builds of ONNX Runtime are installed, or the provider needs a GPU and
+            there is none.
     """
     if conflict := conflict_of_runtimes():
         raise StartProblem(conflict)
@@ -125,24 +128,24 @@ def check_runtime(settings: BackendSettings) -> None:
     found = find_gpus()
     if found.reason:
         raise StartProblem(
-            f"the provider is `{settings.provider}`, and it cannot run: {found.reason}. To run "
-            "models on the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
+            f"the provider `{settings.provider}` cannot run: {found.reason}. To run models on the "
+            "CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
         )
     order = process_environment().setdefault("CUDA_DEVICE_ORDER", _ORDER)
     visible = process_environment().get("CUDA_VISIBLE_DEVICES", "")
     is_numbered = not visible.startswith(("GPU-", "MIG-"))
     if order != _ORDER and is_numbered and (visible or len(found.gpus) > 1):
         _log.warning(
-            "`CUDA_DEVICE_ORDER` is `%s`: a number may mean one GPU to CUDA and another to the "
-            "driver, by which this backend watches and measures its GPU. Unset it, or name GPUs by "
-            "UUID in `CUDA_VISIBLE_DEVICES`",
+            "`CUDA_DEVICE_ORDER` is `%s`, so CUDA and the driver may number GPUs differently, and "
+            "this backend may watch and measure the wrong GPU. Unset it, or name GPUs by UUID in "
+            "`CUDA_VISIBLE_DEVICES`",
             order,
         )
 
 
 @main.group("models", cls=_OneLineGroup)
 def models_group() -> None:
-    """Look into a model repository, and tune its models."""
+    """Inspect, import, tune and copy the models of a repository."""
 
 
 # `sluicegate backend` shows its own name.
@@ -160,7 +163,7 @@ models_group.add_command(sync_command)
 @_MORE_MODELS
 @_JSON
 def list_command(models: Path | None, more_models: Path | None, *, as_json: bool) -> None:
-    """List what a backend would serve, and what it would not."""
+    """List the models that a backend would serve, and the broken models."""
     settings = read_settings(models=models, more_models=more_models)
     catalogue = _read(settings)
     infos, problems = describe(catalogue)
@@ -172,9 +175,10 @@ def list_command(models: Path | None, more_models: Path | None, *, as_json: bool
 @_MORE_MODELS
 @_JSON
 def check_command(models: Path | None, more_models: Path | None, *, as_json: bool) -> None:
-    """Load every model and run it once; exit with 1 when one is broken.
+    """Load every model and run it once; exit with status 1 if a model is broken.
 
-    Shows what was inferred of a model whose `model.yaml` leaves it out, and from which file.
+    Shows the properties that were inferred because `model.yaml` does not state them, and the files
+    they come from.
     """
     settings = read_settings(models=models, more_models=more_models)
     infos, problems = asyncio.run(_load_all(settings))
@@ -213,7 +217,7 @@ def _print(
         click.echo(json.dumps(document, indent=2))
         return
     for info in infos:
-        tasks = ", ".join(info.tasks) or "(only below others)"
+        tasks = ", ".join(info.tasks) or "(only for other models)"
         click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}")
         if model := inferred.get(info.name):
             for line in describe_model(info, model):
@@ -224,7 +228,7 @@ def _print(
 
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
-    """Print a problem that prevents the start as one line, and exit with 2."""
+    """Print a `StartProblem` as one line and exit with status 2."""
     try:
         yield
     except StartProblem as error:

@@ -1,7 +1,7 @@
-"""Chooses the settings that depend on the device, where nobody has set them.
+"""Chooses defaults of settings that depend on the device.
 
-A CPU wants batches of a few rows. A GPU is idle with these, and has a memory of its own to divide.
-`docs/configuration.md` has a row with the reason for each of these defaults.
+A CPU is fastest with batches of a few rows. A GPU needs larger batches, and its memory must be
+divided among models. `docs/configuration.md` gives the reason for each default.
 """
 
 import re
@@ -14,18 +14,17 @@ from backends.settings import BackendSettings
 
 _ROWS, _GPU_ROWS = 16, 256
 _TOKENS, _GPU_TOKENS = 4096, 32_768
-# What a token of a batch takes of the arena at most: activations in fp32 of a model of BERT-large's
-# size at 512 tokens. Each run in flight has a batch.
+# The arena memory per token of a batch: the fp32 activations of BERT-large at 512 tokens.
 _BYTES_PER_TOKEN = 64 * 1024
-# Libraries, captured graphs and the CUDA context are outside every arena.
+# The fraction of device memory for libraries, captured graphs and the CUDA context.
 _RESERVE = 0.1
 _GRAPH_ROWS = 4
-# The forms whose shapes follow from those of their inputs alone: no other can be captured.
+# Matches the graph variants that CUDA can capture: their shapes depend only on input shapes.
 _CAPTURED = re.compile(r"\.cuda-(fused|heads|ranges)(-\w+)?\.onnx$")
 
 
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds a batch: its rows, and its tokens with padding."""
+    """Limits a batch: its rows, and its tokens with padding."""
 
     rows: int = 16
     tokens: int = 4096
@@ -34,28 +33,28 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 def with_device_defaults(
     settings: BackendSettings, *, gpu_memory_bytes: int, encoders: int, processes: int
 ) -> BackendSettings:
-    """Return the settings with what follows from the memory of the device, where that is not set.
+    """Return the settings with a default for `gpu_memory_bytes`, the arena size of a model.
 
-    `gpu_memory_bytes` is 0 where the driver does not tell. `processes` share the device, with
-    `encoders` in each.
+    `gpu_memory_bytes` is the memory of the device, or 0 if the driver does not tell it. `processes`
+    processes with `encoders` encoders each share the device.
     """
     if settings.provider not in GPU_PROVIDERS or settings.gpu_memory_bytes:
         return settings
-    # One more: a new revision is loaded while the one before it serves.
+    # One more encoder, because a new revision is loaded while the old one serves.
     shares = processes * (encoders + 1)
     arena = int(gpu_memory_bytes * (1 - _RESERVE)) // shares
     return msgspec.structs.replace(settings, gpu_memory_bytes=arena)
 
 
 def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:
-    """Return the rows of a batch: the setting, or else the `tuned` value."""
+    """Return the maximum rows of a batch: the setting, the `tuned` value or the default."""
     if settings.max_batch_rows:
         return settings.max_batch_rows
     return tuned or (_GPU_ROWS if settings.provider in GPU_PROVIDERS else _ROWS)
 
 
 def batch_tokens(settings: BackendSettings) -> int:
-    """Return the tokens of a batch: on a GPU as many as a run's share of the arena holds."""
+    """Return the maximum tokens of a batch: the setting, or a default that fits into the arena."""
     if settings.max_batch_tokens:
         return settings.max_batch_tokens
     if settings.provider not in GPU_PROVIDERS:
@@ -68,14 +67,14 @@ def batch_tokens(settings: BackendSettings) -> int:
 
 
 def batch_bounds(settings: BackendSettings) -> BatchBounds:
-    """Return what a batch holds at most, of a model that nobody has tuned."""
+    """Return the limits of a batch of a model without tuned values."""
     return BatchBounds(rows=batch_rows(settings), tokens=batch_tokens(settings))
 
 
 def graph_rows(settings: BackendSettings, graph: Path) -> int:
-    """Return the rows up to which batches of a graph are captured; 0 is none.
+    """Return the maximum rows of batches that run as captured CUDA graphs; 0 disables capture.
 
-    Without a setting, only forms are captured that can be, and by CUDA alone.
+    By default, only graph variants that can be captured are, and only with the provider `cuda`.
     """
     if settings.gpu_graph_rows is not None:
         return settings.gpu_graph_rows

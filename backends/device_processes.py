@@ -1,15 +1,15 @@
-"""Says how many backends share a GPU: one process of Python does not fill a large one."""
+"""Chooses how many backends share a GPU, because one Python process cannot feed a large GPU."""
 
-# Decision 0037 has the measurements: of eight cores, backends take five, the gateway and Valkey the
-# rest; and six backends answer 50,000 rows a second, which is what the largest cards are meant to.
+# Decision 0037 has the measurements. Backends take five of eight cores; the gateway and Valkey take
+# the rest. Six backends answer 50,000 rows a second, which is enough for the largest cards.
 _BACKEND_SHARE = 5 / 8
 _MOST = 6
 
 
 def processes_for_a_gpu(cores: int, gpus: int) -> int:
-    """Return how many backends run on each of `gpus` devices of a machine with so many cores.
+    """Return how many backends to run on each GPU of a machine with `cores` cores.
 
-    Each holds the weights and a context of the device, so there are no more than it needs.
+    The number is bounded, because each backend has its own copy of the weights and a CUDA context.
     """
     if gpus < 1:
         return 1

@@ -1,13 +1,13 @@
-"""Counts durations in buckets, at little cost; gateways and backends share it."""
+"""Counts durations in histogram buckets; gateways and backends use it."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 
 class DurationCounts:
-    """Counts durations by the buckets whose upper `bounds` are given, and beyond. Not thread-safe.
+    """Counts durations in buckets with these upper `bounds`, and one bucket above. Not thread-safe.
 
-    An observation costs half a microsecond.
+    `add` takes half a microsecond.
     """
 
     __slots__ = ("_bounds", "counts", "total")
@@ -18,12 +18,12 @@ class DurationCounts:
         self.total = 0.0
 
     def add(self, duration: float, count: int = 1) -> None:
-        """Count `count` durations of so many seconds."""
+        """Count a duration of `duration` seconds, `count` times."""
         self.counts[bisect_left(self._bounds, duration)] += count
         self.total += duration * count
 
     def seen(self) -> tuple[tuple[int, ...], float]:
-        """Return the counts and the sum so far."""
+        """Return the counts by bucket, and the sum in seconds."""
         return tuple(self.counts), self.total
 
     def take(self) -> tuple[list[int], float]:

@@ -1,7 +1,7 @@
 """Defines the errors of a backend.
 
     BackendError                        status  code                 retryable
-    ├── CallRefused                     the whole call
+    ├── CallRefused                     (affects the whole call)
     │   ├── BadCall                     400     bad_call             no
     │   ├── Unauthorized                401     unauthorized         no
     │   ├── ModelNotFound               404     model_not_found      no
@@ -17,17 +17,17 @@
     ├── ExecutorDied                    503     executor_died        yes
     ├── UpstreamUnavailable             503     upstream_unavailable yes
     └── DeadlineExceeded                504     deadline_exceeded    no
-    StartProblem                        one line for the person who starts the process
-    └── ModelProblem                    one model of the repository cannot be served
+    StartProblem                        the process cannot start
+    └── ModelProblem                    a model cannot be served
 
-`code` is API. A message says what was wrong and what to do, and never holds input.
+`code` is part of the API. A message says what was wrong and what to do. It never contains input.
 """
 
 from typing import ClassVar
 
 
 class BackendError(Exception):
-    """Reports a failure to a caller; with a `retry_after` another try may succeed after it."""
+    """Reports a failure to a caller, who may retry after `retry_after` seconds if it is set."""
 
     status: ClassVar[int] = 500
     code: str = "internal_error"
@@ -40,7 +40,7 @@ class CallRefused(BackendError):
 
 
 class BadCall(CallRefused):
-    """Reports a body that is not a call of this version."""
+    """Reports a body that is not a valid call of this protocol version."""
 
     status = 400
     code = "bad_call"
@@ -56,7 +56,7 @@ class Unauthorized(CallRefused):
 
 
 class ModelNotFound(CallRefused):
-    """Reports that the backend does not serve the model, or not for this task."""
+    """Reports that the backend does not serve this model or this task of it."""
 
     status = 404
     code = "model_not_found"
@@ -64,14 +64,14 @@ class ModelNotFound(CallRefused):
 
 
 class RevisionMismatch(CallRefused):
-    """Reports another revision or profile here; another backend may have the right one."""
+    """Reports that the backend serves another revision or profile than the call names."""
 
     status = 409
     code = "revision_mismatch"
 
 
 class CallTooLarge(CallRefused):
-    """Reports a body over the limit."""
+    """Reports a body that is larger than the limit."""
 
     status = 413
     code = "call_too_large"
@@ -79,7 +79,7 @@ class CallTooLarge(CallRefused):
 
 
 class NotReady(CallRefused):
-    """Reports that the backend is draining, or that something it needs is broken."""
+    """Reports that the backend is draining, or that the model is broken."""
 
     status = 503
     code = "not_ready"
@@ -111,15 +111,15 @@ class ModelFailed(BackendError):
 
 
 class OutOfMemory(ModelFailed):
-    """Reports that a batch of this size found no device memory; half of it may."""
+    """Reports that there is not enough memory for a batch of this size."""
 
 
 class UpstreamFailed(ModelFailed):
-    """Reports that a healthy upstream did not compute the batch; a row of it may be to blame."""
+    """Reports that a healthy upstream server failed on a batch; a row may be to blame."""
 
 
 class Overloaded(BackendError):
-    """Reports a full queue, or one too slow for the deadline; `retry_after` says when to retry."""
+    """Reports a queue that is full, or too slow for the deadline."""
 
     status = 503
     code = "overloaded"
@@ -131,21 +131,21 @@ class Overloaded(BackendError):
 
 
 class ExecutorDied(BackendError):
-    """Reports that the executor or a thread of it is gone for good."""
+    """Reports that the executor or its last thread has failed for good."""
 
     status = 503
     code = "executor_died"
 
 
 class UpstreamUnavailable(BackendError):
-    """Reports that the server of the model does not answer properly; another's may."""
+    """Reports that the upstream server of the model does not answer properly."""
 
     status = 503
     code = "upstream_unavailable"
 
 
 class DeadlineExceeded(BackendError):
-    """Reports an item over its deadline; after `retry_after` it might be in time."""
+    """Reports an item that missed its deadline."""
 
     status = 504
     code = "deadline_exceeded"
@@ -157,8 +157,8 @@ class DeadlineExceeded(BackendError):
 
 
 class StartProblem(Exception):
-    """Reports that the process cannot start; the message is one line that says what to do."""
+    """Reports that the process cannot start; the message is one line and says what to do."""
 
 
 class ModelProblem(StartProblem):
-    """Reports that a model cannot be served; the message says which file and why."""
+    """Reports that a model cannot be served; the message names the file and the reason."""

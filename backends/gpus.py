@@ -1,4 +1,4 @@
-"""Finds the GPUs that models can run on, by NVIDIA's driver; needs no package besides Python."""
+"""Finds the GPUs that models can run on, with NVIDIA's driver; uses only the standard library."""
 
 import ctypes
 import json
@@ -15,13 +15,13 @@ GPU_PROVIDERS: Final = ("cuda", "tensorrt")
 LEAST_CUDA: Final = (13, 0)
 """The CUDA version that ONNX Runtime's wheel is built for."""
 LEAST_DRIVER: Final = 580
-"""The first branch of the driver with that version."""
+"""The first branch of the driver that supports this CUDA version."""
 LEAST_COMPUTE_CAPABILITY: Final = (7, 5)
 PATIENCE: Final = 30.0
-"""Seconds for the driver's answer: without persistence mode it starts every card first."""
+"""Timeout in seconds for the driver, which starts all cards first without persistence mode."""
 
 _MANAGEMENT, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
-# Where containers and WSL have the driver's libraries, often on no search path.
+# Folders of the driver's libraries in containers and WSL, which are often not on a search path.
 _FOLDERS: Final = ("", "/usr/local/nvidia/lib64/", "/usr/lib/wsl/lib/")
 _TEXT_BYTES: Final = 96
 _EXCLUSIVE_PROCESS: Final = 3
@@ -29,17 +29,17 @@ _NO_PERMISSION, _NOT_LOADED, _OTHER_VERSION = 4, 9, 18
 _REFUSALS: Final = {
     _NO_PERMISSION: "this user may not use the NVIDIA driver",
     _NOT_LOADED: "the NVIDIA driver is installed, but not loaded",
-    _OTHER_VERSION: "the NVIDIA driver and its libraries are of different versions: restart the "
+    _OTHER_VERSION: "the NVIDIA driver and its libraries have different versions; restart the "
     "machine",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device that one process can run models on: a card, or a MIG device of a card.
+    """A device that models can run on: a card, or a MIG device of a card.
 
-    `index` is the number of the card in the driver. MIG devices of a card share it. Where the
-    device is in the compute mode `EXCLUSIVE_PROCESS`, no second process can use it.
+    `index` is the driver's number of the card; all MIG devices of a card have the same. Only one
+    process at a time can use a device that is exclusive (compute mode `EXCLUSIVE_PROCESS`).
     """
 
     index: int
@@ -55,8 +55,8 @@ class Gpu:
 class GpusFound:
     """The GPUs that models can run on, and the driver's version.
 
-    `reason` is a sentence about why there is none, and empty where there is one. A driver that
-    does not answer must not be asked again in this process: the call may never return.
+    `reason` tells why there is no GPU; it is empty if there is one. If `answers` is false, do not
+    call the driver in this process, because the call may never return.
     """
 
     gpus: tuple[Gpu, ...]
@@ -66,7 +66,7 @@ class GpusFound:
 
 
 class Memory(ctypes.Structure):
-    """The driver's `nvmlMemory_t`: bytes."""
+    """NVML's `nvmlMemory_t`, in bytes."""
 
     _fields_ = (
         ("total", ctypes.c_ulonglong),
@@ -76,10 +76,10 @@ class Memory(ctypes.Structure):
 
 
 def find_gpus(patience: float = PATIENCE) -> GpusFound:
-    """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` leaves visible.
+    """Return the GPUs of this machine that are visible by `CUDA_VISIBLE_DEVICES`.
 
-    Where there is a driver, a child process asks it for up to `patience` seconds: a driver that
-    hangs lets no process end that has called it. Opens no CUDA context.
+    A child process calls the driver, for up to `patience` seconds, because a process that calls a
+    hanging driver cannot end. This does not create a CUDA context.
     """
     if driver_library() is None:
         return _none("this machine has no NVIDIA driver")
@@ -95,26 +95,25 @@ def find_gpus(patience: float = PATIENCE) -> GpusFound:
             child.wait(1)
         return _no_answer(f"the NVIDIA driver has not answered for {patience:g} s")
     if child.returncode:
-        return _no_answer(f"the process that asked the NVIDIA driver ended with {child.returncode}")
+        return _no_answer(f"the process that called the NVIDIA driver exited: {child.returncode}")
     return _decoded(answer)
 
 
 def driver_library() -> Any:
-    """Return the driver's management library, `None` where there is none."""
+    """Return the driver's management library (NVML), or `None`."""
     return load_library(_MANAGEMENT)
 
 
 def cuda_library() -> Any:
-    """Return the driver's library for CUDA, `None` where there is none.
+    """Return the driver's CUDA library, or `None`.
 
-    Whatever asks for `libcuda.so.1` by its bare name finds the library from then on, in this
-    process.
+    Afterwards, other libraries in this process can load `libcuda.so.1` by its bare name.
     """
     return load_library(_CUDA)
 
 
 def load_library(name: str, folders: Sequence[str] = _FOLDERS) -> Any:
-    """Return a library of the driver from the first of `folders` that has one, or else `None`."""
+    """Return a library of the driver from the first of `folders` that has it, or `None`."""
     for folder in folders:
         try:
             return ctypes.CDLL(folder + name, mode=ctypes.RTLD_GLOBAL)
@@ -124,9 +123,9 @@ def load_library(name: str, folders: Sequence[str] = _FOLDERS) -> Any:
 
 
 def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
-    """Return every device that answers, with its handle in the library.
+    """Return every working device with its handle in the library.
 
-    A card in MIG mode has its MIG devices alone.
+    For a card in MIG mode, only its MIG devices are returned.
     """
     found = []
     count = ctypes.c_uint()
@@ -149,11 +148,11 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
 
 
 def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order; without it, all of them.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order, or all if it is not set.
 
-    It has numbers of cards, or UUIDs or the beginnings of some. As CUDA does, this stops at the
-    first name that is not of one device, takes the first MIG device of a numbered card, and leaves
-    nothing visible where a device is named twice.
+    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's: stop at the
+    first name that does not match exactly one device, use the first MIG device of a numbered card,
+    and return no GPU if a device is named twice.
     """
     names = _visible_devices()
     if names is None:
@@ -176,24 +175,24 @@ def _visible_devices() -> str | None:
 
 
 def text_of(function: Any, *arguments: object) -> str:
-    """Return the text that a function of the library writes, empty where it fails."""
+    """Return the text that a function of the library writes, or "" if it fails."""
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     failed = function(*arguments, text, ctypes.c_uint(_TEXT_BYTES))
     return "" if failed else text.value.decode(errors="replace")
 
 
 def _ask() -> GpusFound:
-    """Return what the driver answers, in the child process."""
+    """Call the driver; runs in the child process of `find_gpus`."""
     library = driver_library()
     try:
         if code := library.nvmlInit_v2():
-            told = _REFUSALS.get(code, f"the NVIDIA driver cannot be used (its error {code})")
-            return _none(f"{told}; `nvidia-smi` says more")
+            told = _REFUSALS.get(code, f"the NVIDIA driver cannot be used (error {code})")
+            return _none(f"{told}; run `nvidia-smi` for details")
         try:
             return _find(library)
         finally:
             library.nvmlShutdown()
-    except AttributeError:  # a function that the library does not have
+    except AttributeError:  # the library lacks a function
         return _none(f"the NVIDIA driver is too old; install version {LEAST_DRIVER} or newer")
 
 
@@ -203,14 +202,14 @@ def _find(library: Any) -> GpusFound:
         return _none(reason, driver)
     found = [gpu for gpu, _ in open_devices(library)]
     if not found:
-        told = f"the NVIDIA driver {driver} shows no device that models can run on"
+        told = f"the NVIDIA driver {driver} has no device that models can run on"
         return _none(f"{told}; `nvidia-smi -L` lists its GPUs and MIG devices", driver)
     able = [gpu for gpu in found if gpu.compute_capability >= LEAST_COMPUTE_CAPABILITY]
     if not able:
         newest = max(found, key=lambda gpu: gpu.compute_capability)
         told = f"`{newest.name}` has compute capability {_version(newest.compute_capability)}"
         least = _version(LEAST_COMPUTE_CAPABILITY)
-        return _none(f"{told}, and models need {least} or more", driver)
+        return _none(f"{told}, but models need {least} or more", driver)
     chosen = [gpu for gpu in visible_gpus(found) if gpu in able]
     if not chosen:
         told = f"`CUDA_VISIBLE_DEVICES` is `{_visible_devices()}`"
@@ -219,24 +218,24 @@ def _find(library: Any) -> GpusFound:
 
 
 def _why_no_cuda(library: Any, driver: str) -> str:
-    cuda_library()  # the management library looks for it on the search path alone
+    cuda_library()  # load it first, because NVML only finds it on the library search path
     version = ctypes.c_int()
     if library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version)):
         return (
-            f"the NVIDIA driver {driver} comes without `libcuda.so.1`; in a container, set "
+            f"the NVIDIA driver {driver} has no `libcuda.so.1`; in a container, set "
             "`NVIDIA_DRIVER_CAPABILITIES=compute,utility`"
         )
     cuda = (version.value // 1000, version.value % 1000 // 10)
     if cuda >= LEAST_CUDA:
         return ""
     return (
-        f"the NVIDIA driver {driver} is for CUDA {_version(cuda)}, and models need CUDA "
+        f"the NVIDIA driver {driver} supports CUDA {_version(cuda)}, but models need CUDA "
         f"{_version(LEAST_CUDA)}; install driver {LEAST_DRIVER} or newer"
     )
 
 
 def _compute_capability(library: Any, card: ctypes.c_void_p) -> tuple[int, int]:
-    """Return that of a card; MIG devices do not tell theirs."""
+    """Return the compute capability of a card; MIG devices do not report it."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvmlDeviceGetCudaComputeCapability(card, ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
@@ -270,7 +269,7 @@ def _none(reason: str, driver: str = "") -> GpusFound:
 
 
 def _no_answer(told: str) -> GpusFound:
-    return GpusFound((), "", f"{told}; see whether `nvidia-smi` ends", answers=False)
+    return GpusFound((), "", f"{told}; check that `nvidia-smi` works", answers=False)
 
 
 def _decoded(answer: bytes) -> GpusFound:
@@ -290,5 +289,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--json"]:  # the child of `find_gpus`
         sys.stdout.write(json.dumps(asdict(_ask())))
         sys.exit()
-    # `make run` asks, before any package is installed.
+    # `make run` calls this before any package is installed.
     sys.exit(not find_gpus().gpus)

@@ -1,4 +1,4 @@
-"""Closes a listening socket without losing a connection that waits in it."""
+"""Prepares to close a listening socket without losing a connection in its queue."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,16 @@ from pathlib import Path
 
 # From <asm-generic/socket.h>; the module `socket` has no name for it.
 _SO_ATTACH_FILTER = 26
-# Classic BPF over the TCP header: drops a segment with SYN and without ACK, passes all others.
+# Classic BPF over the TCP header: drops segments with SYN but without ACK, and passes all others.
 _DROP_SYN = struct.pack(
     "HBBI" * 5,
-    *(0x30, 0, 0, 13),  # load the byte of the flags
-    *(0x54, 0, 0, 0x12),  # keep SYN and ACK of it
-    *(0x15, 0, 1, 0x02),  # SYN alone?
+    *(0x30, 0, 0, 13),  # load the flags
+    *(0x54, 0, 0, 0x12),  # mask SYN and ACK
+    *(0x15, 0, 1, 0x02),  # is only SYN set?
     *(0x06, 0, 0, 0),  # drop
     *(0x06, 0, 0, 0xFFFFFFFF),  # pass
 )
-# For the SYN that had passed the filter and is seen nowhere yet.
+# Seconds for a SYN that has passed before the filter and is not visible yet.
 _ARRIVAL = 0.1
 _POLL_INTERVAL = 0.01
 _EMPTY_WITHIN = 2.0
@@ -29,13 +29,12 @@ _HANDSHAKE = b"03"
 
 
 async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN) -> None:
-    """Let no new connection begin, and wait until the server has accepted those that did.
+    """Drop new connections, and wait until the server has accepted all earlier ones.
 
-    Callers far away, who have not ended their handshake, are waited for too, `within` seconds at
-    most: they believe to be connected half a round trip before the kernel does. Who comes now sends
-    his SYN again a second later, and is refused by then. Without this a connection that is made
-    between the last `accept` and `close` would be reset, as it may be where the system takes no
-    such filter.
+    Otherwise, a connection that completes between the last `accept` and `close` would be reset. The
+    wait includes handshakes in progress, for at most `within` seconds. A client whose SYN is
+    dropped sends it again after a second, and is then refused. On systems without socket filters,
+    a reset remains possible.
     """
     if sys.platform == "linux":
         program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
@@ -48,7 +47,7 @@ async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN)
     started = loop.time()
     port = listener.getsockname()[1]
     while (passed := loop.time() - started) < within:
-        # In this order: what ends its handshake goes into the queue.
+        # Check the queue last, because a completed handshake moves a connection into the queue.
         if passed >= _ARRIVAL and not _has_handshake(port) and not poller.poll(0):
             return
         await asyncio.sleep(_POLL_INTERVAL)

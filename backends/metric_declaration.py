@@ -1,7 +1,8 @@
-"""Declares metrics: what a scrape of a gateway machine or of a backend may contain.
+"""Declares the metrics of gateways and backends.
 
-The lists are `gateway/telemetry/catalogue.py` and `backends/telemetry/catalogue.py`. Instruments
-are made of them, and the page `docs/metrics.md`; tests hold dashboards and rules against them.
+The lists are in `gateway/telemetry/catalogue.py` and `backends/telemetry/catalogue.py`. They define
+the exported metrics and the page `docs/reference/metrics.md`. Tests compare dashboards and rules
+with them.
 """
 
 from enum import StrEnum
@@ -10,7 +11,7 @@ import msgspec
 
 
 class MetricKind(StrEnum):
-    """Is the type of a metric, as Prometheus names it."""
+    """Names the Prometheus type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -18,7 +19,7 @@ class MetricKind(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """Says how a gauge of several processes becomes one: by their sum, least, largest or newest."""
+    """Tells how the values of a gauge in several processes are combined."""
 
     SUM = "livesum"
     LEAST = "livemin"
@@ -27,10 +28,10 @@ class Aggregation(StrEnum):
 
 
 class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """Declares a metric by the name that Prometheus shows; that of a counter ends in `_total`.
+    """Declares a metric.
 
-    A name ends in its base unit, where it has one. Labels come from closed sets: never a tenant, a
-    key or an input.
+    A name ends in its base unit, if there is one, and a counter's name ends in `_total`. Labels
+    have values from closed sets: never a tenant, a key or an input.
     """
 
     name: str
@@ -40,7 +41,7 @@ class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     aggregation: Aggregation = Aggregation.SUM
     processes: tuple[str, ...] = ()
-    """Those that count it."""
+    """The kinds of processes that export the metric."""
     buckets: tuple[float, ...] = ()
     """The upper bounds of a histogram's buckets."""
 
@@ -51,17 +52,17 @@ class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the metrics of one subject, in the order that operators read them."""
+    """Holds the metrics of one subject, in their order on the page."""
 
     title: str
     metrics: tuple[MetricDeclaration, ...]
 
 
 UNITS = ("seconds", "bytes", "ratio", "tokens", "items")
-"""Units in which names end; a counter may have `_total` after it."""
+"""The units that names end in, before `_total`."""
 
 
 def unit_of(name: str) -> str:
-    """Return the base unit that the name of a metric ends in, empty where it counts."""
+    """Return the base unit at the end of a metric's name, or "" if the metric is a count."""
     last = name.removesuffix("_total").rpartition("_")[2]
     return last if last in UNITS else ""

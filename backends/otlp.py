@@ -1,4 +1,4 @@
-"""Exports spans as the standard `OTEL_*` variables say; gateways and backends share it."""
+"""Exports spans, configured by the `OTEL_*` variables; gateways and backends use it."""
 
 import logging
 import threading
@@ -27,25 +27,26 @@ from backends.otlp_variables import (
 )
 
 _log = logging.getLogger(__name__)
-# OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
+# Seconds to export remaining spans. OpenTelemetry's default of 30 s would delay the end of a
+# process while the collector is down.
 CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
-# They name a package that makes the session, with credentials, which the SDK looks up.
+# Variables with this suffix name a package that provides a session with credentials to the SDK.
 _CREDENTIALS = "_CREDENTIAL_PROVIDER"
 _KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMetricExporter")}
 
 
 MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
-"""Makes spans, encoded as fields of `ScopeSpans` of the queue's `resource` and `SCOPE` where the
-queue takes that."""
+"""Returns spans. If the queue takes encoded spans, they may be encoded fields of `ScopeSpans`, with
+the queue's `resource` and `SCOPE`."""
 
 
 class SpanQueue(SpanProcessor):
-    """Queues ended spans for a thread that exports them; any thread may add one.
+    """Queues ended spans for a thread that exports them. Any thread may add spans.
 
-    A span that finds the queue full is dropped and counted, so that nobody waits for a collector.
-    The SDK's own processor asks the kernel for the process's id at each span, and writes a line to
-    the log for each that it drops.
+    If the queue is full, spans are dropped and counted, so that no request waits for a collector.
+    The SDK's own processor is slower: it makes a system call for each span, and logs each dropped
+    span.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SpanQueue(SpanProcessor):
     ) -> None:
         self._exporters = exporters
         self.takes_encoded = takes_encoded
-        """Whether `MakeSpans` may return encoded spans: every exporter is one of OTLP."""
+        """Whether `MakeSpans` may return encoded spans: all exporters use OTLP."""
         self.resource = Resource.get_empty()
         self._room = number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
         batch = number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
@@ -79,11 +80,11 @@ class SpanQueue(SpanProcessor):
             self.add([span])
 
     def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
-        """Queue sampled spans, all or none of them.
+        """Queue sampled spans, or drop all of them if the queue is full.
 
-        What makes several is called by the thread that exports them, for many of its kind in a row:
-        code that is needed for one request in a hundred is slow where the others are answered. It
-        comes after a `None` for each of its spans but one.
+        The exporting thread calls a `MakeSpans`, because code that rarely runs is slow in the
+        thread that answers requests. A `MakeSpans` for n spans must follow n - 1 times `None`, so
+        that the queue counts its spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
@@ -102,7 +103,7 @@ class SpanQueue(SpanProcessor):
         self._thread.join(self._close_within)
 
     def statistics(self) -> TracingStatistics:
-        """Return counts since the start."""
+        """Return the counts since the start."""
         return TracingStatistics(
             exported=self._exported, failed=self._failed, dropped=self._dropped
         )
@@ -132,8 +133,8 @@ class SpanQueue(SpanProcessor):
                     batch += each()
             if batch:
                 results = {exporter.export(batch) for exporter in self._exporters}
-        except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
-            _log.exception("spans were not exported")
+        except Exception:  # noqa: BLE001 - after any error, the next export may succeed
+            _log.exception("cannot export spans")
             results = {SpanExportResult.FAILURE}
         if SpanExportResult.FAILURE in results:
             self._failed += len(batch)
@@ -142,10 +143,10 @@ class SpanQueue(SpanProcessor):
 
 
 def open_queue(environ: Mapping[str, str]) -> SpanQueue:
-    """Return the queue of the exporters that `environ`, the process's own environment, names.
+    """Return a queue with the exporters that the process's environment (`environ`) names.
 
     Raises:
-        TracingProblem: an exporter is not installed, or a variable has an impossible value.
+        TracingProblem: an exporter is not installed, or a variable has an invalid value.
     """
     names = exporter_names(environ)
     exporters = [
@@ -155,9 +156,9 @@ def open_queue(environ: Mapping[str, str]) -> SpanQueue:
 
 
 def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProvider:
-    """Return a provider with sampler, limits and resource of the process's environment.
+    """Return a provider with the sampler, limits and resource of the process's environment.
 
-    What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over `attributes`.
+    `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override `attributes`.
     """
     given = OTELResourceDetector().detect().attributes
     resource = Resource.create({**attributes, **given})
@@ -168,15 +169,15 @@ def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProv
 
 
 def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
-    """Return the SDK's exporter of `TRACES` or `METRICS` over OTLP; they share no type.
+    """Return the SDK's OTLP exporter for `TRACES` or `METRICS`, which have no common type.
 
     Raises:
-        TracingProblem: it is not installed, or a variable has an impossible value.
+        TracingProblem: the exporter is not installed, or a variable has an invalid value.
     """
     for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
         path = otlp_variable(environ, name, signal)
         if path and not Path(path).is_file():
-            raise TracingProblem(f"`{OTLP}{name}` names `{path}`, which is no file: correct it")
+            raise TracingProblem(f"`{OTLP}{name}` is `{path}`, which is not a file; correct it")
     protocol = otlp_variable(environ, "PROTOCOL", signal).strip() or "http/protobuf"
     if protocol not in _PACKAGES:
         _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})
@@ -187,20 +188,20 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
     except ImportError as error:
         raise TracingProblem(
             f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
-            f" ({error}): run {install_command('otlp-grpc')}; or set it to `http/protobuf`"
+            f" ({error}); run {install_command('otlp-grpc')}, or set it to `http/protobuf`"
         ) from error
     if signal == "TRACES":
-        # Both exporters look their encoder up there, which no type says.
+        # Both exporters look up their encoder in this module.
         encode = encode_message if package == "grpc" else encode_spans
         setattr(module, "encode_spans", encode)  # noqa: B010
-    # By the specification these are milliseconds, which the SDK's exporters read as seconds.
+    # The specification says milliseconds, but the SDK's exporters read seconds.
     own = f"{OTLP}{signal}_TIMEOUT"
     longest = "OTEL_BSP_EXPORT_TIMEOUT" if signal == "TRACES" else "OTEL_METRIC_EXPORT_TIMEOUT"
     timeout = min(
         number(environ, own if environ.get(own) else f"{OTLP}TIMEOUT", default=10_000),
         number(environ, longest, default=30_000),
     )
-    # The gRPC exporter knows no `none`, and so none of traces alone.
+    # The gRPC exporter does not support the value `none`, so translate it.
     compressed = otlp_variable(environ, "COMPRESSION", signal).strip().lower()
     compression = getattr(module.Compression, COMPRESSIONS.get(compressed, "NoCompression"))
     options: dict[str, Any] = {"timeout": timeout / 1000, "compression": compression}
@@ -208,5 +209,5 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
         options["session"] = ExportSession()
     try:
         return getattr(module, made)(**options)
-    except Exception as error:  # whatever the exporter makes of a variable
-        raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error
+    except Exception as error:  # exporters raise various errors for invalid variables
+        raise TracingProblem(f"the variables `{OTLP}*` are invalid: {error}") from error

@@ -1,8 +1,8 @@
-"""Encodes spans for OTLP as OpenTelemetry's encoder does, in a quarter of its time.
+"""Encodes spans for OTLP like OpenTelemetry's encoder, but four times as fast.
 
-That one makes an object for every attribute, and takes 17 µs for a span; a cache hit takes 12 µs in
-all, and has three spans. It is left what all spans of a batch have in common, and spans with
-anything that is rare.
+OpenTelemetry's encoder creates an object for every attribute and takes 17 µs per span. A cache hit
+takes only 12 µs and has three spans. OpenTelemetry's encoder is still used for spans with rare
+content, and for the fields that all spans of a batch share.
 """
 
 import struct
@@ -26,7 +26,7 @@ _LINK_FLAGS = struct.Struct("<cI")
 _DOUBLE = struct.Struct("<cd")
 _HALF = (1 << 64) - 1
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
-# Most attributes are from small sets; ids of requests are not.
+# The encoding of attributes is cached. Most values come from small sets, but request ids do not.
 _MOST_REMEMBERED = 4096
 _LONGEST_REMEMBERED = 24
 _KINDS = frozenset({str, bool, int, float})
@@ -34,34 +34,35 @@ _encoded: dict[tuple[str, type, Any], bytes] = {}
 
 
 class RareSpan(Exception):
-    """Says that a span has something that is not encoded here."""
+    """Reports that a span has rare content, which this module does not encode."""
 
 
 class SpanBatch(list[Any]):  # Any: exporters ask for spans alone
-    """Holds spans to export; those that come encoded are of `resource` and `SCOPE`.
+    """Holds spans to export. Encoded spans have the resource `resource` and the scope `SCOPE`.
 
-    Several that come encoded in one piece are it, and an empty piece for each but the first.
+    If several spans are encoded as one piece, an empty piece follows for each further span, so that
+    the length of the list is the number of spans.
     """
 
     resource: Resource
 
 
 class EncodedRequest(bytes):
-    """An `ExportTraceServiceRequest` as it is sent."""
+    """An encoded `ExportTraceServiceRequest`."""
 
-    def SerializePartialToString(self) -> bytes:  # noqa: N802 - as the exporter calls it
-        """Return it."""
+    def SerializePartialToString(self) -> bytes:  # noqa: N802 - protobuf's name
+        """Return the encoded request, like a protobuf message."""
         return self
 
 
 def encode_message(spans: Sequence[ReadableSpan | bytes]) -> ExportTraceServiceRequest:
-    """Return the request that exports `spans`, for the exporter over gRPC."""
+    """Return the request that exports `spans`, for the gRPC exporter."""
     request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(encode_spans(spans))
     return request
 
 
 def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
-    """Return the request that exports `spans`, as `trace_encoder.encode_spans` does."""
+    """Return the request that exports `spans`, like OpenTelemetry's `encode_spans`."""
     objects = [span for span in spans if not isinstance(span, bytes)]
     if objects:
         resource, scope = objects[0].resource, objects[0].instrumentation_scope
@@ -74,7 +75,7 @@ def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
             for span in spans
         ]
     except RareSpan:
-        # Requests that follow on each other are one.
+        # Concatenated protobuf messages are merged, so two encoded requests make one.
         theirs = trace_encoder.encode_spans(objects).SerializeToString()
         ours = [span for span in spans if isinstance(span, bytes)]
     if not ours:
@@ -87,10 +88,10 @@ def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
 def encode_span(
     span: ReadableSpan, resource: Resource, scope: InstrumentationScope | None
 ) -> bytes:
-    """Return a span as a field of the `ScopeSpans` of `scope`.
+    """Return a span as an encoded field of the `ScopeSpans` of `scope`.
 
     Raises:
-        RareSpan: it is of another resource or scope, or has what few spans have.
+        RareSpan: the span has another resource or scope, or rare content.
     """
     if span.resource is not resource or span.instrumentation_scope is not scope:
         raise RareSpan
@@ -125,7 +126,7 @@ def encode_span(
 
 @lru_cache(maxsize=16)
 def _head(resource: Resource, scope: InstrumentationScope | None) -> tuple[bytes, bytes]:
-    """Return what `ResourceSpans` and `ScopeSpans` have beside spans."""
+    """Return the encoded fields of `ResourceSpans` and `ScopeSpans`, without spans."""
     empty = ReadableSpan(
         "",
         SpanContext(1, 1, is_remote=False),
@@ -167,7 +168,7 @@ def _attribute(name: str, value: Any) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return an `AnyValue`, a zero included: it says which kind it is."""
+    """Return an encoded `AnyValue`; zeros are encoded, too, because the field gives the type."""
     if isinstance(value, str):
         return _field(b"\x0a", value.encode())
     if isinstance(value, bool):

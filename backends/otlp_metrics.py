@@ -1,6 +1,6 @@
-"""Pushes metrics over OTLP as the standard `OTEL_*` variables say; gateways and backends share it.
+"""Pushes metrics over OTLP, configured by the `OTEL_*` variables; gateways and backends use it.
 
-What is pushed is what a scrape would show, as cumulative sums, gauges and histograms.
+It pushes the metrics of a scrape, as cumulative sums, gauges and histograms.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 class MetricPusher:
-    """Hands metrics to a thread that exports them: nothing waits for a collector.
+    """Exports metrics in a thread, so that nothing waits for a collector.
 
-    While an export takes longer than the interval, the newest metrics replace those that wait.
+    If an export takes longer than the interval, newer metrics replace the metrics that wait.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class MetricPusher:
         self._wakes = threading.Event()
         self._thread = threading.Thread(target=self._export_all, name="metrics", daemon=True)
         self.exported = self.failed = 0
-        """Pushes that the collector took, and that failed."""
+        """The number of pushes that the collector accepted, and that failed."""
 
     async def run(
         self, read: Callable[[], Awaitable[Iterable[Family]]], stop: asyncio.Event
     ) -> None:
-        """Push what `read` returns at every interval until `stop`, and once more then."""
+        """Push the metrics of `read` at every interval, and once more after `stop`."""
         self._thread.start()
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._interval)
             try:
                 self.push(await read())
-            except Exception:  # noqa: BLE001 - one failed reading must not end later ones
-                _log.exception("metrics were not read")
+            except Exception:  # noqa: BLE001 - a failed reading must not prevent later ones
+                _log.exception("cannot read metrics")
         self._is_closing = True
         self._wakes.set()
         await asyncio.to_thread(self._thread.join, self.close_within)
 
     def push(self, families: Iterable[Family]) -> None:
-        """Export `families` soon."""
+        """Let the thread export `families`."""
         self._newest = metrics_data(
             families, self._resource, started=self._started, now=time.time_ns()
         )
@@ -106,8 +106,8 @@ class MetricPusher:
     def _export(self, made: MetricsData) -> None:
         try:
             result = self._exporter.export(made)
-        except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
-            _log.exception("metrics were not exported")
+        except Exception:  # noqa: BLE001 - after any error, the next export may succeed
+            _log.exception("cannot export metrics")
             result = MetricExportResult.FAILURE
         if result is MetricExportResult.SUCCESS:
             self.exported += 1
@@ -121,13 +121,13 @@ def open_pusher(
     *,
     counted_since: int | None = None,
 ) -> MetricPusher:
-    """Return the pusher that `environ`, the process's own environment, asks for.
+    """Return the pusher that the process's environment (`environ`) configures.
 
-    Totals were begun at `counted_since` (ns), or now: a collector takes a later time for a reset,
-    and would count again what they hold.
+    `counted_since` is the time (ns) since which counters count; the default is now. A wrong time
+    would look like a reset of the counters to a collector, which would then count twice.
 
     Raises:
-        TracingProblem: the exporter is not installed, or a variable has an impossible value.
+        TracingProblem: the exporter is not installed, or a variable has an invalid value.
     """
     interval = number(environ, "OTEL_METRIC_EXPORT_INTERVAL", default=60_000) / 1000
     given = OTELResourceDetector().detect().attributes
@@ -139,7 +139,7 @@ def open_pusher(
 def metrics_data(
     families: Iterable[Family], resource: Resource, *, started: int, now: int
 ) -> MetricsData:
-    """Return metrics as the SDK's exporters take them; times are in ns."""
+    """Convert metrics to the type of the SDK's exporters; times are in ns."""
     metrics = [_metric(family, started, now) for family in families if family.samples]
     scope = ScopeMetrics(scope=_SCOPE, metrics=metrics, schema_url="")
     return MetricsData(
@@ -188,7 +188,7 @@ def _histogram_points(
                 sum=sums.get(labels, 0.0),
                 bucket_counts=counts,
                 explicit_bounds=[bound for bound, _ in found[:-1]],
-                # Not known, which the protocol allows and the SDK's type does not.
+                # Unknown. The protocol allows that, but the SDK's type does not.
                 min=None,  # type: ignore[arg-type]
                 max=None,  # type: ignore[arg-type]
             )

@@ -1,7 +1,7 @@
-"""Posts exports over plain HTTP through one connection that is kept open.
+"""Posts exports over plain HTTP with one persistent connection.
 
-`requests` reads the environment, merges headers and looks for a proxy at each request: more than
-half of what an export costs a process that answers requests meanwhile.
+`requests` reads the environment, merges headers and looks for a proxy at each request. That is more
+than half of the cost of an export.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from requests.utils import select_proxy
 from typing_extensions import override
 
 MOST_READ: Final = 4 * 1024 * 1024
-"""Bytes of an answer that are kept: nobody needs more than its status."""
-# Those of TLS say nothing over plain HTTP.
+"""The maximum bytes to read of a response; only its status is needed."""
+# The arguments that this module supports. `verify` and `cert` do not matter for plain HTTP.
 _ARGUMENTS: Final = {"headers", "data", "timeout", "allow_redirects", "verify", "cert"}
 
 
 class ExportSession(requests.Session):
-    """Posts bodies to a URL of `http` that no proxy serves; `requests` does everything else.
+    """Posts bodies to an `http` URL without a proxy; `requests` sends all other requests.
 
-    What the environment says, such as proxies and passwords in `.netrc`, is read once for each URL.
-    Raises the exceptions of `requests`. Belongs to one thread.
+    It reads the environment, such as proxies and `.netrc`, once per URL. It raises the exceptions
+    of `requests`. Belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class ExportSession(requests.Session):
 
     @override
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request as `requests.Session` does."""
+        """Send a request like `requests.Session`."""
         body, timeout = kwargs.get("data"), kwargs.get("timeout")
         headers = kwargs.get("headers") or {}
         given = {name for name, value in kwargs.items() if value is not None}
@@ -61,7 +61,7 @@ class ExportSession(requests.Session):
             self._connection.close()
 
     def _open(self, url: str, headers: Mapping[str, str]) -> None:
-        """Prepare requests to `url`: they need no connection of ours with TLS, or with a proxy."""
+        """Prepare requests to `url`; keep no own connection if they need TLS or a proxy."""
         if self._connection is not None:
             self._connection.close()
         self._endpoint, self._connection = (url, dict(headers)), None
@@ -73,7 +73,7 @@ class ExportSession(requests.Session):
             return
         if select_proxy(full_url, settings["proxies"]):
             return
-        # Without a port it would be looked for in the address, where one of IPv6 has colons.
+        # Pass the port. Otherwise, `HTTPConnection` would look for a port in an IPv6 address.
         self._connection = HTTPConnection(parts.hostname, parts.port or 80)
         self._path = prepared.path_url
         prepared.headers["Accept-Encoding"] = "identity"
@@ -88,7 +88,7 @@ class ExportSession(requests.Session):
             with answer:
                 content = answer.read(MOST_READ)
                 if not answer.isclosed():
-                    connection.close()  # the rest of it would be read as the next answer
+                    connection.close()  # the rest would be read as the next response
         except TimeoutError as error:
             connection.close()
             raise requests.Timeout(error) from error
@@ -109,23 +109,24 @@ def _exchange(
     headers: dict[str, str | bytes],
     timeout: float | None,
 ) -> HTTPResponse:
-    """Send a request, and return its answer with a body that is still to be read."""
+    """Send a request, and return the response before its body is read."""
     connection.timeout = timeout
     if connection.sock is not None and _is_readable(connection.sock):
-        # It was closed, or is about to be: what came without a request is no answer to one.
+        # The server has closed the connection, or sent bytes without a request.
         connection.close()
     if connection.sock is None:
         connection.connect()
     else:
         connection.sock.settimeout(timeout)
-    # It may have answered, and closed the connection, before it read all of the body.
+    # The server may respond and close the connection before it has read the whole body.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.request("POST", path, body, headers)
     return connection.getresponse()
 
 
 def _is_readable(opened: socket.socket) -> bool:
-    """Tell whether bytes, or an end, have come; `select` takes no numbers above 1023."""
+    """Return whether a socket has unread bytes or was closed."""
+    # `select` does not support file descriptors above 1023.
     polled = select.poll()
     polled.register(opened, select.POLLIN)
     return bool(polled.poll(0))

@@ -4,7 +4,7 @@ import msgspec
 
 
 class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts spans: taken by the collector, lost in sending, dropped as the queue was full."""
+    """Counts spans that were exported, that failed to export, and that a full queue dropped."""
 
     exported: int = 0
     failed: int = 0

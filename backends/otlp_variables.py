@@ -1,7 +1,7 @@
 """Reads the `OTEL_*` variables of traces and metrics as OpenTelemetry specifies them.
 
-What is empty counts as unset, and so does what is invalid, with a warning. The SDK, which reads
-some of them as it is imported, raises instead: so `drop_unusable` comes first.
+Empty variables count as unset. Invalid variables are ignored with a warning. The SDK would raise
+instead when it is imported, so call `drop_unusable` first.
 """
 
 import logging
@@ -16,33 +16,32 @@ _EXPORTERS = frozenset({"otlp", "console"})
 _NUMBERS = ("TIMEOUT", "LIMIT")
 _HEADERS = "HEADERS"
 _PAIRS = "OTEL_RESOURCE_ATTRIBUTES"
-# What the SDK takes; it quotes in the log what it does not.
+# Matches headers that the SDK accepts. It would log other headers, which may contain secrets.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 _log = logging.getLogger(__name__)
 
 
 class TracingProblem(ValueError):
-    """The variables ask for what cannot be had; the message names the one to change."""
+    """Reports a configuration that is not possible; the message names the variable to change."""
 
 
 def drop_unusable(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables that are empty or invalid from `environ`, the process's own."""
+    """Remove empty and invalid variables from the process's environment (`environ`)."""
     for name, text in list(environ.items()):
         if not name.startswith("OTEL_") or _is_usable(name, text.strip().lower()):
             continue
         if text.strip():
-            _log.warning("a variable is invalid and is ignored", extra={"variable": name})
+            _log.warning("ignoring an invalid variable", extra={"variable": name})
         del environ[name]
     unknown = set(_named(environ.get("OTEL_TRACES_EXPORTER", ""))) - _EXPORTERS - {"none"}
     if unknown:
-        _log.warning("an exporter is unknown and is ignored", extra={"exporters": sorted(unknown)})
+        _log.warning("ignoring an unknown exporter", extra={"exporters": sorted(unknown)})
 
 
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
-    """Tell whether `environ` asks for traces.
+    """Return whether `environ` names a trace exporter or an OTLP endpoint.
 
-    Only where it names an exporter or an OTLP endpoint: the SDK's default, a collector on this
-    machine, would log errors on installations without one.
+    Unlike the SDK, tracing is off by default: without a local collector, the SDK logs errors.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
@@ -52,36 +51,36 @@ def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def exporter_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the exporters to use, in their order; empty where all that are named are unknown."""
+    """Return the known trace exporters to use, in order; the default is `otlp`."""
     names = _named(environ.get("OTEL_TRACES_EXPORTER", "")) or ["otlp"]
     return [name for name in names if name in _EXPORTERS]
 
 
 def is_push_wanted(environ: Mapping[str, str]) -> bool:
-    """Tell whether `environ` asks for metrics to be pushed: only where it names the exporter."""
+    """Return whether `environ` names the OTLP exporter for metrics."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     return "otlp" in _named(environ.get("OTEL_METRICS_EXPORTER", ""))
 
 
 def otlp_variable(environ: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
-    """Return a variable of the exporter; that of the signal alone wins over that of all."""
+    """Return a variable of the exporter; the variable of one signal overrides the general one."""
     return environ.get(f"{OTLP}{signal}_{name}") or environ.get(OTLP + name, "")
 
 
 def number(environ: Mapping[str, str], name: str, *, default: int) -> int:
-    """Return a whole number above 0; what is none is ignored with a warning, as is specified."""
+    """Return the value of a variable that must be a positive integer, or `default`."""
     text = environ.get(name, "").strip()
     if not text:
         return default
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    _log.warning("a variable is no whole number above 0 and is ignored", extra={"variable": name})
+    _log.warning("ignoring a variable that is not a positive integer", extra={"variable": name})
     return default
 
 
 def _is_usable(name: str, text: str) -> bool:
-    """Tell whether `text`, in lower case, is a value that the SDK takes without an error."""
+    """Return whether the SDK accepts the value `text`, which is in lower case."""
     if not text:
         return False
     if name.endswith(_NUMBERS):
@@ -96,7 +95,7 @@ def _is_usable(name: str, text: str) -> bool:
 
 
 def _is_header(pair: str) -> bool:
-    """Tell whether a pair is a header that can be sent, without line breaks."""
+    """Return whether `name=value` is a valid header without line breaks."""
     return _HEADER.fullmatch(pair) is not None and unquote(pair).replace("\t", " ").isprintable()
 
 

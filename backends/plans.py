@@ -1,4 +1,4 @@
-"""Defines which models and revisions are served, and what is counted of each: part of the wire."""
+"""Defines messages between gateway and backend about the served models and revisions."""
 
 import math
 from collections.abc import Iterable
@@ -7,22 +7,22 @@ from typing import Annotated
 
 import msgspec
 
-# `POST` an `Assignment` there; the answer is the state, which names the one that is followed.
+# `POST` an `Assignment` here. The response is the backend's state, with its latest assignment.
 ASSIGNMENT_PATH = "/v1/models/assignment"
-# A pattern that no name matches: it stands for no model.
+# A pattern that matches no name, for a backend without models.
 NO_MODEL = "-"
 
-# The number of a revision's folder, and its part of the items.
+# The number of a revision, which is the name of its folder, and its weight in a traffic split.
 Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
 Weight = Annotated[int, msgspec.Meta(ge=1)]
-# The number of a revision in an answer, empty where none is named.
+# The number of the revision that answered, or "" without a traffic split.
 ArmName = Annotated[str, msgspec.Meta(max_length=20)]
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes the revision that `share` per cent of the items are mirrored to.
+    """Describes a shadow revision, which gets copies of `share` per cent of the items.
 
-    Answers are the same where no number of them is further apart than `tolerance`.
+    Its results count as the same if no number differs by more than `tolerance`.
     """
 
     revision: Revision
@@ -31,10 +31,9 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the revisions that answer, with their shares, and others that are kept warm.
+    """Holds the traffic split of a model, its preloaded revisions and its shadow revision.
 
-    Revisions that share, those in `preload` and the `shadow` are also models of their own,
-    `name@revision`.
+    Each of these revisions can also be called as a model, `name@revision`.
     """
 
     revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)] | None = None
@@ -43,10 +42,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ServingPlans(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how models are served, by name, in place of what their folders say.
+    """Holds the operators' plans by model, which override the `serving.yaml` of models.
 
-    A backend follows the highest `version` that it was given. Models without a plan are served as
-    their folders say.
+    A backend uses the highest `version` that it has received.
     """
 
     version: int = 0
@@ -54,17 +52,18 @@ class ServingPlans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks whether `model` could be served by `plan`; `None`: as its folder says."""
+    """Asks whether `model` could be served with `plan`, or without a plan (`None`)."""
 
     model: str
     plan: Serving | None
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which models a backend serves: those that match `models`, and `until` others do, some.
+    """Tells a backend which models to serve, as name patterns.
 
-    A backend follows the highest `version` that it was given; of one version `until` only shrinks.
-    Without `models` it serves what its own setting says.
+    `until` has models that move away; the backend serves them until other backends do. If `models`
+    is empty, the backend's own setting applies. A backend uses the highest `version` that it has
+    received. Within a version, `until` only shrinks.
     """
 
     version: int = 0
@@ -72,25 +71,26 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     until: tuple[str, ...] = ()
 
     def replaces(self, other: "Assignment") -> bool:
-        """Return whether a backend that follows `other` is to follow this one."""
+        """Return whether this assignment is newer than `other`."""
         if self.version != other.version:
             return self.version > other.version
         return self.models == other.models and set(self.until) < set(other.until)
 
 
 def is_assigned(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a model, or a revision of one (`name@2`), matches one of `patterns`."""
+    """Return whether a model or a revision (`name@2`) matches one of `patterns`."""
     base = name.partition("@")[0]
     return any(fnmatchcase(base, pattern) for pattern in patterns)
 
 
 class ArmStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what one revision of a model did since the backend started.
+    """Counts the items of one revision of a model since the backend started.
 
-    `outcomes` are of items, `durations` counts by `duration_bucket`, and `seconds` is their sum;
-    `labels` counts the first label of answers. `shadows` counts mirrored items by the shadow's
-    revision and by how the answers compare; `largest` is how far numbers of agreeing answers were
-    apart at most.
+    - `outcomes` counts items by outcome, and `labels` counts results by their first label.
+    - `durations` counts items by `duration_bucket`; `seconds` is the sum of durations.
+    - `shadows` counts mirrored items by shadow revision and comparison.
+    - `largest` is, for each shadow revision, the largest difference between numbers of results that
+      otherwise agree.
     """
 
     model: str
@@ -103,7 +103,7 @@ class ArmStatistics(msgspec.Struct, frozen=True, kw_only=True):
     largest: dict[str, float] = {}
 
 
-# Durations are counted in buckets whose bounds grow by a quarter of a doubling, from 0.1 ms on.
+# The bounds of duration buckets: 0.1 ms, and each further bound is 2^(1/4) times as large.
 _SHORTEST = 0.0001
 _PER_DOUBLING = 4
 

@@ -1,16 +1,18 @@
-"""Defines the wire between gateway and backend: all that `gateway` imports of `backends`.
+"""Defines the protocol between gateway and backend.
 
-A *call* is one HTTP request, `POST /v1/call`, whose body is a msgpack `Call`: some items for one
-model, each with the time it has left. The reply is a stream of frames, a 4-byte little-endian
-length before each msgpack `Frame`; every outcome is sent when its item is done, so that a slow
-item holds nobody. A `Report` follows the outcomes of each moment and is the last frame; one also
-comes after each second without an outcome in which batches ran: the call waits, and does not hang.
-A stream that ends without one was cut: items without an outcome are retryable. A call refused as a
-whole is a non-200 status with a `Refusal`.
+A *call* is one HTTP request, `POST /v1/call`. Its body is a msgpack `Call`: items for one model,
+each with its remaining time. The response is a stream of frames. A frame is a 4-byte little-endian
+length and a msgpack `Frame`. The backend sends each item's outcome as soon as it is ready.
 
-`GET /v1/state` answers a msgpack `ServingState`: what the backend serves and how busy it is.
-`POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
-It may hold `ServingPlans` to follow. `POST /v1/models/check` answers a `PlanVerdict` of a trial.
+A `Report` is the last frame. Further reports follow outcomes, or come every second while batches
+run, as a sign that the call does not hang. If a stream ends without a final report, it was cut, and
+items without an outcome may be retried. A call that is refused as a whole gets a status other than
+200, with a `Refusal`.
+
+- `GET /v1/state` returns a msgpack `ServingState`: the backend's models and load.
+- `POST /v1/models/reload` reads the repository again, and returns the state once the new models
+  are served. Its body may be `ServingPlans`.
+- `POST /v1/models/check` takes a `PlanTrial` and returns a `PlanVerdict`.
 """
 
 import struct
@@ -27,24 +29,24 @@ STATE_PATH = "/v1/state"
 RELOAD_PATH = "/v1/models/reload"
 CHECK_PATH = "/v1/models/check"
 MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
-# Optional shared secret between gateway and backend; see `BackendSettings.token`.
+# Carries the optional secret that gateways and backends share; see `BackendSettings.token`.
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-# What msgspec raises for bytes that are no message: malformed, no UTF-8, or nested too deeply.
+# The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# How scores are made of logits.
+# Turns logits into scores.
 Function = Literal["softmax", "sigmoid", "none"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-# The number of a token in the vocabulary of a model's tokenizer.
+# The id of a token in a tokenizer's vocabulary.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Task(StrEnum):
     """Enumerates the tasks of models; each is a route of the API.
 
-    Those of `TOKEN_TASKS` run no model: `ModelInfo.tasks` leaves them out, `shows_tokens` says it.
+    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`; see `shows_tokens`.
     """
 
     CLASSIFY = "classify"
@@ -60,19 +62,22 @@ class Task(StrEnum):
 
 TOKEN_TASKS = (Task.TOKENIZE, Task.DETOKENIZE)
 
-# Parameters: what all items of a request share. Encoded with msgpack in field order, their bytes
-# are part of the cache key, so a field that does not change an answer has no place here.
+# All items of a request share its parameters. Their msgpack encoding is part of the cache key, so
+# do not add a field that does not change results.
 
 
 class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for `top_k` labels (`None`: all); `function` makes scores of logits, if given."""
+    """Holds the number of labels to return, and the function that turns logits into scores.
+
+    `None` means all labels, and the model's own function.
+    """
 
     top_k: int | None = None
     function: Function | None = None
 
 
 class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds candidate `labels`, put into `hypothesis_template` at its `{}`."""
+    """Holds the candidate labels, and the template that turns each of them into a hypothesis."""
 
     labels: list[str]
     multi_label: bool = False
@@ -80,36 +85,36 @@ class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds nothing: the options of a choice travel with each item."""
+    """Has no parameters; each item has its own choices."""
 
 
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeps the first `dimensions` values of a vector (before normalising)."""
+    """Holds options of vectors: keep the first `dimensions` values, then normalize."""
 
     normalize: bool = True
     dimensions: int | None = None
 
 
 class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the `query` that every document (item) is scored against."""
+    """Holds the query; each item is a document to score for it."""
 
     query: str
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects how pieces of words become entities, as Hugging Face's pipeline does."""
+    """Selects how tokens are grouped to entities, like in Hugging Face's pipeline."""
 
     aggregation: Aggregation = "simple"
 
 
 class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds free parameters of a model owner's algorithm."""
+    """Holds the parameters of a model owner's algorithm."""
 
     parameters: dict[str, Any] = {}
 
 
 class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for a text's tokens; counted windows share `overlap` tokens with the one before."""
+    """Holds options for the tokens of a text; windows overlap by `overlap` tokens."""
 
     counts_only: bool = False
     add_special_tokens: bool = True
@@ -117,18 +122,18 @@ class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DetokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for the text of tokens, without those that the tokenizer adds to every text."""
+    """Holds options for the text of tokens; by default, without special tokens."""
 
     skip_special_tokens: bool = True
 
 
 class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds one prompt and the options to choose from."""
+    """Holds a prompt and its choices."""
 
     prompt: str
-    """The text that an option is to fit."""
+    """The text to find a choice for."""
     choices: list[str]
-    """The options."""
+    """The texts to choose from."""
 
 
 Parameters = (
@@ -155,8 +160,8 @@ PARAMETERS: dict[Task, type[Parameters]] = {
     Task.DETOKENIZE: DetokenizeParameters,
 }
 
-# The type of an item's body (msgpack) per task. `classify` takes a text or a pair of texts;
-# `embed` a text or its tokens; `rerank`'s item is one document; `infer`'s is any JSON value.
+# The type of an item's msgpack body by task. `classify` takes a text or a pair of texts, `embed` a
+# text or token ids, `rerank` a document, and `infer` any JSON value.
 ITEMS: dict[Task, Any] = {
     Task.CLASSIFY: str | tuple[str, str],
     Task.ZERO_SHOT: str,
@@ -170,22 +175,22 @@ ITEMS: dict[Task, Any] = {
 }
 
 
-# The results of the tasks, as JSON. A result travels as bytes, made once by the backend.
+# The results of the tasks, as JSON. The backend encodes a result, and nobody decodes it again.
 #   classify, zero-shot  {"labels": [{"label": str, "score": float}, ...]}      best first
 #   choose               {"choice": int, "scores": [float, ...]}
 #   embed                {"embedding": [float, ...]}
-#   rerank               {"score": float}     of one document; the gateway orders the documents
+#   rerank               {"score": float}     for one document; the gateway sorts the documents
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
 #   infer                any JSON value
-#   tokenize             {"count": int, "fits": bool, "windows": int, and unless counts alone are
-#                         asked for "ids": [int], "tokens": [str], "offsets": [[int, int] | null]}
+#   tokenize             {"count": int, "fits": bool, "windows": int}, and without `counts_only`
+#                        also "ids": [int], "tokens": [str], "offsets": [[int, int] | null]
 #   detokenize           {"text": str}
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Holds one item: its msgpack body, its seconds left, and who may share its rows.
+    """Holds one item: its msgpack body, its remaining seconds, and its cache scope.
 
-    `traceparent` and `tracestate` (W3C) are those of the request it came with, when it has them.
+    `traceparent` and `tracestate` are the W3C trace headers of its request, if it has any.
     """
 
     body: bytes
@@ -196,12 +201,13 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds items for one model, whose `revision` and `profile` the backend must run.
+    """Holds items for one model, which the backend must serve in this `revision` and `profile`.
 
-    `lane` says how urgent they are: bulk work gets a few percent of the time beside interactive.
-    Without `truncate` an item whose text the model would cut is refused.
-    The items of an `atomic` call are of one request: they are admitted together or not at all.
-    `sent` is when it was, by the monotonic clock of `sender`, a process; 0: that is not told.
+    - `lane` is the traffic class. Bulk items get a few per cent of the time beside interactive
+      ones.
+    - Without `truncate`, the backend refuses an item whose text is too long for the model.
+    - The items of an `atomic` call belong to one request: all are admitted, or none.
+    - `sent` is the time of sending by the monotonic clock of the process `sender`; 0 if unknown.
     """
 
     version: int = WIRE_VERSION
@@ -219,13 +225,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
-    """Holds an item's answer: JSON `result`, rows and tokens computed (0 when all were cached).
+    """Holds an item's result as JSON, and what it cost.
 
-    `known` rows cost nothing: they were cached, or joined to one in flight; `known_tokens` are
-    theirs, so that both tokens together are what the item has. `truncated_from` is
-    the number of tokens of the longest truncated text; 0: none was. `arm` is the revision that
-    answered where several share the items or one has a shadow, and `shadow` the revision that the
-    item was mirrored to.
+    - `rows` and `tokens` count computed rows; `known` and `known_tokens` count rows that were
+      cached or coalesced.
+    - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is none.
+    - `arm` is the revision that answered, for a model with a traffic split or a shadow revision.
+    - `shadow` is the shadow revision to which the item was mirrored.
     """
 
     index: int
@@ -240,9 +246,9 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """Holds an item's failure. `code` is API; `retryable`: another backend may succeed.
+    """Holds an item's failure; `code` is part of the API.
 
-    `arm` is as in `Done`.
+    If it is `retryable`, another backend may succeed. `arm` is the same as in `Done`.
     """
 
     index: int
@@ -255,11 +261,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """Reports the load of the backend, in every reply and in its state.
+    """Reports the load of the backend, in every response to a call and in its state.
 
-    `queued_seconds` is what the interactive rows of the longest queue will take,
-    `device_busy_share` of the last seconds;
-    `releases` counts batches since the start, by the reason for which no row more joined.
+    `queued_seconds` is the predicted time of the waiting interactive rows of the longest queue.
+    `device_busy_share` is the utilization of the device over the last seconds. `releases` counts
+    batches by the reason why no more rows joined them.
     """
 
     queued_rows: int = 0
@@ -288,11 +294,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that a backend serves.
 
-    `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
-    it is built on included. `algorithm` and `algorithm_version` name the code that answers.
-    Calls for the revisions in `earlier`, which it replaced, are answered for a while. `serving` has
-    the revisions behind the name; `None` for one that is named itself, as `name@1`. A backend that
-    `shows_tokens` answers `TOKEN_TASKS`, and vectors of tokens where it embeds.
+    - `revision` is a digest (12 hex digits) of all files that determine results, including the
+      files of models that it builds on.
+    - `algorithm` and `algorithm_version` identify the code that answers.
+    - `earlier` has replaced revisions, for which calls are still answered for a while.
+    - `serving` has the model's traffic split and other revisions. It is `None` for a revision that
+      is named itself, such as `name@1`.
+    - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
     """
 
     name: str
@@ -312,10 +320,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what a plan would serve: the model and its named revisions, and what would be broken.
+    """Reports the models that a plan would serve: the model and its named revisions.
 
-    `problems` are those of the model, of its revisions and of models that build on it. Both are
-    empty where the repository lacks the model.
+    `problems` has the problems of the model, of its revisions and of models that build on it. Both
+    fields are empty if the repository does not have the model.
     """
 
     models: list[ModelInfo] = []
@@ -323,11 +331,12 @@ class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what the driver tells of a GPU; what it does not tell, as of MIG devices, is `None`.
+    """Holds the state of a GPU, as the driver reports it.
 
-    `device` is the number of the card in the driver, which its MIG devices share. `utilization` is
-    the share of time in which it was busy. `throttling` says why its clocks are low, if they are.
-    `ecc_errors` are those since the driver was loaded that were corrected, and that were not.
+    A field is `None` if the driver does not report it, as for MIG devices. `device` is the driver's
+    number of the card; all MIG devices of a card have the same. `utilization` is the fraction of
+    time that the GPU was busy. `throttling` has the reasons for reduced clocks. `ecc_errors` are
+    the corrected and the uncorrected errors since the driver was loaded.
     """
 
     device: int
@@ -344,9 +353,12 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
-    `missing` says what is wrong, and of a ready backend which models are; `problems` what is wrong
-    with revisions, served or not. One that is `leaving` is not ready and still takes calls. `plans`
-    is the version of the `ServingPlans` followed, `assignment` what to serve, `arms` items by arm.
+    - `missing` tells why the backend is not ready, or which models are broken.
+    - `problems` has the problems of models and revisions, whether they are served or not.
+    - A backend that is `leaving` is not ready, but still answers calls.
+    - `plans` is the version of the `ServingPlans` in effect.
+    - `assignment` tells which models to serve.
+    - `arms` counts items by revision.
     """
 
     backend_id: str
@@ -370,23 +382,23 @@ _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 def encode_frame(frame: Any) -> bytes:
-    """Return `frame` as it travels: its length, then msgpack."""
+    """Return an encoded frame: its length and its msgpack body."""
     body = _encoder.encode(frame)
     return _LENGTH.pack(len(body)) + body
 
 
 class MessageReader(Generic[_Message]):
-    """Cuts a stream of bytes into messages, whatever the sizes of its chunks."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
         self._decoder = decoder
         self._rest = bytearray()
 
     def feed(self, chunk: bytes, messages: list[_Message] | None = None) -> list[_Message]:
-        """Append to `messages` the frames that `chunk` completes, and return them.
+        """Decode the frames that `chunk` completes, append them to `messages` and return it.
 
         Raises:
-            msgspec.DecodeError: the bytes are no frame of this version.
+            msgspec.DecodeError: the bytes are not a valid frame.
         """
         messages = [] if messages is None else messages
         data: bytes | bytearray = chunk
@@ -397,7 +409,7 @@ class MessageReader(Generic[_Message]):
         while size - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, start)
             if length > MAX_FRAME_BYTES:
-                raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
+                raise msgspec.DecodeError(f"a frame of {length} bytes is too large")
             body = start + _LENGTH.size
             if size - body < length:
                 break
@@ -405,7 +417,7 @@ class MessageReader(Generic[_Message]):
             try:
                 messages.append(self._decoder.decode(data[body:start]))
             except UNREADABLE as error:
-                raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
+                raise msgspec.DecodeError(f"a frame is invalid: {error}") from None
         if data is chunk:
             self._rest += data[start:]
         else:
@@ -414,7 +426,7 @@ class MessageReader(Generic[_Message]):
 
 
 class FrameReader(MessageReader[Frame]):
-    """Cuts a reply of a backend into frames."""
+    """Splits a backend's response into frames."""
 
     def __init__(self) -> None:
         super().__init__(_frame_decoder)

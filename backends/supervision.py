@@ -1,4 +1,4 @@
-"""Ties a process to its supervisor: heartbeats, stop signals, the end of the parent process."""
+"""Connects a process to its supervisor: heartbeats, stop signals, the end of the parent process."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ _PARENT_CHECK = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` at every interval, from the running event loop; `None`: nowhere.
+    """Write a byte to `descriptor` at every interval, from the event loop, in the `with` block.
 
-    A callback and no task: it runs as long as the loop does, and no failure of a task ends it.
+    It does nothing if `descriptor` is `None`. It uses a timer, because a task could fail.
     """
     if descriptor is None:
         yield
@@ -25,7 +25,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
     def beat() -> None:
         nonlocal timer
-        # A pipe that is full has a reader that sleeps; one without a reader, one that is gone.
+        # The pipe may be full because the supervisor sleeps, or closed because it has ended.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
         timer = loop.call_later(_HEARTBEAT_INTERVAL, beat)
@@ -38,15 +38,15 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
 
 class StopSignals:
-    """Sets events on signals, from its creation; the running loop is the process's only one."""
+    """Sets events on SIGTERM and SIGINT; create it in the process's event loop."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
-        """The process is to stop."""
+        """The process must stop."""
         self.forced = asyncio.Event()
-        """A second signal came: the process is to stop at once."""
+        """A second signal came; the process must stop immediately."""
         self.is_graceful = False
-        """Gateways must learn of it first: SIGTERM. At SIGINT a user waits at a terminal."""
+        """The signal was SIGTERM, so gateways must be told first. SIGINT comes from a terminal."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._request)
@@ -63,6 +63,6 @@ class StopSignals:
 
 async def wait_for_parent_end(parent: int) -> None:
     """Wait until the parent process, whose id was `parent`, has ended."""
-    # No event reports that; it has to be polled.
+    # There is no event for this, so poll.
     while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(_PARENT_CHECK)

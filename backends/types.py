@@ -1,4 +1,4 @@
-"""Defines values that travel between the packages of a backend."""
+"""Defines values that packages of a backend exchange."""
 
 from enum import StrEnum
 from typing import Literal
@@ -12,35 +12,35 @@ from backends.plans import ArmStatistics
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
-# A sequence for a model: one text, or a pair joined by the model's separator.
+# The text of a row: one text, or a pair that the model's separator joins.
 Text = str | tuple[str, str]
 
 
 class TokenIds(msgspec.Struct, frozen=True):
-    """Holds a text as tokens, with or without the special ones around it; `prompt` goes before."""
+    """Holds the token ids of a text, with or without special tokens; `prompt` goes before them."""
 
     ids: tuple[int, ...]
     prompt: tuple[int, ...] = ()
 
 
-# What a tokenizer makes a row of.
+# The input of a tokenizer for one row.
 RowInput = Text | TokenIds
-# How the vectors of tokens become one of the text.
+# How token vectors are combined into the vector of a text.
 Pooling = Literal["mean", "cls", "max"]
 
 
 class OutputKind(StrEnum):
-    """Selects an encoder's output for a row: one vector, or one vector per token."""
+    """Names the kinds of output for a row: one vector, or one vector per token."""
 
     POOLED = "pooled"
     TOKENS = "tokens"
 
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a text as a model reads it.
+    """Holds the token ids and type ids of a row.
 
-    `type_ids` is `None` when all are zero. `key` holds the bytes of both: equal keys are equal
-    rows. Where the text was cut, `truncated_from` is how many tokens all of it would be.
+    `type_ids` is `None` if all are zero. `key` is unique for both. If the text was truncated,
+    `truncated_from` is the length in tokens of the whole text.
     """
 
     ids: IntArray
@@ -50,7 +50,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one token's place in the text: `start` and `end` count its characters."""
+    """Holds the position of a token in its text; `start` and `end` count characters."""
 
     start: int
     end: int
@@ -59,17 +59,17 @@ class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the tokens of a text without special tokens, and their places."""
+    """Holds the tokens of a text without special tokens, and their positions."""
 
     ids: IntArray
     pieces: list[TokenOffsets]
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what is in a batcher's queue now, and what the batcher has done since its start.
+    """Holds the present size of a batcher's queue, and counts since the start.
 
-    `work` is the predicted seconds of its batches without their fixed parts. `wasted` is the part
-    of `work` that padding takes (`CostModel.padding`).
+    `work` is the predicted seconds of all batches without their fixed cost. `wasted` is the padding
+    in `work` (`CostModel.padding`).
     """
 
     queued_rows: int = 0
@@ -92,17 +92,17 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queued_seconds: float = 0.0
     releases: dict[str, int] = {}
     durations: dict[str, tuple[tuple[int, ...], float]] = {}
-    """Of the phases `queue` and `run`: counts by bucket, and their sum."""
+    """For the phases `queue` and `run`: the counts by bucket, and the sum in seconds."""
 
 
 def padding_waste_ratio(*queues: QueueStatistics) -> float:
-    """Return padding's share of the work: what a graph leaves out, it does not waste."""
+    """Return the fraction of the predicted time that padding takes."""
     work = sum(queue.work for queue in queues)
     return sum(queue.wasted for queue in queues) / work if work else 0.0
 
 
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts how rows were answered: cached, joined to one in flight, or computed."""
+    """Counts rows that were cached (`known`), coalesced (`joined`) and computed."""
 
     known_rows: int = 0
     joined_rows: int = 0
@@ -119,13 +119,13 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueStatistics
     rows: RowStatistics
     tokenization: tuple[tuple[int, ...], float] = ((), 0.0)
-    """Durations of questions to the tokenizer: counts by bucket, and their sum."""
+    """Durations of calls of the tokenizer: the counts by bucket, and the sum in seconds."""
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts how mirrored items compared, by `(model, arm, shadow, outcome)`.
+    """Counts comparisons of mirrored items, by `(model, arm, shadow, outcome)`.
 
-    `largest` is how far two answers that said the same were apart at most, by
+    `largest` is the largest difference between numbers of results that otherwise agree, by
     `(model, arm, shadow)`.
     """
 
@@ -134,9 +134,10 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's statistics at one moment. `items` counts `(model, task, outcome)`.
+    """Holds a backend's statistics at one moment.
 
-    `lost_hosts` counts processes of algorithms that were lost, by `(model, reason)`.
+    `items` counts items by `(model, task, outcome)`. `lost_hosts` counts failed processes of
+    algorithms by `(model, reason)`.
     """
 
     ready: bool
@@ -148,4 +149,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[ArmStatistics] = []
     lost_hosts: dict[tuple[str, str], int] = {}
     models: dict[str, str] = {}
-    """The revision of each model that is served."""
+    """The revision of each served model."""

@@ -1,4 +1,4 @@
-"""Starts the command line of bulk jobs: `python -m bulk`."""
+"""Runs `python -m bulk`, which is also `sluicegate bulk`."""
 
 import sys
 
@@ -8,7 +8,7 @@ _OWN = ("backends", "bulk", "gateway")
 
 
 def main() -> None:
-    """Run the command; say what to install where packages of it are missing."""
+    """Run the command, or tell what to install if a package is missing."""
     try:
         from backends.settings import limit_blas_threads  # noqa: PLC0415 - a machine may lack both
 

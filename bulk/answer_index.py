@@ -1,8 +1,8 @@
-"""Finds where answers are kept, by runs of sorted numbers that are files, in bounded memory.
+"""Indexes the results of a job by key, on disk and in bounded memory.
 
-Answers come in no order of their keys, so an index that is one tree would write all of its pages
-for each few thousand of them. Here each few thousand are sorted once and written as a run, and runs
-of like size are merged: a log-structured merge tree, of which nothing is ever deleted.
+The index is a log-structured merge tree without deletions. Each few thousand entries are sorted and
+written to a file, a run. Runs of similar size are merged. A single tree would have to rewrite
+nearly all of its pages for each few thousand entries, because keys come in random order.
 """
 
 import mmap
@@ -18,31 +18,32 @@ import xxhash
 from numpy.typing import NDArray
 
 Place = tuple[int, int]
-"""Where an answer begins in the file, and its bytes."""
+"""The offset of a result in the file, and its length in bytes."""
 
-# Merges take three times the memory of their result, which has 20 bytes for each answer.
+# The maximum entries of a merged run. A merge takes three times the memory of its result, which has
+# 20 bytes per entry.
 _MOST_MERGED = 1 << 21
-# A digest of all that follows, and how many numbers, starts and lengths these are.
+# The head of a run: a digest of everything after it, and the number of entries.
 _HEAD = Struct("<2Q")
 _NAME = re.compile(r"index-([0-9a-f]{16})-([0-9a-f]{16})")
 _NAME_BYTES = 8
 
 
 class _Columns(NamedTuple):
-    """Holds the numbers that keys end with, in their order, and the places of the answers."""
+    """Holds entries as columns: the last 8 bytes of keys as numbers, and the results' places."""
 
     numbers: NDArray[Any]
     starts: NDArray[Any]
     lengths: NDArray[Any]
 
     def in_order(self) -> "_Columns":
-        """Return them sorted; runs that are sorted already are merged in linear time."""
+        """Return the entries sorted; takes linear time to merge sorted runs."""
         order = np.argsort(self.numbers, kind="stable")
         return _Columns(*(column[order] for column in self))
 
 
 class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the places of the answers from `begin` to `until` of the file."""
+    """Holds the entries for the results between the file offsets `begin` and `until`."""
 
     path: Path
     begin: int
@@ -54,9 +55,9 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def read(cls, path: Path, begin: int, until: int) -> Self | None:
-        """Return the run of a file; `None` where a crash has left it incomplete.
+        """Return the run of a file, or `None` if a crash has left it incomplete.
 
-        Its columns are mapped: the system reads what is needed, and drops it where memory is short.
+        Its columns are memory-mapped, so the system can drop them if memory is short.
         """
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
@@ -76,10 +77,10 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class AnswerIndex:
-    """Holds places by keys; what a crash takes of it is added anew from the file of answers."""
+    """Maps keys to places. After a crash, missing entries are added from the file of results."""
 
     def __init__(self, folder: Path, *, size: int, most_merged: int = _MOST_MERGED) -> None:
-        """Open what is there of a file of answers that has `size` bytes."""
+        """Open the index of a file of results that has `size` bytes."""
         self._folder = folder
         self._most_merged = most_merged
         self._runs: list[_Run] = []
@@ -88,7 +89,7 @@ class AnswerIndex:
             for path in folder.iterdir()
             if (match := _NAME.fullmatch(path.name))
         ]
-        # Of those that begin at one place the longest first: a merge was not tidied up after.
+        # Take the longest run at each offset. A crash may have left the inputs of a merge.
         for begin, until, path in sorted(found, key=lambda each: (each[0], -each[1])):
             is_next = begin == self.until and until <= size
             run = _Run.read(path, begin, until) if is_next else None
@@ -99,11 +100,11 @@ class AnswerIndex:
 
     @property
     def until(self) -> int:
-        """Where in the file the first answer begins that is not here."""
+        """The offset of the first result that is not in the index."""
         return self._runs[-1].until if self._runs else 0
 
     def find(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Place]]:
-        """Yield the places of keys that may be here: the file says which key an answer has."""
+        """Yield possible places of keys; the caller must compare the key in the file."""
         numbers = _numbers(keys)
         for run in self._runs:
             own = run.columns
@@ -116,7 +117,7 @@ class AnswerIndex:
                     at += 1
 
     def add(self, places: Mapping[bytes, Place], until: int) -> None:
-        """Add the places of all answers from the present end to `until`."""
+        """Add the places of all results from the present end to the offset `until`."""
         spans = np.array(list(places.values()), np.uint64)
         new = _Columns(_numbers(list(places)), spans[:, 0], spans[:, 1].astype("<u4"))
         self._runs.append(self._write(new.in_order(), self.until, until))
@@ -134,15 +135,15 @@ class AnswerIndex:
         body = b"".join([column.tobytes() for column in columns])
         head = _HEAD.pack(xxhash.xxh3_64_intdigest(body), len(columns.numbers))
         temporary = self._folder / "index"
-        # Not synced: the digest tells what the power took.
+        # Not synced. After a power failure, the digest tells whether the run is complete.
         temporary.write_bytes(head + body)
         path = temporary.rename(self._folder / f"index-{begin:016x}-{until:016x}")
         run = _Run.read(path, begin, until)
         if run is None:
-            raise OSError(f"`{path}` does not hold what was written")
+            raise OSError(f"cannot read back `{path}`")
         return run
 
 
 def _numbers(keys: Sequence[bytes]) -> NDArray[Any]:
-    """Return the last bytes of keys, which are of a keyed digest, as numbers."""
+    """Return the last 8 bytes of keys, which are digests, as numbers."""
     return np.frombuffer(b"".join([key[-_NAME_BYTES:] for key in keys]), "<u8")

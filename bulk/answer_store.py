@@ -1,7 +1,7 @@
-"""Keeps the answers of a job on disk, so that equal rows are computed once in bounded memory.
+"""Stores the results of a job on disk, so that equal rows are computed once in bounded memory.
 
-Answers are appended to a file, those of one call together. An index tells where each is; it follows
-many answers at a time. What it lacks after a crash is read from the file again.
+The results of one call are appended to a file together. An index maps keys to offsets. It is
+updated for many results at a time, and after a crash the rest is read from the file.
 """
 
 import os
@@ -20,7 +20,7 @@ from bulk.usage import BulkUsage
 
 
 class _Head(NamedTuple):
-    """Comes before the answers of one call: their bytes, a digest of these, and their usage."""
+    """Precedes the results of one call: their size in bytes, their digest and their usage."""
 
     size: int
     digest: int
@@ -31,18 +31,18 @@ class _Head(NamedTuple):
 
 
 _HEAD = Struct("<6Q")
-# The bytes of a key and of its answer come before both.
+# The lengths of a key and of its result, which precede both.
 _SIZES = Struct("<II")
 
 
 class AnswerStore:
-    """Keeps answers by their keys in a folder, which `kill -9` leaves whole.
+    """Stores results by key in a folder; survives `kill -9`.
 
-    One process has it at a time; what it keeps is on the disk when `keep` returns.
+    Only one process may use a folder. Results are synced to the disk when `keep` returns.
     """
 
     def __init__(self, folder: Path, *, most_recent: int = 65_536) -> None:
-        """Open what was kept; `most_recent` keys (15 MB) are in memory and not in the index."""
+        """Open a folder. Up to `most_recent` keys (15 MB) are in memory before they are indexed."""
         folder.mkdir(parents=True, exist_ok=True)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(BulkAnswer).decode
@@ -56,7 +56,7 @@ class AnswerStore:
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Return whether a job has kept answers in a folder."""
+        """Return whether a folder has results of a job."""
         return (folder / "answers").exists()
 
     def __enter__(self) -> Self:
@@ -71,7 +71,7 @@ class AnswerStore:
         os.close(self._file)
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, BulkAnswer]:
-        """Return the answers that are kept under some of `keys`."""
+        """Return the stored results of `keys`."""
         places: list[tuple[Place, bytes]] = []
         others = []
         for key in keys:
@@ -85,17 +85,17 @@ class AnswerStore:
         found = {}
         for (first, length), key in places:
             content = os.pread(self._file, len(key) + length, first - len(key))
-            # Another key may have the number in the index that this has.
+            # The index only has a part of the key, so compare the whole key.
             if content.startswith(key):
                 found[key] = self._decode(memoryview(content)[len(key) :])
         return found
 
     def usage(self) -> BulkUsage:
-        """Return how many answers are kept, and the work that models did for them."""
+        """Return the number of stored results, and their rows and tokens."""
         return self._usage
 
     def keep(self, answers: Mapping[bytes, BulkAnswer]) -> None:
-        """Keep answers of keys that have none: all, or none where the process ends meanwhile."""
+        """Store results of new keys atomically."""
         if not answers:
             return
         encoded = {key: self._encode(answer) for key, answer in answers.items()}
@@ -110,7 +110,7 @@ class AnswerStore:
         self._take(body, usage)
 
     def _take(self, body: bytes, usage: BulkUsage) -> None:
-        """Note what is in the file from its present end on."""
+        """Take note of a block of results that was appended to the file."""
         start = self._end + _HEAD.size
         for key, first, length in _places(body):
             self._recent[key] = (start + first, length)
@@ -120,12 +120,12 @@ class AnswerStore:
             self._follow()
 
     def _follow(self) -> None:
-        """Have the index know of all that is in the file."""
+        """Add all recent results to the index."""
         self._index.add(self._recent, self._end)
         self._recent = {}
 
     def _recover(self) -> None:
-        """Read what the index lacks, and drop what a crash has left incomplete."""
+        """Read the results that are not in the index, and truncate an incomplete block."""
         until = self._index.until
         size = os.fstat(self._file).st_size
         while (head := self._head()) is not None and self._end + _HEAD.size + head.size <= size:
@@ -155,7 +155,7 @@ def _write(file: int, content: bytes, start: int) -> None:
 
 
 def _places(body: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each key, where its answer begins, and the answer's bytes."""
+    """Yield each key, the offset of its result, and the result's length."""
     at = 0
     while at < len(body):
         key_size, size = _SIZES.unpack_from(body, at)
@@ -165,7 +165,7 @@ def _places(body: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _usage_of(answers: Iterable[BulkAnswer]) -> BulkUsage:
-    """Return what answers took; those that failed took nothing."""
+    """Return the usage of results; failed items have none."""
     hit = sum([1 for each in answers if each.is_shared and not each.code])
     own = [each for each in answers if not (each.is_shared or each.code)]
     return BulkUsage(

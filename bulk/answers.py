@@ -1,4 +1,4 @@
-"""Holds answers as a job keeps and writes them."""
+"""Defines results as a job stores and writes them."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from backends.types import FloatArray
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Holds an item's answer as JSON, a vector as float32; with a `code` it has failed."""
+    """Holds an item's result as JSON, a vector as float32, or a failure with a `code`."""
 
     payload: bytes = b""
     tokens: int = 0
@@ -20,18 +20,18 @@ class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     code: str = ""
     detail: str = ""
     rows: int = 0
-    """Rows that the model ran for it."""
+    """The rows that the model computed for it."""
     is_shared: bool = False
-    """It was found in the cache of a gateway."""
+    """Whether it was found in the result cache of gateways."""
 
 
 def read_vector(payload: bytes) -> FloatArray:
-    """Return the vector that an answer of `embed` holds."""
+    """Return the vector of a result of `embed`."""
     return np.frombuffer(payload, np.float32)
 
 
 def make_answer(task: Task, outcome: Outcome) -> BulkAnswer:
-    """Return an outcome as it is kept."""
+    """Convert an outcome to a `BulkAnswer`."""
     if isinstance(outcome, BulkFailure):
         return BulkAnswer(code=outcome.code, detail=outcome.detail)
     is_vector = task is Task.EMBED
@@ -45,12 +45,12 @@ def make_answer(task: Task, outcome: Outcome) -> BulkAnswer:
 
 
 def vector_bytes(values: Any) -> bytes:
-    """Return a vector as an answer holds it."""
+    """Return the payload of a vector."""
     return np.asarray(values, np.float32).tobytes()
 
 
 def answer_json(task: Task, answer: BulkAnswer) -> bytes:
-    """Return an answer as the gateway sends it."""
+    """Return a result as JSON, as the gateway sends it."""
     if task is Task.EMBED:
         return encode_result({"embedding": read_vector(answer.payload)})
     return answer.payload

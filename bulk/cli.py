@@ -1,4 +1,4 @@
-"""Defines `sluicegate bulk`: answers for the rows of files, by a model in this process."""
+"""Defines `sluicegate bulk`, which runs a model in this process over the rows of files."""
 
 import sys
 import time
@@ -48,7 +48,7 @@ _EXAMPLE = "sluicegate bulk --model sentiment --task classify reviews.parquet la
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which result cache is shared, if any, and whose answers."""
+    """Configures the result cache to share with gateways; an empty `url` means none."""
 
     url: str = ""
     state_url: str = ""
@@ -60,62 +60,80 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=f"\b\nExample:\n  {_EXAMPLE}")
 @click.argument("inputs", nargs=-1, required=True)
 @click.argument("output")
-@click.option("--model", required=True, help="The model, by its name in the repository.")
+@click.option("--model", required=True, help="Name of the model in the repository.")
 @click.option("--task", required=True, help="classify, embed, zero-shot, rerank, entities, ...")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
-@click.option("--parameters", default="", help="JSON, or a file of it: labels, dimensions, ...")
-@click.option("--column", "columns", multiple=True, help="Column of the text; two for pairs.")
-@click.option("--id", "id_column", default="", help="Column that names a row in the output.")
+@click.option(
+    "--parameters", default="", help="Parameters of the task as JSON, or a file with the JSON."
+)
+@click.option("--column", "columns", multiple=True, help="Column of the text. Give two for pairs.")
+@click.option("--id", "id_column", default="", help="Column that identifies rows in the output.")
 @click.option("--keep", multiple=True, help="Column to copy to the output.")
-@click.option("--format", "kind", type=click.Choice(get_args(OutputFormat)), help="Of the output.")
-@click.option("--no-truncate", is_flag=True, help="Fail rows that the model would read in part.")
-@click.option("--max-errors", type=click.IntRange(min=0), help="Stop after more failed rows.")
-@click.option("--part-rows", type=click.IntRange(min=1), default=65_536, help="Rows of a file.")
-@click.option("--threads", type=click.IntRange(min=0), help="Runs at a time; 0: one per core.")
-@click.option("--provider", type=click.Choice(get_args(Provider)), help="What runs the model.")
+@click.option(
+    "--format", "kind", type=click.Choice(get_args(OutputFormat)), help="Format of the output."
+)
+@click.option("--no-truncate", is_flag=True, help="Fail rows that are too long for the model.")
+@click.option(
+    "--max-errors", type=click.IntRange(min=0), help="Stop if more than this many rows fail."
+)
+@click.option(
+    "--part-rows", type=click.IntRange(min=1), default=65_536, help="Rows per output file."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=0), help="Number of worker threads (0: one per core)."
+)
+@click.option(
+    "--provider", type=click.Choice(get_args(Provider)), help="Runtime that runs the model."
+)
 @click.option("--device", type=click.IntRange(min=0), help="Number of the GPU.")
-@click.option("--work", type=click.Path(path_type=Path), help="Folder for what is kept meanwhile.")
-@click.option("--ray", "ray_address", default="", help="Ray cluster to run on: address, or `auto`.")
-@click.option("--actors", type=click.IntRange(min=1), help="On Ray: how many hold the model.")
-@click.option("--gpus", type=click.FloatRange(min=0), help="On Ray: share of a GPU of each.")
-@click.option("--dry-run", is_flag=True, help="Run a sample, and say what all would take.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of a million tokens, for --dry-run.")
-@click.option("--cache", "cache_url", default="", help="Cache Redis of gateways to share.")
-@click.option("--cache-state", default="", help="Their state Redis; the same where left out.")
-@click.option("--cache-scope", default="", help="Whose answers: `tenant:<id>` or `shared`.")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for intermediate files.")
+@click.option("--ray", "ray_address", default="", help="Address of a Ray cluster, or `auto`.")
+@click.option("--actors", type=click.IntRange(min=1), help="Ray: number of actors.")
+@click.option("--gpus", type=click.FloatRange(min=0), help="Ray: GPUs per actor, such as 0.5.")
+@click.option("--dry-run", is_flag=True, help="Run a sample and estimate time and cost.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), help="Price of a million tokens, for --dry-run."
+)
+@click.option("--cache", "cache_url", default="", help="URL of the gateways' cache Redis.")
+@click.option(
+    "--cache-state", default="", help="URL of the gateways' state Redis, if it is another one."
+)
+@click.option(
+    "--cache-scope", default="", help="Scope of cached results: `tenant:<id>` or `shared`."
+)
 @click.option(
     "--cache-ttl",
     type=click.FloatRange(min=1),
     default=86_400.0,
-    help="Seconds that answers are kept and used.",
+    help="Maximum age of cached results in seconds.",
 )
 @click.option(
     "--cache-secret-file",
     type=click.Path(path_type=Path),
-    help="File of the gateways' secret; else SLUICEGATE_SECRET.",
+    help="File with the gateways' secret. Default: SLUICEGATE_SECRET.",
 )
-@click.option("--usage-url", default="", help="Operators' listener to report the usage to.")
-@click.option("--usage-tenant", default="", help="The tenant that is billed.")
+@click.option("--usage-url", default="", help="URL of the operators' listener, to report usage.")
+@click.option("--usage-tenant", default="", help="Tenant to bill.")
 @click.option(
     "--usage-key-file",
     type=click.Path(path_type=Path),
-    help="File of an operator's key; else SLUICEGATE_ADMIN_KEY.",
+    help="File with an operator's key. Default: SLUICEGATE_ADMIN_KEY.",
 )
 def main(inputs: tuple[str, ...], output: str, **given: Any) -> None:
-    """Answer every row of INPUTS and write the answers to the folder OUTPUT.
+    """Run a model over every row of INPUTS and write the results to the folder OUTPUT.
 
-    INPUTS are Parquet, JSON lines or CSV: paths, globs, or URIs of object storage. Run the same
-    command again to go on after an interruption; what is finished is not computed again.
+    INPUTS are Parquet, JSON lines or CSV files: paths, globs, or URIs of object storage. After an
+    interruption, run the same command again to continue.
     """
     configure_logging()
     try:
         _run_and_report(inputs, output, given)
     except (BulkStopped, StartProblem, BackendError, OSError) as error:
-        # The last: a disk is full, or a network is down.
+        # `OSError`: the disk is full, or the network is down.
         click.echo(f"sluicegate bulk: {error}", err=True)
         sys.exit(_WRONG if isinstance(error, StartProblem) else _STOPPED)
     except KeyboardInterrupt:
-        click.echo("\nsluicegate bulk: interrupted; run the same command to go on", err=True)
+        click.echo("\nsluicegate bulk: interrupted; run the same command to continue", err=True)
         sys.exit(_INTERRUPTED)
 
 
@@ -127,9 +145,9 @@ def _run_and_report(patterns: tuple[str, ...], location: str, given: dict[str, A
     if reporter is not None and done is not None:
         is_new = reporter.report(done, OutputFolder(location))
         click.echo(
-            "the usage is in the ledger"
+            "reported the usage to the ledger"
             if is_new
-            else "the ledger had the usage of this job before; nothing was added",
+            else "the ledger already had the usage of this job",
             err=True,
         )
 
@@ -138,19 +156,19 @@ def _reporter(given: dict[str, Any]) -> UsageReporter | None:
     url = given["usage_url"]
     if not url:
         if given["usage_tenant"] or given["usage_key_file"]:
-            raise BulkStopped("--usage-url: name the operators' listener that usage is reported to")
+            raise BulkStopped("--usage-url is missing; give the URL of the operators' listener")
         return None
     return usage_reporter(url, given["usage_tenant"], read_operator_key(given["usage_key_file"]))
 
 
 def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Manifest | None:
-    """Run a job to its end and return the complete manifest; nothing of a dry run."""
+    """Run a job to its end and return the complete manifest, or `None` for a dry run."""
     on_ray = bool(given["ray_address"])
     inputs = find_inputs(patterns)
     if on_ray:
-        # Nodes have other working directories.
-        inputs = [msgspec.structs.replace(file, path=_everywhere(file.path)) for file in inputs]
-        location = _everywhere(location)
+        # Nodes have other working directories, so make paths absolute.
+        inputs = [msgspec.structs.replace(file, path=_absolute(file.path)) for file in inputs]
+        location = _absolute(location)
     options = _options(inputs, given)
     folder = OutputFolder(location)
     cache = CacheOptions(
@@ -176,15 +194,15 @@ def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Man
                 return None
             profile = by_parts(runner.profile) if on_ray else runner.profile
             begun = make_manifest(options, inputs, runner.info, profile, cache=cache.scope)
-            # Nothing is made in a folder that holds something else.
+            # Check the folder before creating anything in it.
             open_manifest(folder, begun)
             work = stack.enter_context(work_folder(given["work"], folder, begun))
-            # Another process may have gone on until now.
+            # Read it again under the lock, because another process may have continued the job.
             manifest = open_manifest(folder, begun)
             if manifest.state == "complete":
                 tidy(folder)
                 work.remove()
-                click.echo(f"{folder.location}: is complete: {_totals(manifest)}", err=True)
+                click.echo(f"{folder.location} is complete: {_totals(manifest)}", err=True)
                 return manifest
             if not on_ray:
                 errors = given["max_errors"]
@@ -201,7 +219,7 @@ def _run_on_ray(
     given: dict[str, Any],
     provider: Provider,
 ) -> Manifest:
-    """Run what is left of a job by the actors of a cluster; return the complete manifest."""
+    """Run the rest of a job on a Ray cluster and return the complete manifest."""
     threads = given["threads"] or 1
     gpus = given["gpus"]
     if gpus is None:
@@ -220,8 +238,8 @@ def _run_on_ray(
     return done
 
 
-def _everywhere(path: str) -> str:
-    """Return a path that is the same on every node."""
+def _absolute(path: str) -> str:
+    """Return a URI or an absolute path, which is valid on every node."""
     return path if is_remote(path) else str(Path(path).absolute())
 
 
@@ -235,14 +253,14 @@ def run_job(
     work: WorkFolder,
     max_errors: int | None,
 ) -> Manifest:
-    """Run what is left of a job to its end; return the complete manifest."""
+    """Run the rest of a job in this process and return the complete manifest."""
     options, inputs = manifest.options, manifest.inputs
     types = head_types(options, inputs) if options.format == "parquet" else {}
     output = OutputParts(folder, work.stage, options, inputs, types)
     if output.has_parts and not AnswerStore.is_in(work.path):
         raise BulkStopped(
-            f"`{folder.location}` has parts, and their answers are not in `{work.path}`: give the"
-            " --work that the job was begun with, or name another folder"
+            f"`{folder.location}` has finished parts, but `{work.path}` does not have their "
+            "results; give the same --work as before, or another output folder"
         )
     output.begin(manifest)
     total = sum(map(count_rows, inputs))
@@ -261,7 +279,7 @@ def run_job(
         try:
             run.run()
         except BulkStopped:
-            output.gather_errors()
+            output.collect_errors()
             raise
         finally:
             output.close()
@@ -291,29 +309,33 @@ def _options(inputs: list[InputFile], given: dict[str, Any]) -> BulkOptions:
     )
     wanted = len(default_columns(task))
     if len(options.columns) != wanted and (task, len(options.columns)) != ("classify", 2):
-        raise BulkStopped(f"`{task}` takes {wanted} --column, not {len(options.columns)}")
+        raise BulkStopped(
+            f"the task `{task}` needs {wanted} --column, but there are {len(options.columns)}"
+        )
     taken = {*result_names(task), *(() if options.id_column else ("row", "file"))}
     for name in (options.id_column, *options.keep):
         if name in taken:
-            raise BulkStopped(f"`{name}` is a column of the answer; rename that of the input")
+            raise BulkStopped(
+                f"`{name}` is also a column of the results; rename the input's column"
+            )
     return options
 
 
 def _open_cache(
     runner: BulkRunner, options: BulkOptions, cache: CacheOptions, *, on_ray: bool
 ) -> tuple[Prefix, SharedCache]:
-    """Return what makes the keys of items, and the cache that is shared under them."""
+    """Return the prefix of the items' cache keys, and the shared result cache."""
     parameters = encoded_parameters(runner.parameters)
     info = runner.info
     if not cache.url:
         own = key_prefix(info, options, parameters, secret=b"", scope="bulk", epoch="")
         return own, NullCache()
     if on_ray:
-        raise BulkStopped("--cache: the nodes of --ray do not share it; leave one of them out")
+        raise BulkStopped("--cache and --ray cannot be combined; leave one of them out")
     if not options.truncate:
-        raise BulkStopped("--cache: answers to texts that must not be cut are not shared")
+        raise BulkStopped("--cache and --no-truncate cannot be combined; leave one of them out")
     if cache.scope != "shared" and not cache.scope.startswith("tenant:"):
-        raise BulkStopped("--cache-scope: say whose answers they are: `tenant:<id>`, or `shared`")
+        raise BulkStopped("--cache-scope must be `tenant:<id>` or `shared`")
     secret = read_secret(cache.secret_file)
     epochs = read_epochs(open_redis(cache.state_url))
     epoch = epochs.of(options.model, cache.scope)

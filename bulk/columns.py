@@ -1,4 +1,4 @@
-"""Says which columns the answers of a task have, and fills them."""
+"""Defines the output columns of each task, and fills them with results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,12 +25,12 @@ TRUNCATED = "truncated_from"
 
 
 def result_names(task: Task) -> tuple[str, ...]:
-    """Return the names of the columns that the answers of a task fill."""
+    """Return the names of the result columns of a task."""
     return (*_NAMES[task], TRUNCATED)
 
 
 def result_types(task: Task) -> dict[str, Any]:
-    """Return the Arrow types of those columns."""
+    """Return the Arrow types of the result columns of a task."""
     arrow = import_pyarrow()
     text, number, place = arrow.string(), arrow.float64(), arrow.int32()
     label = [("label", text), ("score", number)]
@@ -57,7 +57,7 @@ def result_types(task: Task) -> dict[str, Any]:
 
 
 def result_arrays(task: Task, answers: Sequence[BulkAnswer]) -> list[Any]:
-    """Return the Arrow arrays of the columns, in the order of `result_types`."""
+    """Return results as Arrow arrays, in the order of `result_types`."""
     arrow, types = import_pyarrow(), result_types(task)
     truncated = arrow.array([answer.truncated_from for answer in answers], types[TRUNCATED])
     if task is Task.EMBED:

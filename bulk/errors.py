@@ -1,13 +1,12 @@
-"""Defines what ends a bulk job before its last row."""
+"""Defines the errors that end a bulk job early."""
 
 
 class BulkStopped(Exception):
-    """Says why a job cannot begin or go on; in one line, for the person who started it."""
+    """Reports in one line why a job cannot begin or continue."""
 
 
 def too_many_failed(failed: int, most: int) -> BulkStopped:
-    """Return what ends a job of which more rows have failed than it may have."""
+    """Return the error of a job with more than `most` failed rows."""
     return BulkStopped(
-        f"{failed} rows have failed, and --max-errors is {most}; "
-        "`_errors.jsonl` in the output says which and why"
+        f"{failed} rows have failed, but --max-errors is {most}; see `_errors.jsonl` in the output"
     )

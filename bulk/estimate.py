@@ -1,4 +1,4 @@
-"""Estimates what a job will take, by a run over a sample of its rows."""
+"""Estimates the time and cost of a job by running a sample of its rows."""
 
 import time
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ from bulk.reading import count_rows, read_rows
 from gateway.cache.key import CacheKey, Prefix
 
 _SAMPLE_ROWS = 20_000
-# Run to measure: some seconds on one core.
+# Items of the sample to run, which takes some seconds on one core.
 _MEASURED_ITEMS = 512
 _MILLION = 1_000_000
 
 
 class BulkEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a job will take: `seconds` of this machine, and tokens computed.
+    """Holds the estimated seconds on this machine, tokens and cost of a job.
 
-    `distinct_share` is that of the sample; in a whole with more repetition fewer are distinct.
+    `distinct_share` is the fraction of distinct rows in the sample. The whole input may have more
+    repetitions.
     """
 
     rows: int
@@ -35,7 +36,7 @@ class BulkEstimate(msgspec.Struct, frozen=True, kw_only=True):
     money: float | None = None
 
     def lines(self) -> list[str]:
-        """Return it as people read it."""
+        """Return the estimate as lines of text."""
         found = [
             f"rows      {self.rows:,}",
             f"distinct  {self.distinct_share:.1%} of {self.sampled:,} sampled rows",
@@ -57,7 +58,7 @@ def estimate(
     *,
     price: float | None,
 ) -> BulkEstimate:
-    """Return what a job will take; `price` is that of a million tokens."""
+    """Return an estimate for a job; `price` is the price of a million tokens."""
     total = sum(map(count_rows, inputs))
     share = max(1, _SAMPLE_ROWS // len(inputs))
     columns = options.read_columns
@@ -68,7 +69,7 @@ def estimate(
     distinct = {
         key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
     }
-    # Evenly from all of the sample: files are often in some order.
+    # Take items evenly from the whole sample, because files are often sorted.
     step = max(1, len(distinct) // _MEASURED_ITEMS)
     measured = list(distinct.values())[::step][:_MEASURED_ITEMS]
     started = time.monotonic()

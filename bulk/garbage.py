@@ -1,4 +1,4 @@
-"""Makes the collection of garbage cheap while a job runs, which holds the interpreter's lock."""
+"""Reduces garbage collection while a job runs, because it blocks all threads."""
 
 import gc
 from collections.abc import Iterator
@@ -6,20 +6,19 @@ from contextlib import contextmanager
 
 
 def tune_gc() -> None:
-    """Exempt what exists now from garbage collection, and collect less often.
+    """Exempt existing objects from garbage collection, and collect less often.
 
-    A full collection that traverses libraries and models takes 50 ms, in which no thread that has
-    finished a batch can begin the next.
+    A full collection over libraries and models takes 50 ms. Meanwhile, no thread can start a batch.
     """
     gc.collect()
     gc.freeze()
-    # Rows leave no cycles worth looking for every 700 objects; 2,048 are run together.
+    # Rows create few reference cycles, so collect less often than every 700 objects.
     gc.set_threshold(20_000, 20, 20)
 
 
 @contextmanager
 def tuned_gc() -> Iterator[None]:
-    """Do what `tune_gc` does until the block ends."""
+    """Call `tune_gc`, and undo it at the end of the `with` block."""
     thresholds = gc.get_threshold()
     tune_gc()
     try:

@@ -1,4 +1,4 @@
-"""Makes the items of a task of rows, and their cache keys."""
+"""Converts rows to items of a task, and computes their cache keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
 class ItemReader:
-    """Makes items of rows; a row that holds none is a `BadRow`."""
+    """Converts rows to items; an invalid row becomes a `BadRow`."""
 
     def __init__(self, options: BulkOptions) -> None:
         self._columns = options.columns
@@ -24,7 +24,7 @@ class ItemReader:
         self._is_text = options.task in _TEXT_TASKS or options.task is Task.CLASSIFY
 
     def read(self, row: Row) -> Any:
-        """Return the item of a row, or why it has none."""
+        """Return the item of a row, or a `BadRow`."""
         if isinstance(row, BadRow):
             return row
         values = []
@@ -33,7 +33,7 @@ class ItemReader:
             if value is None:
                 return BadRow(f"the column `{name}` is empty")
             if self._is_text and not isinstance(value, str):
-                return BadRow(f"the column `{name}` holds no text")
+                return BadRow(f"the column `{name}` is not a text")
             values.append(value)
         return self._item(values)
 
@@ -50,7 +50,7 @@ class ItemReader:
 
 
 def _parsed(value: Any) -> Any:
-    """Return a list that a column without types holds as JSON."""
+    """Parse a list that is JSON in a text column, as in CSV; return other values unchanged."""
     if isinstance(value, str):
         try:
             return msgspec.json.decode(value)
@@ -68,7 +68,7 @@ def key_prefix(
     scope: str,
     epoch: str,
 ) -> Prefix:
-    """Return what makes the keys of a job's items, as the gateway makes them."""
+    """Return the prefix of the cache keys of a job's items, like the gateway's."""
     return KeyMaker(secret=secret).prefix(
         scope=scope,
         epoch=epoch,
@@ -80,12 +80,12 @@ def key_prefix(
 
 
 def item_keys(prefix: Prefix, items: Sequence[Any]) -> list[CacheKey | BadRow]:
-    """Return the cache key of each item; an item that is no JSON value is a bad row."""
+    """Return the cache key of each item, or a `BadRow` if an item is not a JSON value."""
     bodies: list[bytes | BadRow] = []
     for item in items:
         try:
             bodies.append(item if isinstance(item, BadRow) else _encode(item))
         except (TypeError, ValueError, RecursionError):
-            bodies.append(BadRow("the item is no JSON value"))
+            bodies.append(BadRow("the item is not a JSON value"))
     keys = iter(prefix.keys([body for body in bodies if isinstance(body, bytes)]))
     return [next(keys) if isinstance(body, bytes) else body for body in bodies]

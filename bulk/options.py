@@ -1,4 +1,4 @@
-"""Holds what a bulk job does, as given by its command line, and what must not change in between."""
+"""Defines the options of a bulk job, and the manifest that must not change during the job."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from bulk.usage import BulkUsage
 from gateway.api.schemas import BODIES, Body
 
 OutputFormat = Literal["parquet", "jsonl"]
-# Of requests, but not of a bulk job.
+# Fields of requests that are not parameters of a bulk job.
 _ELSEWHERE = {
     *("model", "input", "inputs", "documents", "ids", "on_error", "truncate"),
     *("encoding_format", "output_dtype", "top_n", "return_documents"),
@@ -32,11 +32,11 @@ MANIFEST_VERSION = 1
 
 
 class BulkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what is read, run and written.
+    """Holds the options of a bulk job that affect its output.
 
-    `columns` hold the item, `id_column` names a row in the output, in place of its number, and
-    `keep` are copied. A part is a file of the output; `run_rows` are run together: both shape
-    which rows share batches, and so the last bits of answers.
+    `columns` contain the item. `id_column` identifies rows in the output instead of their number.
+    Columns of `keep` are copied. An output file (part) has `part_rows` rows, and `run_rows` rows
+    run together. Both affect batches, and so the last bits of results.
     """
 
     model: str
@@ -52,13 +52,13 @@ class BulkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once."""
+        """The columns to read, without repetitions."""
         named = (*self.columns, *([self.id_column] if self.id_column else []), *self.keep)
         return tuple(dict.fromkeys(named))
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a job in its output folder; a run goes on only with an equal one."""
+    """Describes a job in its output folder. Only a run with an equal manifest may continue it."""
 
     version: int = MANIFEST_VERSION
     options: BulkOptions
@@ -66,16 +66,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     algorithm: str
     cache: str = ""
-    """The scope of the result cache that is shared, if any is."""
+    """The scope in the shared result cache, or ""."""
     state: Literal["running", "complete"] = "running"
     rows: int = 0
     failed_rows: int = 0
     usage: BulkUsage | None = None
-    """Of a complete job."""
+    """The usage of a complete job."""
 
     @property
     def digest(self) -> str:
-        """A digest of options, inputs and model."""
+        """A digest of the options, inputs and model."""
         own = msgspec.structs.replace(self, state="running", rows=0, failed_rows=0, usage=None)
         return hashlib.blake2b(msgspec.json.encode(own), digest_size=8).hexdigest()
 
@@ -88,7 +88,7 @@ def make_manifest(
     *,
     cache: str = "",
 ) -> Manifest:
-    """Return the manifest of a job that has not run; `profile` says what computes the rows."""
+    """Return the manifest of a new job; `profile` describes what computes the rows."""
     return Manifest(
         options=options,
         inputs=tuple(inputs),
@@ -99,7 +99,7 @@ def make_manifest(
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:
-    """Return what is different in `new`, for the person who gave it."""
+    """Describe the differences between two manifests, for an error message."""
     found = []
     for name in ("version", "revision", "algorithm", "cache"):
         before, after = getattr(old, name), getattr(new, name)
@@ -129,7 +129,7 @@ def _input_difference(old: Sequence[InputFile], new: Sequence[InputFile]) -> str
 
 
 def default_columns(task: Task) -> tuple[str, ...]:
-    """Return the columns of an item where none are named."""
+    """Return the default columns of an item."""
     return _COLUMNS.get(task, ("text",))
 
 
@@ -137,18 +137,18 @@ def read_task(name: str) -> Task:
     """Return a task by its name.
 
     Raises:
-        BulkStopped: there is none.
+        BulkStopped: the task is unknown.
     """
     if name not in set(Task):
-        raise BulkStopped(f"there is no task `{name}`; there are {', '.join(Task)}")
+        raise BulkStopped(f"the task `{name}` is unknown; use one of {', '.join(Task)}")
     return Task(name)
 
 
 def read_parameters(task: Task, model: str, text: str) -> dict[str, Any]:
-    """Return parameters from JSON, or a file of it, checked as the body of a request is.
+    """Return parameters from JSON or a JSON file, checked like the body of a request.
 
     Raises:
-        BulkStopped: they are no parameters of the task.
+        BulkStopped: the parameters are invalid.
     """
     if not text:
         text = "{}"
@@ -156,20 +156,20 @@ def read_parameters(task: Task, model: str, text: str) -> dict[str, Any]:
         try:
             text = Path(text).read_text(encoding="utf-8")
         except OSError as error:
-            raise BulkStopped(f"--parameters: `{text}` cannot be read: {error.strerror}") from None
+            raise BulkStopped(f"--parameters: cannot read `{text}`: {error.strerror}") from None
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
         parameters = _body(task, model, given).task_parameters()
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BulkStopped(f"--parameters are none of `{task}`: {error}") from None
+        raise BulkStopped(f"--parameters are invalid for the task `{task}`: {error}") from None
     return cast("dict[str, Any]", msgspec.to_builtins(parameters))
 
 
 def _body(task: Task, model: str, given: dict[str, Any]) -> Body:
-    """Return parameters as the body of a request without items."""
+    """Return a request body with these parameters and without items."""
     for name in given:
         if name in _ELSEWHERE:
-            raise BulkStopped(f"--parameters: `{name}` is no parameter of a bulk job")
+            raise BulkStopped(f"--parameters: `{name}` is not a parameter of bulk jobs")
     kind = next(body for body in BODIES if body.task is task)
     field, none = _INPUTS.get(task, ("input", []))
     own = {"model": model} if "model" in kind.__struct_fields__ else {}
@@ -177,5 +177,5 @@ def _body(task: Task, model: str, given: dict[str, Any]) -> Body:
 
 
 def encoded_parameters(parameters: Parameters) -> bytes:
-    """Return parameters as they are in cache keys."""
+    """Return parameters as they are encoded in cache keys."""
     return msgspec.msgpack.encode(parameters, order="sorted")

@@ -1,4 +1,4 @@
-"""Writes the parts of a job's output, each whole or not at all, and the rows that failed."""
+"""Writes the parts (files) of a job's output atomically, and the failed rows."""
 
 import fcntl
 import hashlib
@@ -19,11 +19,11 @@ from bulk.reading import BadRow, Row, count_rows
 from bulk.usage import BulkUsage
 from bulk.writing import PartWriter, open_writer, write_json
 
-# Names that begin with `_` are no data to programs that read the folder.
+# Programs that read a folder of data ignore names that begin with `_`.
 MANIFEST, ERRORS, WORK = "_manifest.json", "_errors.jsonl", "_work"
-# Holds a random name of the job, by which its usage is counted once.
+# The file with a random id of the job, so that its usage is billed once.
 JOB = "_job"
-# `--work` may name the output folder, too.
+# The output folder may contain this, because `--work` may name the output folder.
 _WORK_PREFIX = "sluicegate-bulk-"
 _WORK_NAMES = (WORK, TEMPORARY, _WORK_PREFIX)
 _PART = re.compile(r"part-(\d{5,})-(\d{5,})\.(?:parquet|jsonl)")
@@ -32,48 +32,49 @@ _USAGE = re.compile(r"_usage-(\d{5,})-(\d{5,})\.json")
 
 
 def open_manifest(folder: OutputFolder, manifest: Manifest) -> Manifest:
-    """Return the manifest of the job in a folder, which is `manifest` where none was begun.
+    """Return the manifest of the job in a folder, or `manifest` if the folder is empty.
 
     Raises:
-        BulkStopped: another job was begun there, or the folder holds something else.
+        BulkStopped: the folder has another job or other files.
     """
     names = {name for name in folder.names() if not name.startswith(_WORK_NAMES)}
     if MANIFEST not in names:
         if names:
             raise BulkStopped(
-                f"`{folder.location}` is not empty and holds no bulk job; name another folder"
+                f"`{folder.location}` is not empty and has no bulk job; name another folder"
             )
         return manifest
     try:
         found = msgspec.json.decode(folder.read(MANIFEST), type=Manifest)
     except msgspec.DecodeError as error:
-        raise BulkStopped(f"`{folder.location}/{MANIFEST}` is no manifest: {error}") from None
+        detail = f"`{folder.location}/{MANIFEST}` is not a valid manifest: {error}"
+        raise BulkStopped(detail) from None
     changed = differences(found, manifest)
     if changed:
         raise BulkStopped(
-            f"`{folder.location}` holds another job: {'; '.join(changed)}. Run it with what it was "
-            "begun with, or name another folder"
+            f"`{folder.location}` has another job: {'; '.join(changed)}. Use the same inputs and "
+            "options as before, or name another folder"
         )
     return found
 
 
 def errors_name(part: str) -> str:
-    """Return the name of the file of a part's failed rows."""
+    """Return the name of the file with a part's failed rows."""
     return f"_errors-{part}.jsonl"
 
 
 def tidy(folder: OutputFolder) -> None:
-    """Remove from a complete output what only a job that runs needs."""
+    """Remove the intermediate files of a complete job."""
     for name in folder.names():
         if _ERRORS.fullmatch(name) or _USAGE.fullmatch(name) or name.startswith(TEMPORARY):
             folder.remove(name)
 
 
 class WorkFolder:
-    """Holds what one job keeps on this machine while it runs; one process has it at a time.
+    """Holds the intermediate files of a job on this machine, and locks them for one process.
 
-    `path` holds the answers. Parts are written in `stage`, from where they are moved: in the output
-    folder, where that is of this machine. Nothing else is kept in either, and both are removed.
+    `path` has the stored results. Parts are written in `stage` and then moved to the output. For a
+    local output, `stage` is in the output folder. Both are removed at the end.
     """
 
     def __init__(self, path: Path, stage: Path) -> None:
@@ -85,7 +86,7 @@ class WorkFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise BulkStopped(f"another process runs the job of `{stage}`") from None
+            raise BulkStopped(f"another process runs the job in `{stage}`; wait for it") from None
 
     def __enter__(self) -> Self:
         return self
@@ -94,15 +95,15 @@ class WorkFolder:
         self._lock.close()
 
     def remove(self) -> None:
-        """Remove it with all that it holds, and whatever is left: the job is complete."""
-        # A file that is open keeps its folder on NFS.
+        """Remove both folders, because the job is complete."""
+        # On NFS, a folder with an open file cannot be removed.
         self._lock.close()
         for path in (self.path, self.stage):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def work_folder(given: Path | None, folder: OutputFolder, manifest: Manifest) -> WorkFolder:
-    """Return the work folder of a job: below `given`, or in the output where that is local."""
+    """Return the work folder of a job: in `given`, or in a local output folder by default."""
     own = f"{WORK}-{folder.location}-{manifest.digest}".encode()
     name = f"{_WORK_PREFIX}{hashlib.blake2b(own, digest_size=8).hexdigest()}"
     kept = (given or Path()) / name
@@ -113,7 +114,7 @@ def work_folder(given: Path | None, folder: OutputFolder, manifest: Manifest) ->
 
 
 class OutputParts:
-    """Writes answered rows to parts; failed rows go to a file beside each."""
+    """Writes results to parts, and failed rows to a file beside each part."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class OutputParts:
         *,
         names: Collection[str] | None = None,
     ) -> None:
-        """Look at what the folder holds; or take `names` for it, and count from there."""
+        """Read the names of finished parts in the folder; `names` replaces this."""
         self._folder = folder
         self._work = work
         self._options = options
@@ -146,22 +147,22 @@ class OutputParts:
 
     @property
     def has_parts(self) -> bool:
-        """Whether earlier runs have finished a part."""
+        """Whether earlier runs have finished any part."""
         return bool(self._done)
 
     def is_done(self, file: int, part: int) -> bool:
-        """Return whether a part is there."""
+        """Return whether a part is finished."""
         return (f"{file:05}", f"{part:05}") in self._done
 
     def parts_of(self, file: int) -> int:
-        """Return how many parts of a file are done; the first ones are."""
+        """Return how many of the first parts of an input file are finished."""
         count = 0
         while self.is_done(file, count):
             count += 1
         return count
 
     def rows_before(self, files: Sequence[InputFile]) -> int:
-        """Return how many rows earlier runs have done."""
+        """Return how many rows earlier runs have written."""
         done = 0
         for number, file in enumerate(files):
             parts = self.parts_of(number)
@@ -172,7 +173,7 @@ class OutputParts:
     def write(
         self, file: int, first: int, rows: Sequence[Row], answers: Sequence[BulkAnswer]
     ) -> None:
-        """Add rows of the input `file`, the first of which is its row number `first`."""
+        """Write rows of the input `file`, beginning with its row number `first`."""
         writer = self._open_writer()
         heads, answered = [], []
         for number, (row, answer) in enumerate(zip(rows, answers, strict=True), first):
@@ -184,7 +185,7 @@ class OutputParts:
         writer.write(heads, answered)
 
     def end_part(self, file: int, part: int, usage: BulkUsage | None = None) -> None:
-        """Finish a part: its failed rows, and its `usage`, are there before it is."""
+        """Finish a part. The files of its usage and failed rows are written before it."""
         self._open_writer().close()
         name = f"{file:05}-{part:05}"
         if usage is not None:
@@ -194,33 +195,33 @@ class OutputParts:
             self._folder.take(self._work / "errors", errors_name(name))
             self._error_files.add(errors_name(name))
         elif errors_name(name) in self._names:
-            # Of an attempt that was killed, in which rows failed that now have answers.
+            # An earlier attempt was killed after it had written this file. Its rows now succeed.
             self._folder.remove(errors_name(name))
         self._folder.take(self._work / "part", f"part-{name}.{self._options.format}")
         self._writer = self._errors = None
 
     def close(self) -> None:
-        """Close what is open; a part that is not finished is no part."""
+        """Close open files; an unfinished part is lost."""
         for file in (self._writer, self._errors):
             if file is not None:
                 file.close()
 
     def begin(self, manifest: Manifest) -> None:
-        """Write the manifest of the job, and name it, if it has no name yet."""
+        """Write the manifest of the job, and a random id unless it has one."""
         self.put(MANIFEST, msgspec.json.encode(manifest))
         if JOB not in self._names:
             self.put(JOB, uuid4().hex.encode())
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a file of the output whole."""
+        """Write a file of the output atomically."""
         file = self._work / "file"
         file.write_bytes(content)
         self._folder.take(file, name)
 
     def usage_of_parts(self) -> BulkUsage | None:
-        """Return the usage of all finished parts, where each has its own.
+        """Return the usage of all finished parts, for a job that runs part by part.
 
-        `None` where a part has none: an earlier version wrote it.
+        Returns `None` if an earlier version, which did not record usage, wrote a part.
         """
         names = [f"_usage-{file}-{part}.json" for file, part in self._done]
         if not set(names) <= set(self._names):
@@ -230,8 +231,8 @@ class OutputParts:
             total += msgspec.json.decode(self._folder.read(name), type=BulkUsage)
         return total
 
-    def gather_errors(self) -> None:
-        """Write the failed rows of all parts to one file; those of an unfinished part, too."""
+    def collect_errors(self) -> None:
+        """Write the failed rows of all parts to one file, including an unfinished part's."""
         target = self._work / "all-errors"
         with target.open("wb") as file:
             for name in sorted(self._error_files):
@@ -243,8 +244,8 @@ class OutputParts:
             self._folder.take(target, ERRORS)
 
     def complete(self, manifest: Manifest) -> None:
-        """Gather the failed rows, mark the job as complete, and only then remove what is left."""
-        self.gather_errors()
+        """Write the failed rows, mark the job as complete, and remove intermediate files."""
+        self.collect_errors()
         self.put(MANIFEST, msgspec.json.encode(manifest))
         tidy(self._folder)
 
@@ -254,7 +255,7 @@ class OutputParts:
         return self._writer
 
     def _head(self, file: int, number: int, row: Row) -> dict[str, Any]:
-        """Return what names a row, and what is copied of it."""
+        """Return the columns that identify a row, and its copied columns."""
         head: dict[str, Any] = {}
         if not self._options.id_column:
             if len(self._files) > 1:

@@ -1,4 +1,4 @@
-"""Finds and opens files of a bulk job: on this machine, or in object storage by pyarrow."""
+"""Finds and opens files of a bulk job, on this machine or in object storage."""
 
 import fnmatch
 import glob
@@ -30,12 +30,12 @@ TEMPORARY = "_tmp-"
 
 
 def import_pyarrow(module: str = "pyarrow") -> Any:
-    """Return a module of pyarrow, which has no types.
+    """Import a module of pyarrow, which has no types.
 
     Raises:
-        BulkStopped: it is not installed.
+        BulkStopped: pyarrow is not installed.
     """
-    import importlib  # noqa: PLC0415 - beside what it imports
+    import importlib  # noqa: PLC0415 - only needed here
 
     try:
         importlib.import_module("pyarrow").set_cpu_count(usable_cores())
@@ -45,7 +45,7 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input: its path or URI, what identifies its content, and its format."""
+    """Describes an input file: its path or URI, format, and size and time to detect changes."""
 
     path: str
     size: int
@@ -53,7 +53,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     format: Format
 
     def open(self) -> IO[bytes]:
-        """Return the file, readable and unpacked."""
+        """Open the file for reading; decompress `.gz`."""
         raw: IO[bytes]
         if is_remote(self.path):
             system, path = _file_system(self.path)
@@ -63,28 +63,28 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
         if not self.path.partition("?")[0].endswith(".gz"):
             return raw
         unpacked = gzip.GzipFile(fileobj=raw)
-        # So that closing it closes the file below, too.
+        # Makes `GzipFile.close` close the file below, too.
         unpacked.myfileobj = raw  # type: ignore[assignment]  # any file will do
         return cast("IO[bytes]", unpacked)
 
 
 def find_inputs(patterns: Sequence[str]) -> list[InputFile]:
-    """Return the files that paths, globs and URIs name, in the order given, a glob's sorted.
+    """Return the files of paths, globs and URIs in their order; the files of a glob are sorted.
 
     Raises:
-        BulkStopped: one of them names no file, or a file of no known format.
+        BulkStopped: a pattern matches no file, or a file's format is unknown.
     """
     found: dict[str, InputFile] = {}
     for pattern in patterns:
         named = _find_remote(pattern) if is_remote(pattern) else _find_local(pattern)
         if not named:
-            raise BulkStopped(f"`{pattern}` names no file")
+            raise BulkStopped(f"`{pattern}` matches no file")
         found |= {path: _describe(path, size, at) for path, size, at in named}
     return list(found.values())
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URI of object storage."""
+    """Return whether a path is a URI of object storage."""
     return "://" in path
 
 
@@ -118,16 +118,17 @@ def _describe(path: str, size: int, modified: float) -> InputFile:
     kind = _SUFFIXES.get(Path(name.removesuffix(".gz")).suffix.lower())
     if kind is None:
         raise BulkStopped(
-            f"`{path}`: the name tells no format; there are {', '.join(_SUFFIXES)} (and `.gz`)"
+            f"`{path}` has an unknown format; its name must end in one of {', '.join(_SUFFIXES)}, "
+            "with or without `.gz`"
         )
     return InputFile(path=path, size=size, modified=modified, format=kind)
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """Return pyarrow's file system for a URI, or fsspec's where pyarrow has none."""
+    """Return the file system and path of a URI, from pyarrow or, if it has none, fsspec."""
     if "@" in uri.partition("://")[2].partition("/")[0]:
-        # Names of files are part of the output.
-        raise BulkStopped("a URI must hold no credentials; put them into the environment")
+        # File names are written to the output, so they must not contain secrets.
+        raise BulkStopped("a URI must not contain credentials; put them into the environment")
     fs = import_pyarrow("pyarrow.fs")
     try:
         system, path = fs.FileSystem.from_uri(uri)
@@ -137,22 +138,22 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
             other, path = fsspec.core.url_to_fs(uri)
         except (ImportError, ValueError):
-            raise BulkStopped(f"`{uri}` cannot be opened: {error}") from None
+            raise BulkStopped(f"cannot open `{uri}`: {error}") from None
         return fs.PyFileSystem(fs.FSSpecHandler(other)), path
     return system, path
 
 
 class OutputFolder:
-    """Holds the files of a job's output; each appears whole or not at all."""
+    """Holds the files of a job's output, local or remote; files appear atomically."""
 
     def __init__(self, location: str) -> None:
-        # What pyarrow writes to a file of this machine is there before it is whole.
+        # pyarrow does not write local files atomically, so treat a `file://` URI as a path.
         if location.startswith("file://"):
             parts = urlsplit(location)
             if parts.netloc not in {"", "localhost"}:
                 raise BulkStopped(
-                    f"`{location}` names a host, `{parts.netloc}`; write `file:///` and a path "
-                    "from the root, or a path alone"
+                    f"`{location}` names the host `{parts.netloc}`; write `file:///` and an "
+                    "absolute path, or only a path"
                 )
             location = unquote(parts.path)
         self.location = location.rstrip("/") or "/"
@@ -163,7 +164,7 @@ class OutputFolder:
             raise BulkStopped(f"`{location}` is a file; name a folder for the output")
 
     def names(self) -> set[str]:
-        """Return the names of the files."""
+        """Return the names of all files."""
         if self._remote is None:
             folder = Path(self.location)
             return {each.name for each in folder.iterdir()} if folder.is_dir() else set()
@@ -182,7 +183,7 @@ class OutputFolder:
         return content
 
     def take(self, file: Path, name: str) -> None:
-        """Move a finished file of this machine here; it is on disk before it has its name."""
+        """Move a finished local file into the folder, synced to the disk."""
         if self._remote is not None:
             self._upload(file, name)
             file.unlink()
@@ -193,19 +194,20 @@ class OutputFolder:
         _sync_folder(Path(self.location))
 
     def _upload(self, file: Path, name: str) -> None:
-        """Copy a file; what is left of an upload that fails has no name that means anything."""
+        """Upload a file under a temporary name, then rename it."""
         system, path = cast("tuple[Any, str]", self._remote)
         target = f"{path}/{TEMPORARY}{uuid4().hex}"
         try:
-            # Object storage has no folders, and its keys may allow no look at the bucket.
+            # Object storage has no folders, and credentials may not allow a look at the bucket.
             if system.type_name not in {"s3", "gcs"}:
                 system.create_dir(path, recursive=True)
             with file.open("rb") as source, system.open_output_stream(target) as stream:
-                # Leaving it ends the upload as if all had been written, also by an error.
+                # After an error, closing the stream still completes the upload, hence the
+                # temporary name.
                 while block := source.read(1 << 20):
                     stream.write(block)
             _move(system, target, f"{path}/{name}")
-        except BaseException:  # it is raised again
+        except BaseException:  # also after a cancellation, remove the temporary file
             with suppress(OSError):
                 system.delete_file(target)
             raise
@@ -217,7 +219,7 @@ class OutputFolder:
             return
         system, path = self._remote
         file = f"{path}/{name}"
-        # What is raised for a file that is missing is another error on each storage.
+        # Each storage raises another error for a missing file, so check first.
         if system.get_file_info(file).is_file:
             system.delete_file(file)
 

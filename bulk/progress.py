@@ -1,18 +1,18 @@
-"""Shows how far a job is: in one line on a terminal, in a line now and then elsewhere."""
+"""Shows the progress of a job: on one line of a terminal, or as occasional lines of a log."""
 
 from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-# Seconds between two lines: on a terminal, and in a log.
+# Seconds between two updates, on a terminal and in a log.
 _ON_TERMINAL, _ELSEWHERE = 0.5, 30.0
-# The rate is that of so many seconds.
+# The rate is measured over this many seconds.
 _WINDOW = 60.0
 _MINUTE, _HOUR = 60, 3600
 
 
 class ProgressReport:
-    """Reports rows done, their rate and the time left; `total` of 0 is not known."""
+    """Reports the finished rows, their rate and the time left; a `total` of 0 means unknown."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float], *, total: int = 0) -> None:
         self._stream = stream
@@ -23,11 +23,11 @@ class ProgressReport:
         self._seen: deque[tuple[float, int]] = deque()
 
     def begin(self, done: int) -> None:
-        """Note the rows that earlier runs have done."""
+        """Record the rows that earlier runs have finished."""
         self._seen.append((self._clock(), done))
 
     def update(self, done: int, failed: int) -> None:
-        """Note rows done, and report where it is time."""
+        """Record the finished rows, and report them if an update is due."""
         now = self._clock()
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW:  # noqa: PLR2004 - two for a rate
@@ -49,7 +49,7 @@ class ProgressReport:
         self._stream.flush()
 
     def line(self, done: int, failed: int) -> str:
-        """Return what is reported."""
+        """Return the text of a report."""
         (first, before), (last, _) = self._seen[0], self._seen[-1]
         rate = (done - before) / (last - first) if last > first else 0.0
         of_all, left = "", ""
@@ -62,7 +62,7 @@ class ProgressReport:
 
 
 def shown_duration(seconds: float) -> str:
-    """Return a duration as people read it."""
+    """Format a duration for people."""
     whole = round(seconds)
     if whole < _MINUTE:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Imports Ray where a job asks for it."""
+"""Imports Ray, and sets up clusters and actors."""
 
 import importlib
 import logging
@@ -11,10 +11,10 @@ from bulk.settings import silence_ray
 
 
 def import_ray(module: str = "ray") -> Any:
-    """Return a module of Ray, which is imported by few and large.
+    """Import a module of Ray, which is large and optional.
 
     Raises:
-        BulkStopped: it is not installed.
+        BulkStopped: Ray is not installed.
     """
     silence_ray()
     try:
@@ -27,13 +27,13 @@ def import_ray(module: str = "ray") -> Any:
 
 
 def connect(address: str) -> None:
-    """Connect this process to a cluster; `local` starts one of this machine.
+    """Connect this process to a cluster; `local` starts a cluster on this machine.
 
     Raises:
-        BulkStopped: there is no cluster.
+        BulkStopped: no cluster answers at this address.
     """
     ray = import_ray()
-    # Of a cluster that this process starts: nobody looks at a dashboard that ends with the job.
+    # A local cluster needs no dashboard, because it ends with the job.
     own = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
@@ -46,11 +46,11 @@ def connect(address: str) -> None:
 
 
 def actor_options(*, threads: int, gpus: float, actors: int, initial: int = 1) -> dict[str, Any]:
-    """Return what Ray Data is told of a stage's actors; `actors` of 0 are as many as have room.
+    """Return Ray Data's options for the actors of a stage.
 
-    `initial` of them, where they have room now, are started at once; Ray Data adds others one after
-    the other, and leaves room for the tasks of other stages. Only where there are no others may it
-    be more than 1: actors that take all cores would wait for ever for what these tasks read.
+    `actors` is their number; 0 means as many as fit. Up to `initial` actors start immediately, and
+    Ray Data adds more one by one. Use an `initial` above 1 only if no other stage needs cores:
+    otherwise, the actors could take all cores and wait forever for the other stages' output.
     """
     pool = import_ray("ray.data").ActorPoolStrategy
     if actors:
@@ -64,7 +64,7 @@ def actor_options(*, threads: int, gpus: float, actors: int, initial: int = 1) -
 
 
 def _room(*, threads: int, gpus: float) -> int:
-    """Return how many actors have room on the nodes that there are; at least 1."""
+    """Return how many actors fit on the present nodes, and at least 1."""
     ray = import_ray()
     if not ray.is_initialized():
         return 1
@@ -73,7 +73,7 @@ def _room(*, threads: int, gpus: float) -> int:
 
 
 def actors_with_room(nodes: Sequence[Mapping[str, float]], *, threads: int, gpus: float = 0) -> int:
-    """Return how many actors nodes with such resources hold, as Ray names them."""
+    """Return how many actors fit on nodes with these resources; keys are Ray's."""
     rooms = [int(node.get("CPU", 0) // threads) for node in nodes]
     if gpus:
         of_gpus = [int(node.get("GPU", 0) / gpus) for node in nodes]

@@ -1,7 +1,7 @@
-"""Runs the parts of a bulk job by actors of a Ray cluster, each of which holds the model.
+"""Runs the parts of a bulk job on the actors of a Ray cluster, each of which has the model.
 
-What a part holds follows from the job alone, and a part appears whole. So it makes no difference
-which node runs it, how often it is begun, or whether two run it at the same time.
+The content of a part depends only on the job, and parts appear atomically. So any node may run a
+part, and it does not matter if a part is started twice.
 """
 
 import io
@@ -33,29 +33,29 @@ from bulk.writing import head_types
 
 
 def by_parts(profile: str) -> str:
-    """Return what computes the rows of a job of which each part is run by itself."""
+    """Return the profile of a job that runs part by part, for its manifest."""
     return f"{profile}, by parts"
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what each actor of a job has, and how many there are; 0: as many as have room."""
+    """Holds the number of actors (0: as many as fit), and the resources of each actor."""
 
     settings: dict[str, Any]
-    """Of its `BulkRunner`."""
+    """The settings of its `BulkRunner`."""
     threads: int = 1
     gpus: float = 0
     actors: int = 0
 
 
 class PartRunner:
-    """Runs parts of a job, one after the other; an actor of the cluster."""
+    """Is an actor of the cluster that runs parts of a job, one after the other."""
 
     def __init__(self, *, manifest: bytes, location: str, settings: dict[str, Any]) -> None:
         """Load the model.
 
         Raises:
-            BulkStopped: the node has another revision of the model than the job began with, or
-                runs it otherwise.
+            BulkStopped: this node has another revision of the model, or other settings, than the
+                job's manifest.
         """
         self._manifest = msgspec.json.decode(manifest, type=Manifest)
         options = self._manifest.options
@@ -77,7 +77,7 @@ class PartRunner:
             if own != begun:
                 self._runner.close()
                 raise BulkStopped(
-                    f"a node has {name} `{own}` of `{options.model}`, and the job is of `{begun}`; "
+                    f"a node has {name} `{own}` of `{options.model}`, but the job needs `{begun}`; "
                     "give all nodes the same model repository and settings"
                 )
         encoded = encoded_parameters(self._runner.parameters)
@@ -85,7 +85,7 @@ class PartRunner:
         tune_gc()
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Run parts; return how many rows each has, and how many of them failed."""
+        """Run parts; return the number of rows and failed rows of each part."""
         found = [
             self._run(int(file), int(part))
             for file, part in zip(parts["file"], parts["part"], strict=True)
@@ -100,10 +100,10 @@ class PartRunner:
                 self._manifest.options,
                 self._manifest.inputs,
                 self._types,
-                # It may be there, of an attempt that was killed.
+                # This file may exist from an attempt that was killed.
                 names={errors_name(f"{file:05}-{part:05}")},
             )
-            # Only of this part: what ran before on this node would shape what is run together.
+            # A store for this part alone. Results of other parts would change the batches.
             with AnswerStore(work.own) as store:
                 run = BulkRun(
                     runner=self._runner,
@@ -124,10 +124,10 @@ class PartRunner:
 
 
 class _WorkSpace:
-    """Makes folders for one part: of the node, and beside a local output, where files are moved."""
+    """Creates temporary folders for one part; `stage` is in the output folder if it is local."""
 
     def __init__(self, location: str) -> None:
-        # Answers are kept for this part alone, and no other node reads them.
+        # Only this node reads the stored results, so keep them on its disk.
         self.own = Path(tempfile.mkdtemp(prefix="sluicegate-bulk-"))
         self.stage = self.own if is_remote(location) else Path(location) / WORK / uuid4().hex
 
@@ -146,7 +146,7 @@ class _WorkSpace:
 
 
 class RayRun:
-    """Runs what is left of a job on the cluster that this process is connected to."""
+    """Runs the rest of a job on the cluster to which this process is connected."""
 
     def __init__(
         self, manifest: Manifest, folder: OutputFolder, work: Path, progress: ProgressReport
@@ -163,10 +163,10 @@ class RayRun:
         import_ray().shutdown()
 
     def run(self, options: RayOptions, *, max_errors: int | None) -> Manifest:
-        """Run to the end, and return the manifest of the complete job.
+        """Run the job to its end and return the complete manifest.
 
         Raises:
-            BulkStopped: it cannot go on, or too many rows have failed.
+            BulkStopped: the job cannot continue, or too many rows have failed.
         """
         output = self._output()
         output.begin(self._manifest)
@@ -193,7 +193,7 @@ class RayRun:
 
     def _check(self, failed: int, most: int | None) -> None:
         if most is not None and failed > most:
-            self._output().gather_errors()
+            self._output().collect_errors()
             raise too_many_failed(failed, most)
 
     def _output(self) -> OutputParts:
@@ -201,7 +201,7 @@ class RayRun:
         return OutputParts(self._folder, self._work, manifest.options, manifest.inputs, {})
 
     def _plan(self, output: OutputParts) -> tuple[int, list[dict[str, int]]]:
-        """Return how many rows are done, and the parts that are not."""
+        """Return the number of finished rows, and the unfinished parts."""
         size = self._manifest.options.part_rows
         rows, left = 0, []
         for number, file in enumerate(self._manifest.inputs):
@@ -218,7 +218,7 @@ class RayRun:
             return
         ray = import_ray()
         data = import_ray("ray.data")
-        # A lost node is no failure of the job: its parts are begun anew elsewhere.
+        # If a node is lost, Ray runs its parts again on other nodes.
         stage = data.from_items(left, override_num_blocks=len(left)).map_batches(
             PartRunner,
             batch_size=1,
@@ -237,11 +237,11 @@ class RayRun:
         try:
             yield from stage.iter_rows()
         except (ray.exceptions.RayError, RuntimeError) as error:
-            raise BulkStopped(f"the cluster cannot go on: {_reason(error)}") from None
+            raise BulkStopped(f"the cluster cannot continue: {_reason(error)}") from None
 
 
 def _reason(error: BaseException) -> str:
-    """Return the last line of what went wrong on a node, which says why."""
+    """Return the last line of an error on a node, which has the reason."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return _reason(cause)

@@ -1,4 +1,4 @@
-"""Adds the answers of a model to a dataset of Ray Data, as a stage of a pipeline."""
+"""Adds the results of a model to a Ray Data dataset, as a stage of a pipeline."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from bulk.reading import BadRow
 from gateway.cache.key import CacheKey
 
 ERROR = "error"
-"""The column that says why a row has no answer; null where it has one."""
+"""The column with the reason why a row has no result; null if it has one."""
 
 
 class StageActor:
-    """Answers the rows of Arrow tables by one model; an actor of the cluster."""
+    """Is an actor of the cluster that runs a model over the rows of Arrow tables."""
 
     def __init__(self, *, options: BulkOptions, settings: dict[str, Any]) -> None:
         self._options = options
@@ -41,16 +41,18 @@ class StageActor:
         tune_gc()
 
     def __call__(self, table: Any) -> Any:
-        """Return the table with the columns of the answers, equal rows answered once."""
+        """Return the table with result columns. Equal rows are computed once."""
         arrow = import_pyarrow()
         for name in (*result_types(self._options.task), ERROR):
             if name in table.column_names:
-                raise BulkStopped(f"`{name}` is a column of the answer; rename that of the dataset")
+                raise BulkStopped(
+                    f"`{name}` is also a column of the results; rename the dataset's column"
+                )
         rows = table.select(list(self._options.columns)).to_pylist()
         answers = self._answers([self._items.read(row) for row in rows])
         good = [answer for answer in answers if not answer.code]
         places = iter(range(len(good)))
-        # Null where a row has no answer: `take` makes a null of it.
+        # `take` turns a null index into a null, for rows without a result.
         taken = arrow.array([None if answer.code else next(places) for answer in answers], "int32")
         arrays = result_arrays(self._options.task, good)
         for name, values in zip(result_types(self._options.task), arrays, strict=True):
@@ -87,17 +89,20 @@ def sluicegate_stage(
     gpus: float = 0,
     actors: int = 0,
 ) -> Any:
-    """Return `dataset` (a `ray.data.Dataset`) with the columns of the answers of `model`.
+    """Return `dataset` (a `ray.data.Dataset`) with the results of `model` as columns.
 
-    They are those that `sluicegate bulk` writes for the task, and `error`: null, or why the row has
-    no answer. `columns` hold the text, or the two texts of a pair; `text` where left out. `models`
-    is the model repository, at the same path on every node. Each actor holds the model, takes
-    `threads` cores and `gpus` of a device, and answers `batch_rows` at a time; there are `actors`
-    of them, or as many as have room. Rows that were lost with a node are answered anew.
+    The columns are those of `sluicegate bulk`, and `error`: null, or why a row has no result.
+
+    - `columns` contain the text, or the two texts of a pair. The default is `text`.
+    - `models` is the model repository, at the same path on every node.
+    - `actors` is the number of actors, each with its own copy of the model; 0 means as many as fit.
+    - `threads` and `gpus` are the cores and GPUs of each actor. `batch_rows` rows run together.
+
+    If a node is lost, its rows run again on another node.
 
     Raises:
         BulkStopped: Ray or pyarrow is not installed.
-        ValueError: there is no such task.
+        ValueError: the task is unknown.
     """
     import_pyarrow()
     kind = Task(task)

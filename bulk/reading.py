@@ -1,4 +1,4 @@
-"""Reads the rows of input files one after the other: Parquet, JSON lines and CSV."""
+"""Reads the rows of input files: Parquet, JSON lines and CSV."""
 
 import codecs
 import csv
@@ -15,9 +15,9 @@ from bulk.errors import BulkStopped
 from bulk.places import InputFile, import_pyarrow
 
 _BATCH_ROWS, _BATCH_BYTES = 4096, 32 << 20
-# A field of CSV that is larger is a quote that nobody closed.
+# A larger CSV field means that a quote is not closed.
 _MOST_FIELD = 64 << 20
-# The last two: of pyarrow, for types that it cannot read or unify.
+# Errors of reading a file. pyarrow raises the last two for types that it cannot read or unify.
 _PROBLEMS = (
     *(OSError, EOFError, zlib.error, csv.Error, ValueError, ImportError),
     *(TypeError, NotImplementedError),
@@ -25,7 +25,7 @@ _PROBLEMS = (
 
 
 class BadRow(msgspec.Struct, frozen=True):
-    """Says why a row cannot be read."""
+    """Tells why a row is invalid."""
 
     detail: str
 
@@ -34,10 +34,10 @@ Row = dict[str, Any] | BadRow
 
 
 def read_rows(file: InputFile, columns: Sequence[str], *, skip: int = 0) -> Iterator[Row]:
-    """Yield the rows after the first `skip`, with at least `columns`.
+    """Yield rows with at least `columns`, after the first `skip` rows.
 
     Raises:
-        BulkStopped: the file cannot be read, or has no such column.
+        BulkStopped: the file cannot be read, or a column is missing.
     """
     with _problems_of(file):
         if file.format == "parquet":
@@ -50,16 +50,16 @@ def read_rows(file: InputFile, columns: Sequence[str], *, skip: int = 0) -> Iter
 
 @contextmanager
 def _problems_of(file: InputFile) -> Iterator[None]:
-    """Say in one line what is wrong with a file: also what gzip, csv and pyarrow find."""
+    """Convert errors of reading a file to a one-line `BulkStopped`."""
     try:
         yield
     except _PROBLEMS as error:
         reason = str(error).partition("\n")[0]
-        raise BulkStopped(f"`{file.path}` cannot be read: {reason}") from None
+        raise BulkStopped(f"cannot read `{file.path}`: {reason}") from None
 
 
 def count_rows(file: InputFile) -> int:
-    """Return how many rows a file has.
+    """Return the number of rows of a file.
 
     Raises:
         BulkStopped: the file cannot be read.
@@ -74,10 +74,10 @@ def count_rows(file: InputFile) -> int:
 
 
 def parquet_types(files: Sequence[InputFile], columns: Sequence[str]) -> dict[str, Any]:
-    """Return the types of columns of Parquet files, which hold the values of all.
+    """Return column types that can hold the values of all Parquet files.
 
     Raises:
-        BulkStopped: a file cannot be read, or has other types than those before it.
+        BulkStopped: a file cannot be read, or the types of two files do not fit together.
     """
     arrow = import_pyarrow()
     found = arrow.schema([])
@@ -93,20 +93,20 @@ def parquet_types(files: Sequence[InputFile], columns: Sequence[str]) -> dict[st
 
 
 def _decoded(kind: Any) -> Any:
-    """Return the type of a column's values, also where the file has a dictionary of them."""
+    """Return the type of a column's values; for a dictionary-encoded column, the decoded type."""
     is_dictionary = import_pyarrow("pyarrow.types").is_dictionary(kind)
     return kind.value_type if is_dictionary else kind
 
 
 def _check_types(schemas: Sequence[Any], unified: Any) -> None:
-    """Refuse what pyarrow does: large integers, such as ids, are no floats."""
+    """Refuse to unify integers and floats, which pyarrow allows: large ids would lose digits."""
     types = import_pyarrow("pyarrow.types")
     for field in chain.from_iterable(schemas):
         kind = unified.field(field.name).type
         is_exact = types.is_integer(field.type) or types.is_decimal(field.type)
         if is_exact and types.is_floating(kind):
             raise TypeError(
-                f"column `{field.name}` is {field.type} in one file and of floats in another"
+                f"column `{field.name}` is {field.type} in one file and a float in another"
             )
 
 
@@ -115,7 +115,7 @@ def _open_parquet(file: InputFile, raw: Any) -> Any:
     try:
         return parquet.ParquetFile(raw)
     except (OSError, ValueError) as error:
-        raise BulkStopped(f"`{file.path}` is no Parquet file: {error}") from None
+        raise BulkStopped(f"`{file.path}` is not a valid Parquet file: {error}") from None
 
 
 def _read_parquet(file: InputFile, columns: Sequence[str], skip: int) -> Iterator[Row]:
@@ -146,7 +146,7 @@ def _read_csv(file: InputFile, columns: Sequence[str]) -> Iterator[Row]:
         names = next(rows, [])
         _check_columns(file, names, columns)
         for row in rows:
-            # What is left out at the end of a row is empty, and what is too much is nothing.
+            # Missing fields at the end of a row are empty. Extra fields are ignored.
             yield _checked(dict(zip_longest(names, row[: len(names)])))
 
 
@@ -160,7 +160,7 @@ def _records(text: io.TextIOWrapper) -> Iterator[list[str]]:
 
 
 def _checked(row: dict[str, Any]) -> Row:
-    """Return a row of texts, if they are UTF-8."""
+    """Return a row of texts, or a `BadRow` if a text is not UTF-8."""
     try:
         for value in row.values():
             if value is not None and not value.isascii():
@@ -171,7 +171,7 @@ def _checked(row: dict[str, Any]) -> Row:
 
 
 def _lines(raw: IO[bytes]) -> Iterator[bytes]:
-    """Return the lines that hold something, without the mark at the start of some files."""
+    """Return the lines that are not blank, without a byte order mark."""
     lines = chain([raw.readline().removeprefix(codecs.BOM_UTF8)], raw)
     return (line for line in lines if line and not line.isspace())
 
@@ -183,9 +183,9 @@ def _read_lines(file: InputFile, skip: int) -> Iterator[Row]:
             try:
                 row = decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                yield BadRow(f"the line is no JSON: {error}")
+                yield BadRow(f"the line is not valid JSON: {error}")
                 continue
-            yield row if isinstance(row, dict) else BadRow("the line is no JSON object")
+            yield row if isinstance(row, dict) else BadRow("the line is not a JSON object")
 
 
 def _check_columns(file: InputFile, present: Sequence[str], wanted: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Runs a bulk job: reads rows, answers each distinct item once, writes whole parts in order."""
+"""Runs a bulk job: reads rows, computes each distinct item once, writes parts in order."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,23 +21,24 @@ from bulk.reading import BadRow, Row, read_rows
 from bulk.shared_cache import SharedCache
 from gateway.cache.key import CacheKey, Prefix
 
-# Two keep the device busy: one is tokenized while the other runs.
+# Two concurrent runs keep the device busy: one tokenizes while the other runs the model.
 _RUNS_AT_ONCE = 2
-# Begun and not yet written: another is read and looked up meanwhile.
+# Groups of rows that are begun and not written yet. One more than runs, so that the next group is
+# read meanwhile.
 _LOOKAHEAD = 3
-# Of the texts of rows that are run together, whatever their number, so that memory is bounded.
-_LOT_CHARACTERS = 32 << 20
+# The maximum characters of rows that run together, so that memory is bounded.
+_MOST_CHARACTERS = 32 << 20
 
 
 class _PartEnd(msgspec.Struct, frozen=True):
-    """Marks that no row of a part comes any more."""
+    """Marks the end of a part."""
 
     file: int
     part: int
 
 
 class _Rows(msgspec.Struct, kw_only=True, eq=False):
-    """Holds rows that are run together, from their reading to their writing."""
+    """Holds rows that run together, from reading to writing."""
 
     file: int
     first: int
@@ -48,24 +49,24 @@ class _Rows(msgspec.Struct, kw_only=True, eq=False):
     outcomes: Future[list[Outcome]] | None = None
 
 
-def _lot(rows: Iterator[Row], most: int) -> list[Row]:
-    """Return the next rows; fewer where they are large, which follows from the rows alone."""
-    lot: list[Row] = []
+def _next_rows(rows: Iterator[Row], most: int) -> list[Row]:
+    """Return the next rows to run together: up to `most`, or fewer if they are large."""
+    taken: list[Row] = []
     size = 0
     for row in islice(rows, most):
-        lot.append(row)
+        taken.append(row)
         if isinstance(row, dict):
             size += sum([len(value) for value in row.values() if isinstance(value, str | bytes)])
-        if size >= _LOT_CHARACTERS:
+        if size >= _MOST_CHARACTERS:
             break
-    return lot
+    return taken
 
 
 class BulkRun:
-    """Runs what is left of a job.
+    """Runs the rest of a job.
 
-    Which rows are computed together follows from their places alone: a row is computed with those
-    among which its item comes first, however often the job is interrupted.
+    The output is reproducible. An item is always computed with the group of rows in which it occurs
+    first, no matter how often the job is interrupted.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class BulkRun:
         self.rows = 0
 
     def run(self) -> None:
-        """Run to the end.
+        """Run the job to its end.
 
         Raises:
-            BulkStopped: it cannot go on, or too many rows have failed.
+            BulkStopped: the job cannot continue, or too many rows have failed.
         """
         self.rows = self._output.rows_before(self._inputs)
         self._progress.begin(self.rows)
@@ -107,10 +108,10 @@ class BulkRun:
         self._progress.end(self.rows, self._output.failed)
 
     def run_part(self, file: int, part: int) -> None:
-        """Run one part as if there were no other.
+        """Run one part independently of other parts.
 
         Raises:
-            BulkStopped: it cannot go on.
+            BulkStopped: the part cannot continue.
         """
         self._is_by_parts = True
         skip = part * self._options.part_rows
@@ -128,12 +129,12 @@ class BulkRun:
             while begun:
                 self._finish(begun.popleft())
         except BackendError as error:
-            raise BulkStopped(f"the model cannot run any more: {error}") from error
+            raise BulkStopped(f"the model cannot continue: {error}") from error
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _read(self) -> Iterator[_Rows | _PartEnd]:
-        """Yield the rows that are not written yet, and where parts end."""
+        """Yield the rows of unfinished parts, and a mark at the end of each part."""
         for number, file in enumerate(self._inputs):
             part = self._output.parts_of(number)
             skip = part * self._options.part_rows
@@ -147,18 +148,18 @@ class BulkRun:
                 part += 1
 
     def _read_part(self, rows: Iterator[Row], file: int, part: int) -> Iterator[_Rows | _PartEnd]:
-        """Yield the rows of one part and then its end; nothing where there are none."""
+        """Yield the rows of one part and its end; yield nothing if there are no rows."""
         options = self._options
         begin = first = part * options.part_rows
         end = begin + options.part_rows
-        while some := _lot(rows, min(options.run_rows, end - first)):
+        while some := _next_rows(rows, min(options.run_rows, end - first)):
             yield _Rows(file=file, first=first, rows=some)
             first += len(some)
         if first > begin:
             yield _PartEnd(file, part)
 
     def _begin(self, rows: _Rows, pool: ThreadPoolExecutor) -> _Rows:
-        """Look up the items of rows, and run those that nobody has answered or begun."""
+        """Look up the items of rows, and start to run the items that are not known or running."""
         items = [self._items.read(row) for row in rows.rows]
         rows.keys = item_keys(self._prefix, items)
         distinct = {
@@ -187,7 +188,7 @@ class BulkRun:
             return
         answers = rows.known | self._computed(rows)
         wanted = [key.address + key.tag for key in rows.keys if isinstance(key, CacheKey)]
-        # Rows before these computed the others, and have been stored.
+        # Earlier groups of rows have computed and stored the other results.
         answers |= self._store.find({name for name in wanted if name not in answers})
         found = [
             answers[key.address + key.tag]
@@ -202,7 +203,7 @@ class BulkRun:
             raise too_many_failed(self._output.failed, self._max_errors)
 
     def _computed(self, rows: _Rows) -> dict[bytes, BulkAnswer]:
-        """Return the answers that were computed for rows, once they are stored."""
+        """Wait for the results of a group of rows, store them and return them."""
         if rows.outcomes is None:
             return {}
         task = self._options.task

@@ -1,4 +1,4 @@
-"""Reads what a bulk job takes from the environment."""
+"""Reads the secrets of a bulk job from files or the environment."""
 
 import os
 from pathlib import Path
@@ -10,17 +10,17 @@ _KEY = "SLUICEGATE_ADMIN_KEY"
 
 
 def read_secret(file: Path | None) -> bytes:
-    """Return the secret that gateways make cache keys with.
+    """Return the gateways' secret, with which cache keys are computed.
 
     Raises:
-        BulkStopped: none is given, or its file cannot be read.
+        BulkStopped: the secret is missing, or its file cannot be read.
     """
     if file is None:
         secret = os.environ.get(_SECRET, "")
         if not secret:
             raise BulkStopped(
-                f"--cache: set {_SECRET}, or name the file `secret` of the gateways' data"
-                " directory by --cache-secret-file"
+                f"--cache: set {_SECRET}, or give the file `secret` of the gateways' data"
+                " directory as --cache-secret-file"
             )
         return secret.encode()
     try:
@@ -30,16 +30,16 @@ def read_secret(file: Path | None) -> bytes:
 
 
 def read_operator_key(file: Path | None) -> str:
-    """Return the key by which the operators' listener knows who reports usage.
+    """Return the operator's key for reporting usage.
 
     Raises:
-        BulkStopped: none is given, or its file cannot be read.
+        BulkStopped: the key is missing, or its file cannot be read.
     """
     if file is None:
         key = os.environ.get(_KEY, "")
         if not key:
             raise BulkStopped(
-                f"--usage-key-file: name the file of an operator's key, or set {_KEY}"
+                f"--usage-key-file is missing; give a file with an operator's key, or set {_KEY}"
             )
         return key
     try:
@@ -47,9 +47,9 @@ def read_operator_key(file: Path | None) -> str:
     except OSError as error:
         raise BulkStopped(f"--usage-key-file: `{file}`: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BulkStopped(f"--usage-key-file: `{file}` holds no text") from None
+        raise BulkStopped(f"--usage-key-file: `{file}` is not a text file") from None
 
 
 def silence_ray() -> None:
-    """Have Ray not report its use to its makers, unless whoever runs it wants that."""
+    """Disable Ray's usage statistics, unless the environment enables them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""Shares answers with the result cache of gateways: looks them up in Redis, and stores new ones."""
+"""Shares the result cache of gateways: looks up results in Redis, and stores new ones."""
 
 import logging
 import time
@@ -15,40 +15,40 @@ from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, 
 from gateway.cache.key import CacheKey
 
 _log = logging.getLogger(__name__)
-# As in the gateway's `KEY_PREFIX`, `_EPOCHS` and `_LINEAGE`; a test holds them equal.
+# Equal to the gateway's `KEY_PREFIX`, `_EPOCHS` and `_LINEAGE`; a test checks this.
 KEY_PREFIX = b"sg:r:"
 EPOCHS, LINEAGE = "sg:{config}:epochs", "sg:{config}:lineage"
 _TIMEOUT = 5.0
-# After a failure the cache is left alone for so long: each attempt may take the timeout.
+# Seconds without attempts after a failure, because each attempt may take the timeout.
 _PAUSE = 60.0
 _OK = 200
 
 
 class SharedCache(Protocol):
-    """Finds and keeps answers that others share; what cannot be reached is a miss."""
+    """Finds and stores shared results. Raises nothing: if the cache fails, keys are misses."""
 
     def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
-        """Return the answers of some keys."""
+        """Return the cached results of `keys`."""
         ...
 
     def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
-        """Store answers; failures are left out."""
+        """Store results, but not failures."""
         ...
 
 
 class NullCache:
-    """A `SharedCache` where none is wanted."""
+    """Is a `SharedCache` that is always empty."""
 
     def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
-        """Return nothing."""
+        """Return no results."""
         return {}
 
     def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
 
 class RedisCache:
-    """A `SharedCache` in the cache Redis of gateways, under their keys."""
+    """Is a `SharedCache` in the cache Redis of gateways, under their keys."""
 
     def __init__(self, client: Any, *, task: Task, ttl: float, epochs: "CacheEpochs") -> None:
         self._client = client
@@ -58,7 +58,7 @@ class RedisCache:
         self._off_until = 0.0
 
     def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
-        """Return the answers of some keys."""
+        """Return the cached results of `keys`."""
         if not keys:
             return {}
         values = self._try(self._client.mget, [KEY_PREFIX + key.address for key in keys])
@@ -70,8 +70,8 @@ class RedisCache:
         return found
 
     def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
-        """Store answers; failures are left out."""
-        now = time.time()  # noqa: TID251 - entries travel between machines
+        """Store results, but not failures."""
+        now = time.time()  # noqa: TID251 - machines share entries, so use wall-clock time
         pipeline = self._client.pipeline(transaction=False)
         for key, answer in answers.items():
             if answer.code:
@@ -100,7 +100,7 @@ class RedisCache:
             payload = entry.payload
             if self._task is Task.EMBED:
                 payload = vector_bytes(msgspec.json.decode(payload)["embedding"])
-        except Exception:  # noqa: BLE001 - whatever another wrote there is a miss
+        except Exception:  # noqa: BLE001 - an entry that cannot be read is a miss
             return None
         return BulkAnswer(
             payload=payload,
@@ -110,7 +110,7 @@ class RedisCache:
         )
 
     def _is_valid(self, entry: CachedResult) -> bool:
-        """Return what the gateway's `is_valid` does; `--cache-ttl` is the longest life."""
+        """Return whether an entry is valid, like in the gateway, and younger than `--cache-ttl`."""
         now = time.time()  # noqa: TID251 - as above
         if entry.status != _OK or entry.expires_at < now or now - entry.stored_at > self._ttl:
             return False
@@ -124,16 +124,16 @@ class RedisCache:
         try:
             return call(*arguments)
         except (RedisError, OSError) as error:
-            _log.warning("the result cache is not used for a while", extra={"reason": str(error)})
+            _log.warning("the result cache failed; pausing its use", extra={"reason": str(error)})
             self._off_until = time.monotonic() + _PAUSE
             return None
 
 
 def open_redis(url: str) -> Any:
-    """Return a client of Redis.
+    """Return a Redis client.
 
     Raises:
-        BulkStopped: redis-py is not installed, or the URL is none.
+        BulkStopped: redis-py is not installed, or the URL is invalid.
     """
     try:
         from redis import Redis  # noqa: PLC0415 - its extra is optional
@@ -146,36 +146,36 @@ def open_redis(url: str) -> Any:
 
 
 class CacheEpochs(msgspec.Struct, frozen=True):
-    """Holds what purges have changed in cache keys, at the start of a job."""
+    """Holds the cache epochs at the start of a job; purges raise epochs in cache keys."""
 
     epochs: dict[bytes, bytes]
     lineage: bytes
 
     def number(self, name: str) -> int:
-        """Return how often what is named was purged."""
+        """Return how often a model or scope was purged."""
         return int(self.epochs.get(name.encode(), 0))
 
     def of(self, model: str, scope: str) -> str:
-        """Return the part of cache keys for a model and a scope."""
+        """Return the epoch of a model and a scope, as it is in cache keys."""
         numbers = [self.number(name) for name in (f"model:{model}", scope)]
         return f"{numbers[0]}.{numbers[1]}{self.lineage.decode()}"
 
 
 def read_epochs(client: Any) -> CacheEpochs:
-    """Return what purges have changed in cache keys.
+    """Read the cache epochs from the state Redis.
 
     Raises:
-        BulkStopped: the state Redis cannot be read, or no gateway has ever used it.
+        BulkStopped: the state Redis cannot be read, or no gateway has used it.
     """
     from redis.exceptions import RedisError  # noqa: PLC0415 - its extra is optional
 
     try:
         epochs, lineage = client.hgetall(EPOCHS), client.get(LINEAGE)
     except (RedisError, OSError) as error:
-        raise BulkStopped(f"--cache-state: the state Redis cannot be read: {error}") from None
+        raise BulkStopped(f"--cache-state: cannot read the state Redis: {error}") from None
     if lineage is None:
         raise BulkStopped(
-            "--cache-state: no gateway has used this Redis; name that of the gateways' state "
-            "(SLUICEGATE_STATE_URL)"
+            "--cache-state: no gateway has used this Redis; give the URL of the gateways' state "
+            "Redis (SLUICEGATE_STATE_URL)"
         )
     return CacheEpochs(epochs, lineage)

@@ -1,13 +1,13 @@
-"""Counts what a bulk job used."""
+"""Counts the usage of a bulk job."""
 
 import msgspec
 
 
 class BulkUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the distinct items of a job: computed, or found in a gateway's cache; and their work.
+    """Counts the distinct items of a job that were computed, or found (`hit`) in the shared cache.
 
-    `rows` and `tokens` are those that the model ran. Counted from the answers that are kept, so
-    that it is the same however often the job was interrupted.
+    `rows` and `tokens` count what the model computed. All are counted from stored results, so that
+    interruptions do not change them.
     """
 
     computed: int = 0

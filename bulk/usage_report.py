@@ -1,4 +1,4 @@
-"""Reports a complete job's usage to the ledger of a gateway, by its operators' listener."""
+"""Reports the usage of a complete job to a gateway's ledger, over the operators' listener."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _ROLES = frozenset({"billing", "admin"})
 _MAX_BYTES = 1024 * 1024
 _TIMEOUT = 30.0
 _PAUSES = (1.0, 2.0, 4.0, 8.0, None)
-"""Seconds before it is tried again; after the last attempt it is not."""
+"""Seconds to wait after each failed attempt; `None` after the last one."""
 
 
 class _Problem(msgspec.Struct):
@@ -40,7 +40,7 @@ class _Counted(msgspec.Struct):
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect: another host would learn the key, and a report would not be sent."""
+    """Does not follow redirects, which would reveal the key to another host."""
 
     @override
     def redirect_request(self, *_: object) -> None:
@@ -48,7 +48,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 class UsageReporter:
-    """Tells a gateway what a job used; the ledger counts each job once, however often it is told.
+    """Reports the usage of jobs to a gateway. The ledger counts repeated reports of a job once.
 
     `wait` sleeps between attempts.
     """
@@ -58,13 +58,13 @@ class UsageReporter:
     ) -> None:
         self._url = url.rstrip("/")
         self._tenant = tenant
-        self._key = key.encode()  # letters beyond Latin 1 could not be sent else
+        self._key = key.encode()  # bytes, because urllib only sends Latin 1 texts
         self._wait = wait
-        # Through no proxy, which would learn the key.
+        # Without a proxy, which would learn the key.
         self._opener = build_opener(ProxyHandler({}), _NoRedirect)
 
     def check(self) -> None:
-        """Ask for roles and tenant, so that a wrong key or name is found before the job runs.
+        """Check the operator's roles and the tenant before the job runs.
 
         Raises:
             BulkStopped: the listener refuses or does not answer, or the operator may not report.
@@ -72,7 +72,7 @@ class UsageReporter:
         operator = self._call("GET", "/admin/whoami", _Operator)
         if _ROLES.isdisjoint(operator.roles):
             raise BulkStopped(
-                f"--usage-key-file: the operator `{operator.name}` lacks the role `billing`"
+                f"--usage-key-file: the operator `{operator.name}` needs the role `billing`"
             )
         self._call("GET", f"/admin/tenants/{quote(self._tenant, safe='')}", dict[str, Any])
 
@@ -80,17 +80,17 @@ class UsageReporter:
         """Report the usage of the complete job in a folder; return whether it was new.
 
         Raises:
-            BulkStopped: it is not in the ledger.
+            BulkStopped: the report has failed.
         """
         if manifest.usage is None or JOB not in folder.names():
-            raise BulkStopped("the job was run by an earlier version, which did not count its use")
+            raise BulkStopped("an earlier version ran this job and did not record its usage")
         job = folder.read(JOB).decode()
         body = msgspec.json.encode(reported(job, manifest, manifest.usage, self._tenant))
         try:
             return self._call("POST", "/admin/usage/reports", _Counted, body).counted
         except BulkStopped as error:
             raise BulkStopped(
-                f"the job is complete, and its usage is not in the ledger: {error};"
+                f"the job is complete, but its usage is not in the ledger: {error};"
                 " run the same command again"
             ) from None
 
@@ -114,7 +114,7 @@ class UsageReporter:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise BulkStopped(
-                f"--usage-url: `{self._url}` answers otherwise: is that the operators' listener?"
+                f"--usage-url: `{self._url}` does not answer like an operators' listener; check it"
             ) from None
 
     def _send(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -122,7 +122,7 @@ class UsageReporter:
             "authorization": b"Bearer " + self._key,
             "content-type": "application/json",
         }
-        # The scheme is HTTP's: `usage_reporter` looks.
+        # `usage_reporter` has checked that the scheme is http or https.
         request = Request(self._url + path, body, headers, method=method)  # noqa: S310
         with self._opener.open(request, timeout=_TIMEOUT) as answer:
             content: bytes = answer.read(_MAX_BYTES)
@@ -130,22 +130,23 @@ class UsageReporter:
 
 
 def usage_reporter(url: str, tenant: str, key: str) -> UsageReporter:
-    """Return what reports to the listener at `url`.
+    """Return a reporter for the operators' listener at `url`.
 
     Raises:
-        BulkStopped: it is no URL, the tenant is missing, or no header can carry the key.
+        BulkStopped: the URL is invalid, the tenant is missing, or the key cannot be sent in a
+            header.
     """
     if not _is_base(url):
-        raise BulkStopped("--usage-url: it is no http or https URL of a host and a port")
+        raise BulkStopped("--usage-url must be an http or https URL with only a host and a port")
     if not key or key != key.strip() or not key.isprintable():
-        raise BulkStopped("--usage-key-file: it is empty, or no header can carry what is in it")
+        raise BulkStopped("--usage-key-file is empty, or has characters that a key cannot have")
     if not tenant:
-        raise BulkStopped("--usage-tenant: name the tenant that is billed")
+        raise BulkStopped("--usage-tenant is missing; give the tenant to bill")
     return UsageReporter(url, tenant=tenant, key=key)
 
 
 def _is_base(url: str) -> bool:
-    """Tell whether paths can be added to a URL; one with a user's name or a query is refused."""
+    """Return whether a URL is valid and has no user name, query or fragment."""
     try:
         parts = urlsplit(url)
         has_port = parts.port is None or parts.port > 0
@@ -156,7 +157,7 @@ def _is_base(url: str) -> bool:
 
 
 def reported(job: str, manifest: Manifest, usage: BulkUsage, tenant: str) -> dict[str, Any]:
-    """Return what the operators' listener is sent: rows that are equal to others are collapsed."""
+    """Return the body of a usage report; repeated rows count as `collapsed`."""
     return {
         "id": job,
         "tenant": tenant,

@@ -1,4 +1,4 @@
-"""Writes the rows of one part to a file of this machine: Parquet or JSON lines."""
+"""Writes the rows of a part to a local file: Parquet or JSON lines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ _ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
 
 
 class PartWriter(Protocol):
-    """Writes rows in their order; the file is whole once it is closed."""
+    """Writes rows in order; the file is complete once it is closed."""
 
     def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
-        """Add rows: what names each and is copied of it, and its answer."""
+        """Add rows; `heads` are the columns that identify each row or are copied from the input."""
         ...
 
     def close(self) -> None:
@@ -32,7 +32,7 @@ class PartWriter(Protocol):
 
 
 class JsonLinesWriter:
-    """Writes a JSON object a row."""
+    """Writes one JSON object per row."""
 
     def __init__(self, path: Path, task: Task) -> None:
         self._file: IO[bytes] = path.open("wb")
@@ -54,7 +54,7 @@ class JsonLinesWriter:
 
 
 class ParquetWriter:
-    """Writes columns with types, in row groups that fit into memory."""
+    """Writes typed columns, in row groups of bounded size."""
 
     def __init__(self, path: Path, task: Task, head_types: Mapping[str, Any]) -> None:
         self._arrow = import_pyarrow()
@@ -62,7 +62,7 @@ class ParquetWriter:
         self._task = task
         self._head_types = head_types
         self._schema = self._arrow.schema([*head_types.items(), *result_types(task).items()])
-        # The values of vectors do not repeat, and to find that out takes time.
+        # Vectors do not repeat, so do not waste time on a dictionary for them.
         repeating = [name for name in self._schema.names if name != "embedding"]
         self._writer = parquet.ParquetWriter(
             path,
@@ -97,8 +97,8 @@ class ParquetWriter:
             return self._arrow.array(values, kind)
         except (self._arrow.ArrowException, OverflowError) as error:
             raise BulkStopped(
-                f"column `{name}` has a value that is no {kind}: {error}; give the inputs the same "
-                "types, or write `--format jsonl`"
+                f"column `{name}` has a value that is not {kind}: {error}; give all inputs the "
+                "same types, or use `--format jsonl`"
             ) from None
 
     def _flush(self) -> None:
@@ -108,7 +108,7 @@ class ParquetWriter:
 
 
 def write_json(value: Any) -> bytes:
-    """Return values of an input as JSON, also numbers and depths that orjson refuses."""
+    """Return a value as JSON, including large numbers and deep nesting that orjson refuses."""
     try:
         return orjson.dumps(value, default=str)
     except TypeError:
@@ -116,14 +116,14 @@ def write_json(value: Any) -> bytes:
 
 
 def _as(kind: Any, value: Any) -> Any:
-    """Return what a column of texts holds of a JSON value."""
+    """Convert a JSON value for a column of type `kind`: a text column gets its JSON."""
     if str(kind) == "string" and value is not None and not isinstance(value, str):
         return write_json(value).decode()
     return value
 
 
 def head_types(options: BulkOptions, files: Sequence[InputFile]) -> dict[str, Any]:
-    """Return the Arrow types of the columns that name rows or are copied from the input."""
+    """Return the Arrow types of the columns that identify rows or are copied from the input."""
     arrow = import_pyarrow()
     copied = [*([options.id_column] if options.id_column else []), *options.keep]
     types: dict[str, Any] = dict.fromkeys(copied, arrow.string())
@@ -136,7 +136,7 @@ def head_types(options: BulkOptions, files: Sequence[InputFile]) -> dict[str, An
 
 
 def open_writer(options: BulkOptions, path: Path, types: Mapping[str, Any]) -> PartWriter:
-    """Return what writes a part."""
+    """Return a writer for a part."""
     if options.format == "parquet":
         return ParquetWriter(path, options.task, types)
     return JsonLinesWriter(path, options.task)

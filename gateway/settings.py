@@ -48,25 +48,39 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Path | None = None
     """A YAML file with `regions` that replace the document's regions; `sluicegate up` writes it."""
     cache_url: str = "redis://127.0.0.1:6379/0"
+    """The Redis of the result cache: one server,
+    `redis-sentinel://host:port,host:port/0?primary=name`, or `redis-cluster://host:port,host:port`;
+    `rediss…` for TLS."""
     state_url: str = "redis://127.0.0.1:6380/0"
+    """The Redis of limits, events and configuration, in the same
+    forms as `SLUICEGATE_CACHE_URL`."""
     ledger_url: str = ""
-    """The URL of the ledger; empty: SQLite in `data_dir`."""
+    """The SQLAlchemy URL of the ledger: `postgresql+psycopg://user:password@host/name`, or
+    `…@host:5432,other:5432/name` for a primary and standbys; unset: SQLite in the data
+    directory."""
     host: str = "127.0.0.1"
+    """The address of the customers' listener."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
+    """The port of the customers' listener."""
     grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    """The port for gRPC (Open Inference Protocol) on `host`; 0: off."""
+    """Where customers connect over gRPC, on `SLUICEGATE_HOST`; needs the extra `grpc`, which images
+    have. 0: nowhere; `sluicegate up` then takes 8001, if unset."""
     admin_host: str = "127.0.0.1"
+    """The address of the operators' listener."""
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
+    """The port of the operators' listener."""
     admin_key: str = ""
     """The key of the operator `admin`, who may do everything."""
     metrics_key: str = ""
-    """The key with which Prometheus reads the operators' listener's metrics, and nothing else."""
+    """Prometheus' key, for `/metrics` of the operators' listener only; must differ from the admin
+    key."""
     second_admin_key: str = ""
     """A second admin key, accepted during a rotation."""
     second_metrics_key: str = ""
     """A second metrics key, accepted during a rotation."""
     oidc_issuer: str = ""
-    """The issuer (`iss`) of the identity provider whose tokens operators may use; empty: none."""
+    """The identity provider (`iss`) whose tokens operators may use; needs the extra `oidc`, which
+    the gateway's image has."""
     oidc_audience: str = ""
     """The audience (`aud`) that tokens must have."""
     oidc_jwks_url: str = ""
@@ -74,52 +88,58 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_ca: Path | None = None
     """The identity provider's CAs, in PEM; `None`: the system's CAs."""
     oidc_name_claim: str = "sub"
-    """The claim with the operator's name for the audit log."""
+    """The claim with the operator's name for the audit, such as `email`."""
     oidc_roles_claim: str = "roles"
-    """The claim with the operator's roles; dots separate the names of nested claims."""
+    """The claim with the operator's roles. Dots lead into nested claims, as `realm_access.roles`; a
+    claim whose own name has dots is found too."""
     oidc_roles: str = ""
     """The role for each value of that claim, as `platform-team=operator`, separated by blanks;
     empty: the values are names of roles."""
     playground_url: str = ""
-    """The URL to which the console's playground sends requests; empty: the customers' listener
-    on `host`."""
+    """Where the console's playground sends requests, `http://host:port`; unset: this machine's
+    customers' listener. Set it if that listener only accepts a balancer."""
     region: str = ""
     """The name of this gateway region, if there are several. Each region has its own Redis, and
     the ledger divides limits among the regions. Empty: there is only one region."""
     stream_urls: str = ""
-    """The URLs of the state Redis of each region that billing reads, separated by blanks; empty:
-    its own."""
+    """For billing: the state Redis of every region, in the same forms, separated by blanks; unset:
+    `SLUICEGATE_STATE_URL`."""
     secret: str = ""
-    """The secret key of cache tags. Gateways that share a Redis need the same. Empty: a file in
-    `data_dir`."""
+    """The secret for the tags of cache keys, the same for all gateways of a Redis; unset: a file in
+    the data directory."""
     backend_token: str = ""
     """The token in calls to backends. Backends that have a token refuse calls without it."""
     upstream_ca: Path | None = None
-    """The CAs of backends at `https://`, in PEM; `None`: the system's CAs."""
+    """The file with the CAs of backends at `https://`, PEM; unset: the system's CAs."""
     upstream_certificate: Path | None = None
     """The client certificate for backends, in PEM; includes its key unless `upstream_key` is
     set."""
     upstream_key: Path | None = None
+    """The file with the key of the certificate; unset: the certificate's file has the key."""
     tls_certificate: Path | None = None
     """The certificate of the customers' listeners, in PEM; includes its key unless `tls_key` is
     set. `None`: plain HTTP and gRPC."""
     tls_key: Path | None = None
+    """The file with the key of the certificate; unset: the certificate's file has the key."""
     admin_tls_certificate: Path | None = None
     """The certificate of the operators' listener, in PEM."""
     admin_tls_key: Path | None = None
+    """The file with the key of the certificate; unset: the certificate's file has the key."""
     admin_tls_client_ca: Path | None = None
-    """The CAs of operators' client certificates, in PEM. If set, each request needs a
-    certificate."""
+    """The file with the CAs of operators, PEM. If set, operators need a client certificate
+    beside a key or token."""
     hsts_max_age: _Bound | None = None
-    """The seconds in the header `Strict-Transport-Security`; 0: no header; `None`: a year if TLS
-    is on."""
+    """Seconds in `Strict-Transport-Security`; 0: no header. Unset: a year on listeners with TLS,
+    none on others. Set it behind a balancer that ends TLS."""
     trusted_proxies: str = ""
     """Networks of proxies that are trusted to state the client's address, separated by blanks or
     commas."""
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
-    """The header in which trusted proxies state the client's address."""
+    """The only header that is read for the client's address: `x-forwarded-for` or `forwarded` (RFC
+    7239)."""
     proxy_protocol: bool = False
-    """Whether connections from trusted proxies begin with a PROXY protocol header."""
+    """Whether trusted proxies begin connections to the customers' HTTP listener with the PROXY
+    protocol, version 1 or 2."""
     max_connections_per_address: _Bound = 0
     """The most connections of one address to a worker; 0: no limit. For a trusted proxy, the
     requests of each client address under way count instead."""
@@ -132,9 +152,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_fd: int | None = None
     """An inherited pipe to the supervisor for heartbeats of the event loop."""
     heartbeat_timeout: _Duration = 10.0
-    """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
+    """Seconds without a heartbeat after which the supervisor replaces a process; three times that
+    for backends of `up`. 0: never; else at least 2."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
-    """Resident memory above which the supervisor replaces a gateway process; 0: no limit."""
+    """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
+    document is refused unless this is at least 256 MiB above `cache.memory_bytes`."""
     backend_memory_limit_bytes: _Bound | None = None
     """Resident memory above which a backend of `sluicegate up` is replaced; `None`: the backends
     share four fifths of the memory of the machine or container."""
@@ -142,20 +164,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a worker serves requests that need no waiting in its HTTP protocol (the fast
     path)."""
     max_loop_delay: _Duration = 0.5
-    """Seconds of an event-loop iteration above which a worker sheds load; 0: never."""
+    """Seconds that an iteration of a worker's event loop may take under overload, and at most a
+    twentieth of a request's time; the excess gets 503 `overloaded`. 0: no bound."""
     shutdown_delay: _Duration = 5.0
-    """Seconds for which a stopping process continues to serve while it reports that it is not
-    ready."""
+    """Seconds that a gateway serves after SIGTERM while it reports that it is not ready; must
+    exceed the balancer's time to notice."""
     drain: _Duration = 10.0
     """Seconds for requests in flight to end at shutdown, after that."""
     head_timeout: _Duration = 10.0
-    """Seconds from a request's first byte, or from the opening of the connection, to the end of
-    its head."""
+    """Seconds for the head of a request, from its first byte or the connection's opening; then 408,
+    or a plain close if no byte came. Customers' listener only. The same time applies to a TLS
+    handshake with a proxy's header, and over gRPC to a head and to each message."""
     keep_alive: _Duration = 75.0
-    """Seconds for which a connection may be idle between two requests."""
+    """Seconds that a customer's connection may be idle between requests, or not read its
+    answers."""
     files: str = ""
-    """Where tenants' files are stored: a folder that all gateways of a ledger share, or
-    `s3://bucket/prefix`; empty: `files` in `data_dir`."""
+    """Where tenants' files are: a folder, or `s3://bucket/prefix`, the same for all gateways of a
+    ledger. Unset: `files` in the data directory, for one machine."""
     files_keep: _Duration = 30 * 86_400.0
     """Seconds after which a file is deleted, unless its owner chose less."""
     file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
@@ -163,13 +188,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """The most files of a tenant."""
     files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
-    """The most bytes of all files of a tenant."""
+    """Bytes of a tenant's files, with those of batches; more uploads and batches are refused."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
     """Whether the supervisor runs a process for batch jobs."""
     batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
-    """The most batch jobs that run at a time."""
+    """Batches that run at a time; a tenant without a running batch may start one more."""
     batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
     """The most batch jobs of a tenant that have not ended."""
     batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
@@ -177,16 +202,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
     """The most bytes of a line."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """Bytes of a batch job's output after which its remaining lines fail."""
+    """Bytes of a batch's results; further lines are not run (`output_too_large`)."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """The most lines in flight, of all batch jobs of a process."""
+    """Lines in flight of a process, over all its batches; fewer of a tenant whose lines are
+    refused."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
     """Lines after which a batch job's results are stored. After a crash, at most so many lines
     run again."""
     webhooks: Path | None = None
     """A YAML file with each tenant's webhook for the end of batch jobs: URL and secret."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
-    """The most connections of a worker. Further connections are refused with status 503."""
+    """Connections of a worker, with TLS handshakes; must be below its limit of open files. Up to
+    256 more (16 over TLS) at a time get 503 `overloaded` with `Retry-After`."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds between two checks for new usage events. Usage appears in the ledger with this
     delay."""
@@ -197,30 +224,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for which segments of event logs are kept after the ledger has them. A ledger
     restored from a backup can read them again."""
     events_keep_bytes: int = 4 << 30
-    """The most bytes of these segments."""
+    """The most bytes of logs that are kept although the ledger has them; the oldest go first."""
     usage_events_keep: float = 3 * 86_400.0
-    """Seconds for which the ledger keeps each usage event. Older events are summed by hour."""
+    """Seconds that the ledger keeps each usage event (`inf`: for ever); then equal ones of an hour
+    are added up."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """The timeout of calls to the state Redis. After it, limits use the worker's local share."""
+    """Seconds that workers wait for the state Redis, 0.01 to 60; then limits use the local
+    share."""
     tcp_keepalive_idle: _Seconds = 5
-    """Seconds without a packet after which the peer of a connection is probed."""
+    """Seconds without a packet after which a connection to Redis or a backend is probed."""
     tcp_keepalive_interval: _Seconds = 2
     """Seconds between two probes."""
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
-    """Unanswered probes after which the connection is closed."""
+    """Unanswered probes after which the connection is given up. On Linux, `TCP_USER_TIMEOUT`
+    decides instead."""
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
     """Seconds for which sent data or probes may stay unacknowledged, on systems that support it."""
     log_level: str = "INFO"
+    """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     log_format: Literal["json", "text"] = "json"
     """The format of log lines: JSON objects, or text for people."""
     log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The fraction of requests that are logged. Requests with status 500 or above are always
-    logged."""
+    """The share of requests, up to 1, with a line in the log; requests that end with 5xx always
+    have one."""
     log_requests_per_second: _Bound = 20
     """The most request lines that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
-    """Where processes of `sluicegate gateway` log: to its standard output, or to one file each
-    below `data_dir`."""
+    """Of `sluicegate gateway`: `stdout` prints the lines of all processes; `files` writes them to
+    files in the data directory."""
 
     @property
     def streams(self) -> tuple[str, ...]:

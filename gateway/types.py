@@ -44,8 +44,11 @@ class Rule(
     """
 
     name: str
+    """The name of the limit in `RateLimit-Policy`: letters, digits and `_`."""
     unit: str
+    """`requests`, `items`, `rows`, `tokens` or `concurrent`."""
     capacity: int
+    """The size of the bucket; of a quota, the units of its period."""
     window: float = 0.0
     """Seconds in which an empty bucket refills. It is 0 for a quota, and for `concurrent`, whose
     units return when a computation ends."""

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     if error.name != "httpx":
         raise
     raise ModuleNotFoundError(
-        "the client needs `httpx`, which the extra `client` brings: run"
+        "the client needs `httpx`; run"
         " `pip install 'sluicegate-0.1.0-py3-none-any.whl[client]'`, or in a clone"
         " `pip install '.[client]'`",
         name="httpx",

@@ -1,4 +1,4 @@
-"""Calls a gateway and awaits its answers, on asyncio."""
+"""Implements the client for asyncio."""
 
 import asyncio
 from collections import deque
@@ -33,10 +33,10 @@ def _method(
 
 
 class AsyncSluicegate(BaseClient):
-    """A gateway and a key of it. Close it, or use `async with`.
+    """Calls a gateway with an API key. Close it, or use `async with`.
 
-    `url` and `key` are those of the environment (`SLUICEGATE_URL`, `SLUICEGATE_KEY`) by default.
-    `http` may be a client with certificates, proxies or a pool of your own, which you close.
+    `url` and `key` default to the environment variables `SLUICEGATE_URL` and `SLUICEGATE_KEY`.
+    `http` may be your own client, with certificates, proxies or a pool. You must close it yourself.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class AsyncSluicegate(BaseClient):
             await self._http.aclose()
 
     def with_options(self, **changes: Any) -> "AsyncSluicegate":
-        """Return a client on the same connections with other `Options`, by their names."""
+        """Return a client that shares the connections and has changed `Options`."""
         options = msgspec.structs.replace(self.options, **changes)
         return AsyncSluicegate(self.url, key=self._key, options=options, http=self._http)
 
     async def send(self, call: Call[T]) -> T:
-        """Send `call` and return its answer.
+        """Send `call`, with retries, and return its answer.
 
         Raises:
-            SluicegateError: there is none, or it is a problem.
+            SluicegateError: the gateway did not answer, or answered with an error.
         """
         steps = exchange(call, self.options, self._request)
         outcome: Outcome = None
@@ -98,20 +98,21 @@ class AsyncSluicegate(BaseClient):
         concurrency: int = 4,
         progress: Callable[[Progress], None] | None = None,
     ) -> "AsyncPartedCalls":
-        """Return the routes for lists of any length: sent in parts, several at a time.
+        """Return routes that take lists of any length and send them in parts of `size` items.
 
-        Results come in the order of the list, each while later parts are computed.
+        Up to `concurrency` parts are in flight. Results come in the order of the list, as soon as
+        they are ready.
         """
         return AsyncPartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
     async def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.RequestError:
-        # httpx bounds each read: an answer that trickles in would last for ever.
+        # The timeout of httpx is per read, so a slow response could take forever.
         longest = request.extensions["timeout"]["read"]
         try:
             async with asyncio.timeout(longest):
                 return await self._http.send(request)
         except TimeoutError:
-            return httpx.ReadTimeout("the answer took too long", request=request)
+            return httpx.ReadTimeout("the response took too long", request=request)
         except httpx.RequestError as error:
             return error
 
@@ -150,7 +151,7 @@ def _streaming(
 
 
 class AsyncPartedCalls:
-    """The routes of a client for lists of any length."""
+    """Has the routes of a client, for lists of any length."""
 
     def __init__(self, client: AsyncSluicegate, parts: Parts) -> None:
         self._client = client
@@ -162,8 +163,8 @@ class AsyncPartedCalls:
         """Yield the results of `items` in order; `make` returns the call of a part.
 
         Raises:
-            SluicegateError: of the first part that fails; no part is begun after it,
-                and those under way are cancelled.
+            SluicegateError: a part failed. No further part is sent, and parts in flight are
+                cancelled.
         """
         tally = Tally(self._parts, items)
         waiting: deque[tuple[int, asyncio.Task[Answer[R]]]] = deque()
@@ -201,6 +202,6 @@ async def _first_results(
     except InvalidItem as error:
         shift_index(error, first)
         raise
-    waiting.popleft()  # until then the caller's `finally` cancels it
+    waiting.popleft()  # only now, so that the caller's `finally` cancels a pending task
     tally.count(answer)
     return answer.results

@@ -1,4 +1,4 @@
-"""Keeps what both clients are made of: address, key, options, and the signatures of methods."""
+"""Implements what both clients share: address, key, options, and the signatures of methods."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 class BaseClient:
     """Builds the requests of a client.
 
-    `http` has the connections, and belongs to the client if it `is_own`.
+    If `is_own` is true, the client must close `http`.
     """
 
     def __init__(
@@ -35,10 +35,8 @@ class BaseClient:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError("`url` must begin with `http://` or `https://`")
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
-            # The key itself is not shown: tracebacks are logged.
-            raise ValueError(
-                "`key` must be visible ASCII characters, with no line break at its end"
-            )
+            # Do not show the key, because tracebacks are logged.
+            raise ValueError("`key` must be printable ASCII characters without spaces or newlines")
 
     def _request(
         self, method: str, path: str, headers: httpx.Headers, **parts: Any
@@ -50,15 +48,15 @@ class BaseClient:
 
 
 def has_certificate(url: str) -> bool:
-    """Return whether the gateway shows a certificate: else none of the authorities need be read.
+    """Return whether the gateway uses TLS. If not, httpx need not load certificate authorities.
 
-    Reading them takes longer than a hundred requests.
+    Loading them takes longer than a hundred requests.
     """
     return not (url or default_url()).startswith("http://")
 
 
 def described(method: M, make: Callable[..., Any]) -> M:
-    """Give `method` the name, the words and the parameters of the route `make`."""
+    """Give `method` the name, docstring and parameters of the route `make`."""
     own = inspect.signature(make)
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     taken = {

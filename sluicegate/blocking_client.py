@@ -1,4 +1,4 @@
-"""Calls a gateway and waits for its answers."""
+"""Implements the blocking client."""
 
 import time
 from collections import deque
@@ -32,10 +32,10 @@ def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate["Sluicegate", P]
 
 
 class Sluicegate(BaseClient):
-    """A gateway and a key of it; may be used by several threads. Close it, or use `with`.
+    """Calls a gateway with an API key. Several threads may use it. Close it, or use `with`.
 
-    `url` and `key` are those of the environment (`SLUICEGATE_URL`, `SLUICEGATE_KEY`) by default.
-    `http` may be a client with certificates, proxies or a pool of your own, which you close.
+    `url` and `key` default to the environment variables `SLUICEGATE_URL` and `SLUICEGATE_KEY`.
+    `http` may be your own client, with certificates, proxies or a pool. You must close it yourself.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Sluicegate(BaseClient):
             self._http.close()
 
     def with_options(self, **changes: Any) -> "Sluicegate":
-        """Return a client on the same connections with other `Options`, by their names."""
+        """Return a client that shares the connections and has changed `Options`."""
         options = msgspec.structs.replace(self.options, **changes)
         return Sluicegate(self.url, key=self._key, options=options, http=self._http)
 
     def send(self, call: Call[T]) -> T:
-        """Send `call` and return its answer.
+        """Send `call`, with retries, and return its answer.
 
         Raises:
-            SluicegateError: there is none, or it is a problem.
+            SluicegateError: the gateway did not answer, or answered with an error.
         """
         steps = exchange(call, self.options, self._request)
         outcome: Outcome = None
@@ -97,9 +97,10 @@ class Sluicegate(BaseClient):
         concurrency: int = 4,
         progress: Callable[[Progress], None] | None = None,
     ) -> "PartedCalls":
-        """Return the routes for lists of any length: sent in parts, several at a time.
+        """Return routes that take lists of any length and send them in parts of `size` items.
 
-        Results come in the order of the list, each while later parts are computed.
+        Up to `concurrency` parts are in flight. Results come in the order of the list, as soon as
+        they are ready.
         """
         return PartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
@@ -139,7 +140,7 @@ def _streaming(
 
 
 class PartedCalls:
-    """The routes of a client for lists of any length."""
+    """Has the routes of a client, for lists of any length."""
 
     def __init__(self, client: Sluicegate, parts: Parts) -> None:
         self._client = client
@@ -151,7 +152,7 @@ class PartedCalls:
         """Yield the results of `items` in order; `make` returns the call of a part.
 
         Raises:
-            SluicegateError: of the first part that fails; no part is begun after it.
+            SluicegateError: a part failed. No further part is sent.
         """
         tally = Tally(self._parts, items)
         waiting: deque[tuple[int, Future[Answer[R]]]] = deque()

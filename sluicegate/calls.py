@@ -1,6 +1,6 @@
-"""Makes HTTP requests of calls, decides about retries, and reads answers; does no I/O itself.
+"""Builds the HTTP requests of calls, decides about retries, and reads responses, without I/O.
 
-`exchange` is a generator that both clients drive: it yields a request to send or seconds to wait.
+Both clients drive the generator `exchange`, which yields a request to send or seconds to wait.
 """
 
 import random
@@ -19,10 +19,10 @@ from sluicegate.results import Answer
 
 T = TypeVar("T")
 Outcome = httpx.Response | httpx.RequestError | None
-"""What came of a request; `None` after a pause."""
+"""The response or error of a request, or `None` after a pause."""
 Exchange = Generator[httpx.Request | float, Outcome, T]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# The gateway's own answer that the time ran out is better than none.
+# Seconds to wait beyond the timeout, because the gateway's own timeout error tells more.
 _GRACE = 1.0
 _LONGEST_CONNECT = 5.0
 _KEY, _STORE_AWAY = "Idempotency-Key", "dependency_unavailable"
@@ -32,7 +32,7 @@ _jitter = random.SystemRandom().uniform
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A request to one route, and the type of its answer."""
+    """Describes a request to a route, and the type of its answer."""
 
     method: str
     path: str
@@ -40,7 +40,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     query: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     accept: tuple[int, ...] = (200,)
-    """The statuses that are answered by a `kind`."""
+    """The statuses whose body is a `kind`."""
 
 
 def exchange(
@@ -49,22 +49,22 @@ def exchange(
     build: Callable[..., httpx.Request],
     clock: Callable[[], float] = time.monotonic,
 ) -> Exchange[T]:
-    """Send `call`, and send it again while that may help and its time allows; return the answer.
+    """Send `call`, retry it while that may help and time is left, and return the answer.
 
-    `build` makes a request; yielded requests are answered by a response, or what prevented one.
+    `build` builds a request. The caller answers each yielded request with its response or error.
 
     Raises:
-        SluicegateError: of the last attempt.
+        SluicegateError: the last attempt failed.
     """
     deadline = clock() + options.timeout
     headers = _headers(call, options)
     is_key_own = _KEY not in httpx.Headers(options.headers)
     is_key_dropped = False
     left = options.timeout
-    is_settled = True  # nothing that was sent may have been answered and billed
+    is_settled = True  # the gateway cannot have answered and billed an earlier attempt
     failures = 0
     while True:
-        # Heads that are equal to the byte are parsed once by the gateway: no clock in the first.
+        # In the first attempt, this is exactly `timeout`: the gateway caches equal request heads.
         headers["X-Request-Timeout"] = f"{left:.6g}"
         outcome = yield build(
             call.method,
@@ -77,7 +77,7 @@ def exchange(
         reply = _judge(call, outcome)
         if isinstance(reply, httpx.Response):
             return _read(call, reply)
-        # To wait for an attempt before, whose connection was lost, is no attempt.
+        # Waiting for an earlier attempt, whose connection was lost, does not count as a failure.
         failures += not reply.is_under_way
         pause = _pause(reply, failures)
         left = deadline - clock() - pause
@@ -87,9 +87,9 @@ def exchange(
         if not isinstance(reply, ApiError):
             is_settled = is_settled and isinstance(outcome, _UNSENT)
             if is_key_dropped and not is_settled:
-                raise reply  # the gateway could not tell that it is sent again
+                raise reply  # without a key, the gateway would not recognize a retry
         elif is_settled and is_key_own and reply.code == _STORE_AWAY and _KEY in headers:
-            # The gateway knows no keys now, and none is needed: it answers without.
+            # The gateway's key store is down. Nothing was billed yet, so retry without a key.
             del headers[_KEY]
             is_key_dropped = True
         yield pause
@@ -122,26 +122,26 @@ def _judge(call: Call[Any], outcome: Outcome) -> httpx.Response | SluicegateErro
 
 
 def _pause(error: SluicegateError, failures: int) -> float:
-    """Return what the gateway asks for; else a pause that doubles, by chance up to half shorter."""
+    """Return the gateway's `retry_after`, or an exponential backoff with jitter."""
     if error.retry_after is not None:
-        # What uses up no attempt is not asked for without a pause.
+        # Retries that do not count as failures always need a pause.
         return max(error.retry_after, _FIRST_PAUSE if error.is_under_way else 0.0)
     longest = min(_FIRST_PAUSE * 2 ** max(failures - 1, 0), _LONGEST_PAUSE)
     return _jitter(longest / 2, longest)
 
 
 def _read(call: Call[T], response: httpx.Response) -> T:
-    """Return what `response` says.
+    """Return the answer in a response.
 
     Raises:
-        NoAnswer: it is not what the route answers.
+        NoAnswer: the body is not valid for this route.
     """
-    kind: Any = call.kind  # mypy takes no generic type for hashable
+    kind: Any = call.kind  # mypy does not treat a generic type as hashable
     try:
         value: T = _decoder(kind).decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NoAnswer(
-            f"{response.url.path} answered what is no answer of a gateway: {error}"
+            f"the response of {response.url.path} is not from a gateway: {error}"
         ) from error
     if isinstance(value, Answer):
         return msgspec.structs.replace(

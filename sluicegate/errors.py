@@ -2,12 +2,12 @@
 
 SluicegateError
 ├── NoAnswer                      the gateway cannot be reached, or did not answer in time
-└── ApiError                      it answered with a problem; the class follows from its `code`
-    ├── InvalidRequest       400, 405, 413 below, ...: the request itself is wrong
+└── ApiError                      the gateway answered with a problem document
+    ├── InvalidRequest       4xx  the request is invalid
     │   ├── PayloadTooLarge  413
-    │   └── InvalidItem      422  `index` names the item, `item_code` says why
+    │   └── InvalidItem      422  an item is invalid: see `index` and `item_code`
     ├── AuthenticationFailed 401
-    ├── BudgetExhausted      402  the tenant's budget of the month is used up
+    ├── BudgetExhausted      402  the tenant's monthly budget is used up
     ├── PermissionDenied     403
     ├── NotFound             404  the route or the model
     ├── Conflict             409
@@ -15,7 +15,7 @@ SluicegateError
     ├── UpstreamFailed       502
     ├── Unavailable          503  `retry_after`
     ├── DeadlineExceeded     504
-    └── NotCached            504  `only-if-cached`, and it is not
+    └── NotCached            504  the result is not cached, but the request is `only-if-cached`
 """
 
 from types import MappingProxyType
@@ -29,10 +29,10 @@ _RETRIED = frozenset({408, 429, 502, 503, 504})
 
 
 class SluicegateError(Exception):
-    """Base of the tree."""
+    """Is the base class of all errors of the client."""
 
     retry_after: float | None = None
-    """Seconds after which the gateway asks to be called again."""
+    """Seconds to wait before a retry, as the gateway requests."""
 
     @property
     def is_retryable(self) -> bool:
@@ -41,16 +41,16 @@ class SluicegateError(Exception):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the call itself is being answered, to an attempt before."""
+        """Whether the gateway is still answering an earlier attempt of the same call."""
         return False
 
 
 class NoAnswer(SluicegateError):
-    """The gateway cannot be reached, or did not answer in time."""
+    """Reports that the gateway cannot be reached, or did not answer in time."""
 
 
 class ApiError(SluicegateError):
-    """The gateway answered with a problem document (RFC 9457)."""
+    """Reports that the gateway answered with a problem document (RFC 9457)."""
 
     def __init__(self, problem: "Problem", response: httpx.Response) -> None:
         super().__init__(f"{problem.detail} ({problem.code}, {response.status_code})")
@@ -66,76 +66,76 @@ class ApiError(SluicegateError):
     @property
     @override
     def is_under_way(self) -> bool:
-        """Whether the call itself is being answered, to an attempt before."""
+        """Whether the gateway is still answering an earlier attempt of the same call."""
         return self.code == _UNDER_WAY
 
     @property
     @override
     def is_retryable(self) -> bool:
-        """Whether the same call may succeed later: never where the gateway says that it cannot."""
+        """Whether the same call may succeed later, unless the gateway excludes that."""
         return self._should_retry and (self.status in _RETRIED or self.is_under_way)
 
 
 class InvalidRequest(ApiError):
-    """The request itself is wrong; sent again it fails again."""
+    """Reports an invalid request; a retry would fail again."""
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The body is larger, or has more items, than allowed; see `in_parts`."""
+    """Reports a body that is too large or has too many items; see `in_parts`."""
 
 
 class InvalidItem(InvalidRequest):
-    """One item cannot be answered: `index` names it, `item_code` says why."""
+    """Reports an item that cannot be answered; see `index` and `item_code`."""
 
 
 class AuthenticationFailed(ApiError):
-    """There is no key, or it is unknown, revoked or expired."""
+    """Reports an API key that is missing, unknown, revoked or expired."""
 
 
 class BudgetExhausted(ApiError):
-    """The tenant's budget of the month is used up."""
+    """Reports that the tenant's monthly budget is used up."""
 
 
 class PermissionDenied(ApiError):
-    """The key may not do this."""
+    """Reports that the key does not have this permission."""
 
 
 class NotFound(ApiError):
-    """There is no such route or model."""
+    """Reports that the route or model does not exist."""
 
 
 class Conflict(ApiError):
-    """The request of this `Idempotency-Key` is still under way, or a thing is in another state."""
+    """Reports that an earlier request with this `Idempotency-Key` runs, or that states conflict."""
 
 
 class RateLimited(ApiError):
-    """A limit is used up."""
+    """Reports that a rate limit or quota is used up."""
 
 
 class UpstreamFailed(ApiError):
-    """A backend failed."""
+    """Reports that a backend failed."""
 
 
 class Unavailable(ApiError):
-    """The gateway or its backends cannot take the request now."""
+    """Reports that the gateway or its backends cannot take the request at present."""
 
 
 class DeadlineExceeded(ApiError):
-    """The request's time ran out."""
+    """Reports that the request missed its deadline."""
 
 
 class NotCached(ApiError):
-    """Only a cached answer was asked for, and there is none."""
+    """Reports that the request is `only-if-cached` and the result is not cached."""
 
     @property
     @override
     def is_retryable(self) -> bool:
-        """Nobody computes it meanwhile."""
+        """Always false, because nothing computes the result meanwhile."""
         return False
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a problem document that the client reads."""
+    """Has the fields of a problem document that the client reads."""
 
     code: str = "unknown"
     detail: str = ""
@@ -162,11 +162,11 @@ _BY_STATUS: MappingProxyType[int, type[ApiError]] = MappingProxyType(
 
 
 def error_of(response: httpx.Response) -> ApiError:
-    """Return the error that `response` says; what is between may have answered in other words."""
+    """Return the error of a response, also if a proxy and not the gateway sent it."""
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        problem = Problem(detail=f"{response.url.host} answered with no problem document")
+        problem = Problem(detail=f"{response.url.host} answered without a problem document")
     client_error = InvalidRequest if response.is_client_error else ApiError
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(response.status_code, client_error)
     return kind(problem, response)

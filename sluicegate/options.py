@@ -1,4 +1,4 @@
-"""Defines how calls are made: their time, retries and request headers."""
+"""Defines the options of calls: timeout, retries and headers."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,26 +10,26 @@ Criticality = Literal["critical", "default", "sheddable"]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are made."""
+    """Holds the options of calls."""
 
     timeout: float = 30.0
-    """Seconds for the whole call, retries included; the gateway is told what is left of them.
+    """Seconds for the whole call with all retries. The gateway gets the remaining time.
 
-    The blocking client bounds each read from the connection by them.
+    In the blocking client, it also limits each read from the connection.
     """
     retries: int = 3
-    """How often a call is sent again at most.
+    """The maximum number of retries.
 
-    To wait for an attempt that is still being answered counts only where this is 0.
+    Waiting for an earlier attempt that is still being answered does not count, unless this is 0.
     """
     idempotency: bool = True
-    """Whether a call that computes carries an `Idempotency-Key`, which its retries share."""
+    """Whether calls of models have an `Idempotency-Key`, so that retries are billed once."""
     cache_control: str = ""
-    """For example `no-cache`, `no-store`, `max-age=60`, `only-if-cached`."""
+    """The header `Cache-Control`: `no-cache`, `no-store`, `max-age=60`, `only-if-cached`, ..."""
     criticality: Criticality = "default"
-    """What is refused first while backends are full: `sheddable`."""
+    """Overloaded backends refuse `sheddable` calls first and `critical` calls last."""
     headers: Mapping[str, str] = MappingProxyType({})
-    """More headers, for example `traceparent`."""
+    """Additional headers, such as `traceparent`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout < float("inf"):

@@ -1,4 +1,4 @@
-"""Divides long lists into parts, and reports how far a list has come."""
+"""Divides long lists into parts, and reports progress."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -15,35 +15,35 @@ I = TypeVar("I")  # noqa: E741 - an item, as R is a result
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a list has come."""
+    """Reports the progress of a list."""
 
     done: int
-    """Items whose results are there, in the order of the list."""
+    """The number of items with results; they are the first ones of the list."""
     total: int | None
-    """All items; `None` where the list does not know its length."""
+    """The number of all items, or `None` if `items` has no length."""
     usage: Usage
-    """Of the parts that are done."""
+    """The usage of all finished parts."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a list is divided."""
+    """Configures how a list is divided."""
 
     size: int = 100
-    """Items of a request."""
+    """Items per request."""
     concurrency: int = 4
-    """Requests at a time."""
+    """Maximum number of concurrent requests."""
     progress: Callable[[Progress], None] | None = None
-    """Called after each part, before its results are given."""
+    """Called after each part, before its results are yielded."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.concurrency < 1:
             raise ValueError("`size` and `concurrency` must be 1 or more")
 
     def divide(self, items: Iterable[I]) -> Iterator[tuple[int, list[I]]]:
-        """Yield parts of `items`, each with the place of its first item.
+        """Yield parts of `items`, each with the index of its first item.
 
         Raises:
-            TypeError: it is one text, whose letters are no items.
+            TypeError: `items` is a string.
         """
         if isinstance(items, str):
             raise TypeError("give a list of texts, not one text")
@@ -54,7 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Adds up parts that are done, and reports them."""
+    """Adds up finished parts, and reports progress."""
 
     def __init__(self, parts: Parts, items: Iterable[Any]) -> None:
         self._report = parts.progress
@@ -71,14 +71,14 @@ class Tally:
 
 
 def has_failed(waiting: Iterable[tuple[int, asyncio.Task[Any] | Future[Any]]]) -> bool:
-    """Tell whether one of the parts that are waited for has failed."""
+    """Return whether a pending part has failed."""
     return any(
         one.done() and (one.cancelled() or one.exception() is not None) for _, one in waiting
     )
 
 
 def shift_index(error: InvalidItem, first: int) -> None:
-    """Have `error` name the item by its place in the whole list."""
+    """Change the index in `error` from the part to the whole list."""
     if error.index is not None:
         error.index += first
         error.args = (f"item {error.index} of the list: {error}",)

@@ -1,7 +1,7 @@
-"""Defines what the routes answer.
+"""Defines the answers of routes.
 
-Fields that a later gateway adds are ignored. An item that failed (with `on_error="continue"`) has
-an `error`, and the other fields of its result are empty.
+Unknown fields, which a later gateway may add, are ignored. With `on_error="continue"`, the result
+of a failed item has an `error`, and its other fields are empty.
 """
 
 import math
@@ -14,58 +14,58 @@ R = TypeVar("R")
 
 
 class ItemError(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why an item has no answer."""
+    """Tells why an item has no result."""
 
     code: str
-    """Stable; what programs should look at."""
+    """A stable code, for programs."""
     detail: str
-    """What was wrong, and what to do."""
+    """What was wrong and what to do, for people."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Has what the results of all tasks share."""
+    """Has the common fields of the results of all tasks."""
 
     truncated: bool = False
-    """The model read a part of the text only."""
+    """Whether the text was truncated, because it is too long for the model."""
     error: ItemError | None = None
-    """Why the item has no answer."""
+    """Why the item has no result, if it has failed."""
 
 
 class LabelScore(msgspec.Struct, frozen=True, kw_only=True):
-    """A label and how sure the model is of it."""
+    """Holds a label and its score."""
 
     label: str
     score: float
 
 
 class Labels(Result, frozen=True, kw_only=True):
-    """The labels of a text, best first."""
+    """Holds the labels of a text, best first."""
 
     labels: list[LabelScore] = []
 
 
 class Choice(Result, frozen=True, kw_only=True):
-    """The chosen option of a prompt."""
+    """Holds the best choice for a prompt."""
 
     choice: int = -1
-    """Its place among the choices, from 0."""
+    """The index of the best choice."""
     scores: list[float] = []
-    """One for each choice, in their order."""
+    """The scores of all choices, in their order."""
 
 
 class RankedDocument(Result, frozen=True, kw_only=True):
-    """A document and how well it answers the query."""
+    """Holds a document's relevance for the query."""
 
     index: int
-    """Its place among the documents of the request, from 0."""
+    """The index of the document in the request."""
     score: float = math.nan
-    """More is better."""
+    """The relevance; higher is better."""
     document: str | None = None
-    """Its text, with `return_documents`."""
+    """The text of the document, with `return_documents`."""
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):
-    """A named entity; `start` and `end` count characters of the text."""
+    """Holds a named entity; `start` and `end` count characters of the text."""
 
     label: str
     score: float
@@ -75,44 +75,43 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entities(Result, frozen=True, kw_only=True):
-    """The named entities of a text, in its order."""
+    """Holds the named entities of a text, in their order."""
 
     entities: list[Entity] = []
 
 
 class Embedding(Result, frozen=True, kw_only=True):
-    """The vector of a text."""
+    """Holds the vector of a text."""
 
     embedding: list[float] = []
 
 
 class Tokens(Result, frozen=True, kw_only=True):
-    """The tokens of a text; with `counts_only` the three lists are empty."""
+    """Holds the tokens of a text. With `counts_only`, the three lists are empty."""
 
     count: int = 0
-    """How many there are."""
+    """The number of tokens."""
     fits: bool = True
-    """Whether the model reads all of the text at once."""
+    """Whether the whole text fits into the model's maximum length."""
     windows: int = 0
-    """How many windows the text is."""
+    """The number of windows that the text needs."""
     ids: list[int] = []
-    """Their numbers in the model's vocabulary."""
+    """The ids of the tokens in the vocabulary."""
     tokens: list[str] = []
-    """How the vocabulary writes them."""
+    """The tokens as they are in the vocabulary."""
     offsets: list[tuple[int, int] | None] = []
-    """The first character of each in the text, and the one after its last; of one that the
-    tokenizer adds, `None`."""
+    """The start and end of each token in the text, in characters; `None` for a special token."""
 
 
 class DecodedText(Result, frozen=True, kw_only=True):
-    """The text of tokens."""
+    """Holds the text of tokens."""
 
     text: str = ""
-    """As the tokenizer joins them."""
+    """The text, as the tokenizer decodes it."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request used, as it is billed."""
+    """Holds the usage of a request, as it is billed."""
 
     items: int = 0
     hit: int = 0
@@ -129,30 +128,30 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
-    """The answer of a model: a result for each item, in their order (rerank: best first)."""
+    """Holds the answer to a request: one result per item, in order (`rerank`: best first)."""
 
     model: str
     revision: str
-    """The digest of the files that shape the model's answers."""
+    """The digest of the model's files."""
     results: list[R]
     usage: Usage
     request_id: str = ""
-    """Names the request in the gateway's logs; the header `X-Request-Id`."""
+    """The id of the request in the gateway's logs, from the header `X-Request-Id`."""
     cache_status: str = ""
-    """What the result cache did; the header `Cache-Status` (RFC 9211)."""
+    """Whether results were cached, from the header `Cache-Status` (RFC 9211)."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that the key may use."""
+    """Describes a model that the key may use."""
 
     name: str
     tasks: list[str]
-    """What can be asked of it."""
+    """The tasks that the model answers."""
     revision: str
     profile: str
-    """The numeric precision it runs with."""
+    """The numeric precision of the model."""
     max_tokens: int
-    """Tokens that it reads of a text."""
+    """The maximum length of a text in tokens."""
     labels: list[str] | None = None
     dimensions: int | None = None
     description: str = ""
@@ -161,13 +160,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that the key may use."""
+    """Holds the models that the key may use."""
 
     data: list[Model]
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of one group; `cost` is an exact decimal number of `currency`."""
+    """Holds the usage of one group; `cost` is an exact decimal number in `currency`."""
 
     group: dict[str, str]
     requests: int
@@ -183,7 +182,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenant's budget of this month, and what is left of it: decimal numbers of `currency`."""
+    """Holds the tenant's budget of this month; amounts are exact decimal numbers in `currency`."""
 
     month: str
     amount: str
@@ -195,7 +194,7 @@ class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's usage from `since` (included) to `until` (not included)."""
+    """Holds a tenant's usage from `since` (inclusive) to `until` (exclusive)."""
 
     since: str
     until: str
@@ -204,36 +203,36 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request of the tenant."""
+    """Describes the outcome of an earlier request of the tenant."""
 
     id: str
     time: datetime
-    """When it was answered."""
+    """When the request was answered."""
     key: str
-    """The id of the key that it came with."""
+    """The id of the API key."""
     model: str
     task: str
     status: int
     code: str
-    """That of the error, if it was one."""
+    """The code of the error, or ""."""
     region: str
     revision: str
     usage: Usage | None
-    """`None` where it was recorded together with others."""
+    """The usage, or `None` if it was recorded together with other requests."""
 
 
 class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key with its new text, this once."""
+    """Holds the new secret of a key, which is shown only once."""
 
     id: str
     key: str
-    """The new text; the client goes on with the former one."""
+    """The new secret. This client still uses the former secret."""
     former_expires: datetime
-    """Until when the former text is valid."""
+    """When the former secret expires."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the gateway answers requests, and what it lacks."""
+    """Tells whether the gateway can answer requests, and which dependencies are missing."""
 
     ready: bool
     missing: list[str] = []
@@ -241,9 +240,9 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
-    """The process answers."""
+    """Tells that the gateway's process answers."""
 
     status: str
 
 
-JsonResult = Any  # of a model's own algorithm: any JSON value
+JsonResult = Any  # the result of a model's own algorithm, which may be any JSON value

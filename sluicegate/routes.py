@@ -1,6 +1,6 @@
-"""Makes the call of each route, by the names that the OpenAPI document gives them.
+"""Builds the call of each route; the functions have the names of the OpenAPI document.
 
-Both clients have a method for each function here; arguments are checked by the gateway.
+Both clients have a method for each function here. The gateway checks the arguments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ OnError = Literal["fail", "continue"]
 
 
 class Prompt(TypedDict):
-    """An item of `choose`."""
+    """Is an item of `choose`."""
 
     prompt: str
     choices: Sequence[str]
@@ -49,7 +49,7 @@ def classify(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Labels]]:
-    """Label texts, or pairs of texts, with a trained classifier."""
+    """Classify texts, or pairs of texts, with a trained classifier."""
     fields = {"model": model, "input": texts, "top_k": top_k, "function": function}
     return _infer("/v1/classify", Answer[Labels], fields, truncate, on_error)
 
@@ -64,7 +64,7 @@ def zero_shot(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Labels]]:
-    """Label texts with labels of your own."""
+    """Classify texts with your own labels."""
     fields = {
         "model": model,
         "input": texts,
@@ -82,7 +82,7 @@ def choose(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Choice]]:
-    """Choose the best of some options for each prompt: `{"prompt": ..., "choices": [...]}`."""
+    """Find the best choice for each prompt: `{"prompt": ..., "choices": [...]}`."""
     fields = {"model": model, "input": items}
     return _infer("/v1/choose", Answer[Choice], fields, truncate, on_error)
 
@@ -97,7 +97,7 @@ def rerank(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[RankedDocument]]:
-    """Order documents by how well they answer a query, best first."""
+    """Sort documents by their relevance for a query, best first."""
     fields = {
         "model": model,
         "query": query,
@@ -131,7 +131,7 @@ def embed(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Embedding]]:
-    """Turn texts into vectors."""
+    """Compute the vectors of texts."""
     fields = {
         "model": model,
         "input": texts,
@@ -150,7 +150,7 @@ def infer(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[JsonResult]]:
-    """Run a model's own algorithm over JSON items."""
+    """Run a model's own algorithm on JSON items."""
     fields = {"inputs": inputs, "parameters": parameters}
     path = f"/v1/infer/{_segment('model', model)}"
     return _infer(path, Answer[JsonResult], fields, truncate, on_error)
@@ -166,7 +166,7 @@ def tokenize(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Tokens]]:
-    """Count and show the tokens of texts, all of them; it costs nothing."""
+    """Return the tokens of texts and their number, without truncation. This is not billed."""
     fields = {
         "model": model,
         "input": texts,
@@ -185,7 +185,7 @@ def detokenize(
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[DecodedText]]:
-    """Turn the tokens of a text into the text, or lists of tokens; it costs nothing."""
+    """Return the texts of one or several lists of token ids. This is not billed."""
     fields = {"model": model, "ids": ids, "skip_special_tokens": skip_special_tokens}
     return _infer("/v1/detokenize", Answer[DecodedText], fields, truncate, on_error)
 
@@ -209,7 +209,7 @@ def get_usage(
 ) -> Call[UsageReport]:
     """Return the tenant's usage and cost between two dates or times; this month by default.
 
-    `group_by`: `model` (the default), `day`, `key`, `task`.
+    `group_by` is one or several of `model` (the default), `day`, `key` and `task`.
     """
     groups = group_by if isinstance(group_by, str) else ",".join(group_by)
     query = [("from", since), ("to", until), ("group_by", groups), ("bucket", bucket)]
@@ -218,15 +218,15 @@ def get_usage(
 
 
 def get_request(request_id: str) -> Call[PastRequest]:
-    """Return what became of a request, by the `request_id` of its answer or error."""
+    """Return the outcome of an earlier request, by the `request_id` of its answer or error."""
     path = f"/v1/requests/{_segment('request_id', request_id)}"
     return Call(method="GET", path=path, kind=PastRequest)
 
 
 def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:
-    """Give the key another text; the present one stays valid for so many seconds, or a day.
+    """Give the key a new secret. The present secret stays valid for these seconds, or a day.
 
-    Where the answer was lost, call it again: only the newest text and the present one are valid.
+    If the answer was lost, call this again: only the newest and the present secret are valid.
     """
     given = {} if former_valid_for is None else {"former_valid_for": former_valid_for}
     body = msgspec.json.encode(given)
@@ -234,12 +234,12 @@ def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:
 
 
 def is_live() -> Call[Liveness]:
-    """Ask whether the process answers; needs no key."""
+    """Check that the gateway's process answers; needs no key."""
     return Call(method="GET", path="/health/live", kind=Liveness)
 
 
 def is_ready() -> Call[Readiness]:
-    """Ask whether requests can be answered, and what is missing; needs no key."""
+    """Check whether the gateway can answer requests, and what is missing; needs no key."""
     return Call(method="GET", path="/health/ready", kind=Readiness, accept=(200, 503))
 
 
@@ -250,7 +250,7 @@ def _infer(
     truncate: bool,  # noqa: FBT001 - always passed on as it is
     on_error: OnError,
 ) -> Call[Any]:
-    """Return a call whose body leaves out what has its default."""
+    """Return a call whose body has no fields with default values."""
     body = {name: value for name, value in fields.items() if value is not None}
     _check_texts(body)
     if not truncate:
@@ -261,10 +261,10 @@ def _infer(
 
 
 def _segment(name: str, value: str) -> str:
-    """Return `value` as one segment of a path.
+    """Return `value` as an encoded segment of a path.
 
     Raises:
-        ValueError: it is none, and would lead to another route.
+        ValueError: the value would lead to another route.
     """
     if value in {"", ".", ".."}:
         raise ValueError(f"`{name}` cannot be {value!r}")
@@ -272,13 +272,13 @@ def _segment(name: str, value: str) -> str:
 
 
 def _check_texts(value: Any) -> None:
-    """Refuse bytes, which would be sent as a text in base64 and be answered as such.
+    """Refuse bytes, which would be sent as base64 texts.
 
     Raises:
-        TypeError: there are some.
+        TypeError: `value` contains bytes.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError("texts are `str`: decode bytes first")
+        raise TypeError("texts must be `str`; decode bytes first")
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Reads the address and key of a gateway from the environment, where a caller gives none."""
+"""Reads the default address and key of a gateway from the environment."""
 
 import os
 from typing import Final
@@ -7,10 +7,10 @@ DEFAULT_URL: Final = "http://127.0.0.1:8080"
 
 
 def default_url() -> str:
-    """Return `SLUICEGATE_URL`, or where `sluicegate up` listens."""
+    """Return `SLUICEGATE_URL`, or the address of `sluicegate up`."""
     return os.environ.get("SLUICEGATE_URL", DEFAULT_URL)
 
 
 def default_key() -> str:
-    """Return `SLUICEGATE_KEY`; empty where there is none."""
+    """Return `SLUICEGATE_KEY`, or ""."""
     return os.environ.get("SLUICEGATE_KEY", "")

@@ -1,13 +1,12 @@
-"""Answers items by the process of a model owner's algorithm; restarts it when it was lost.
+"""Runs items in the process of a model owner's algorithm, and restarts the process when it fails.
 
-A process is lost when it ends, when one step of an item goes on after the item's time, when it
-ignores a cancellation, or when it takes too much memory or too many threads. Then it is killed.
-The item whose step ran is refused for a while; the others are run again in a new process. Where
-that is not known, they are run again one at a time, until the one that ends a process is found.
+A process has failed when it ends, runs one step beyond the item's time, ignores a cancellation, or
+uses too much memory or too many threads. The backend kills a failed process. It refuses the item
+whose step ran for a while, and runs the other items again in a new process. If it does not know
+whose step ran, it runs the items again one at a time until one of them ends a process.
 
-An item's time is that in which its code can run: not the time of other items' steps, of models
-that it asks, or for which the process has no core. One that has no core for long is starved: its
-items may be tried again, and none is to blame.
+An item's time excludes steps of other items, calls to models, and waits for a processor core.
+A process that waits too long for a core is starved. No item is blamed, and callers may try again.
 """
 
 import asyncio
@@ -23,17 +22,17 @@ import msgspec
 
 from backends.algorithms.budget import Budget
 from backends.algorithms.host_messages import (
+    CancelModelRequest,
     CancelRequest,
     ModelReply,
     ModelRequest,
     RunReply,
     RunRequest,
-    WithdrawRequest,
 )
 from backends.algorithms.host_process import HostProcess, HostProtocol
 from backends.algorithms.hosted_item import HostedItem
 from backends.algorithms.refused_items import RefusedItems
-from backends.algorithms.starvation import Clock
+from backends.algorithms.starvation import ProcessTime
 from backends.algorithms.step_marks import SLOTS, Step
 from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
 from backends.protocol import encode_frame
@@ -41,24 +40,26 @@ from backends.protocol import encode_frame
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 4_096
 _MOST_THREADS = 64
-# A process with so many threads, or such a share of its memory, is replaced between two items.
+# Above this number of threads, or this fraction of the memory budget, the process is replaced
+# as soon as it runs no item.
 _WORN_THREADS, _WORN = 24, 0.8
+# Above this fraction of the memory budget, the process is killed.
 _OVER = 1.25
 _MOST_RUNS = 4
 _WATCH_INTERVAL = 0.2
-# How long a step may go on after its item's time, and how long a cancellation may take.
+# Seconds that a step may run after its item's time, and that a cancellation may take.
 _GRACE = 0.1
 _CANCELLATION = 1.0
-# Seconds before an error of the same place is logged again, and how many places are remembered.
+# Seconds before an equal error is logged again, and how many errors are remembered.
 _LOG_INTERVAL, _MOST_LOGGED = 10.0, 64
-# Seconds before a restart that follows another one; twice as many each time.
+# Seconds to wait before a second restart, doubled up to the longest; reset after a quiet time.
 _FIRST_DELAY, _LONGEST_DELAY, _QUIET = 0.25, 10.0, 30.0
 
 
 class AlgorithmHost:
-    """Queues the items of one algorithm for its process, which it owns.
+    """Owns the process of one algorithm and queues items for it.
 
-    `open` may be called in any thread; all else on the event loop.
+    `open` may be called in any thread; all other methods belong to the event loop.
     """
 
     def __init__(
@@ -98,11 +99,11 @@ class AlgorithmHost:
         with self._lock:
             if self._process is None:
                 self._process = self._start(self._lost_at >= 0)
-                if self._delay:  # its code does harm time and again
+                if self._delay:  # its code failed more than once
                     self._process.lower_priority()
 
     def close(self) -> None:
-        """Kill the process. An item that comes all the same starts it again."""
+        """Kill the process and refuse all items. A later item starts the process again."""
         if self._opening is not None:
             self._opening.cancel()
         items = [*self._running.values(), *self._waiting]
@@ -110,23 +111,25 @@ class AlgorithmHost:
         self._drop_process()
         for item in items:
             item.end()
-        self._refuse(items, "the algorithm's process was ended")
+        self._refuse(items, "the backend ended the algorithm's process; try again")
 
     async def answer(self, item: HostedItem) -> bytes:
         """Return the JSON of an item's result.
 
         Raises:
-            ItemRefused: by the algorithm, or it ended a process a short while ago, or is too slow.
-            AlgorithmFailed: the code has an error.
-            BackendError: a model that was asked failed, or the process cannot be had now.
+            ItemRefused: the algorithm refused the item or was too slow, or the item ended a process
+                a short while ago.
+            AlgorithmFailed: the code raised an error.
+            BackendError: a model that the algorithm called failed, or no process is available.
         """
         loop = asyncio.get_running_loop()
         self._refused.check(item.digest, loop.time())
         wait = self._lost_at + self._delay - loop.time()
         if self._process is None and wait > 0:
-            raise Overloaded("the algorithm's process is restarted", retry_after=wait)
+            raise Overloaded("the algorithm's process is restarting; try again", retry_after=wait)
         if len(self._waiting) >= _MOST_WAITING:
-            raise Overloaded("the algorithm's queue is full", retry_after=self._budget.time)
+            detail = "the algorithm's queue is full; try again"
+            raise Overloaded(detail, retry_after=self._budget.time)
         self._waiting.append(item)
         self._pump()
         try:
@@ -135,7 +138,7 @@ class AlgorithmHost:
             self._leave(item)
 
     def _pump(self) -> None:
-        """Send items to the process, as many as may run at a time."""
+        """Send queued items to the process while it has free slots."""
         if self._link is None:
             if self._waiting and self._opening is None:
                 self._opening = asyncio.create_task(self._open())
@@ -145,7 +148,7 @@ class AlgorithmHost:
                 self._lose("worn by earlier items", None)
             return
         while self._waiting and self._slots:
-            # Suspects are first in the queue, and run alone.
+            # Suspects are at the front of the queue. Each of them runs alone.
             is_alone = self._waiting[0].is_suspect
             if self._running and (is_alone or any(i.is_suspect for i in self._running.values())):
                 return
@@ -164,12 +167,12 @@ class AlgorithmHost:
             )
             await loop.create_connection(lambda: protocol, sock=process.link)
         except (ValueError, OSError, RuntimeError) as error:
-            _log.error("an algorithm's process does not start", extra=self._fields(str(error)))
+            _log.error("cannot start an algorithm's process", extra=self._fields(str(error)))
             self._on_lost("not started")
             self._drop_process()
             self._delay_next()
             waiting, self._waiting = self._waiting, deque()
-            self._refuse(waiting, "the algorithm's process does not start")
+            self._refuse(waiting, "the algorithm's process does not start; try again later")
         finally:
             self._opening = None
         self._pump()
@@ -187,7 +190,7 @@ class AlgorithmHost:
 
     def _live(self) -> HostProcess:
         if self._process is None:
-            raise RuntimeError("an algorithm's process was used that is gone")
+            raise RuntimeError("the algorithm's process has ended")
         return self._process
 
     def _run(self, item: HostedItem, link: asyncio.WriteTransport) -> None:
@@ -196,7 +199,7 @@ class AlgorithmHost:
         item.started = loop.time()
         process = self._live()
         item.busy_before = process.marks.busy_of_others(item.slot)
-        item.delay_before = process.delays.known  # of the last watch: to read takes 0.1 ms
+        item.delay_before = process.delays.known  # from the last watch; a new reading takes 0.1 ms
         item.begin()
         self._running[item.number] = item
         item.timer = loop.call_later(self._budget.time, self._on_time, item)
@@ -214,9 +217,9 @@ class AlgorithmHost:
             return
         if isinstance(message, ModelRequest):
             if not item.outcome.done():
-                item.ask(message, self._send)
-        elif isinstance(message, WithdrawRequest):
-            item.withdraw(message.question)
+                item.call_model(message, self._send)
+        elif isinstance(message, CancelModelRequest):
+            item.cancel_call(message.call)
         elif isinstance(message, RunReply):
             self._end(item)
             self._settle(item, message)
@@ -248,7 +251,7 @@ class AlgorithmHost:
         item.outcome.set_exception(error)
 
     def _log_failure(self, trace: str) -> None:
-        """Log an error of the code, but not each time: callers may cause any number of them."""
+        """Log an error of the code, but not each repetition: a caller could flood the log."""
         now = asyncio.get_running_loop().time()
         if self._logged.get(trace, -_LOG_INTERVAL) > now - _LOG_INTERVAL:
             return
@@ -258,7 +261,7 @@ class AlgorithmHost:
         _log.error("an algorithm failed", extra={"model": self._name, "error": trace})
 
     def _leave(self, item: HostedItem) -> None:
-        """Cancel an item that nobody waits for any more."""
+        """Remove an item that no caller waits for; cancel it if it runs."""
         if self._running.get(item.number) is not item:
             if item.is_waiting:
                 self._waiting.remove(item)
@@ -269,13 +272,13 @@ class AlgorithmHost:
             self._link.write(encode_frame(CancelRequest(number=item.number)))
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
-    def _clock(self, item: HostedItem) -> Clock:
-        """Return how long an item's code could have run, and how long it waited for a core."""
+    def _clock(self, item: HostedItem) -> ProcessTime:
+        """Return the item's time so far, and how much of it the process waited for a core."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
-        return Clock(
-            elapsed=now - item.started - others - item.asked_for,
+        return ProcessTime(
+            elapsed=now - item.started - others - item.model_seconds,
             delay=max(0.0, process.delay() - item.delay_before),
         )
 
@@ -286,7 +289,7 @@ class AlgorithmHost:
         item.timer = asyncio.get_running_loop().call_later(delay, check, item, *values)
 
     def _on_time(self, item: HostedItem) -> None:
-        """End an item whose time is over."""
+        """End an item whose time is over, or check again when its time was extended."""
         clock = self._clock(item)
         if (left := clock.left(self._budget.time)) > 0:
             self._check_again(item, left, self._on_time)
@@ -297,7 +300,7 @@ class AlgorithmHost:
         else:
             self._end_late(item, clock)
 
-    def _on_held(self, item: HostedItem, began: int, clock: Clock) -> None:
+    def _on_held(self, item: HostedItem, began: int, clock: ProcessTime) -> None:
         step, now = self._live().marks.step(), self._clock(item)
         if step is None or step.began != began or not self._is_known(item):
             self._end_late(item, clock)
@@ -309,24 +312,27 @@ class AlgorithmHost:
         else:
             self._lose("held by one step", item)
 
-    def _end_late(self, item: HostedItem, clock: Clock) -> None:
+    def _end_late(self, item: HostedItem, clock: ProcessTime) -> None:
         if item.outcome.done():
             return
         time = self._budget.time
         error: BackendError = ItemRefused(
             "algorithm_too_slow",
-            f"the algorithm took more than the {time:g} s it has for an item",
+            f"the algorithm took more than its {time:g} s for this item",
         )
         if clock.is_starved(time):
             error = Overloaded(
-                f"the algorithm waited {clock.delay:.1f} of {clock.elapsed:.1f} s for a core, since"
-                " the machine is busy; try again",
+                f"the machine is busy: the algorithm waited {clock.delay:.1f} of "
+                f"{clock.elapsed:.1f} s for a processor core; try again",
                 retry_after=time,
             )
         item.outcome.set_exception(error)
 
-    def _on_not_cancelled(self, item: HostedItem, clock: Clock) -> None:
-        """Kill a process that did not end an item it was told to, unless another one holds it."""
+    def _on_not_cancelled(self, item: HostedItem, clock: ProcessTime) -> None:
+        """Kill the process if it ignored the cancellation of an item.
+
+        While a step of another item runs, the process cannot react, so it gets more time.
+        """
         step, since = self._live().marks.step(), self._clock(item).since(clock)
         if step is not None and step.slot != item.slot:
             self._check_again(item, _CANCELLATION, self._on_not_cancelled, clock)
@@ -338,7 +344,7 @@ class AlgorithmHost:
             self._lose("held after its time", item if self._is_known(item) else None)
 
     def _is_known(self, item: HostedItem) -> bool:
-        """Return whether nothing but this item can hold the process."""
+        """Return whether only this item can be the one that blocks the process."""
         return self._live().marks.are_exact or list(self._running.values()) == [item]
 
     def _watch(self) -> None:
@@ -353,7 +359,7 @@ class AlgorithmHost:
         is_idle, self._was_used = not (self._was_used or self._running), bool(self._running)
         memory = usage.resident_bytes / self._budget.memory_bytes
         has_recovered = self._is_low and loop.time() - self._lost_at >= _QUIET
-        # Libraries are resident, too: what is allocated meets its own bound first.
+        # Usually, RLIMIT_DATA stops allocations first. Resident memory also includes libraries.
         if memory > _OVER:
             self._lose("over its memory", None)
         elif usage.threads > _MOST_THREADS:
@@ -365,7 +371,7 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step has run for long, or threads without marks compute."""
+        """Return whether one step runs for long, or threads compute without step marks."""
         process = self._live()
         step, before = process.marks.step(), self._long_step
         if step is None or before is None or step.began != before.began:
@@ -379,9 +385,9 @@ class AlgorithmHost:
             self._lose("ended", None)
 
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
-        """Kill the process, refuse the item that is to blame, and run the others again.
+        """Kill the process, refuse the item that blocked or ended it, and run the others again.
 
-        With `is_blamed` false, `item` has an outcome already and may be sent again later.
+        If `is_blamed` is false, `item` has an outcome already and its caller may send it again.
         """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())
@@ -401,7 +407,7 @@ class AlgorithmHost:
             if each is item:
                 each.outcome.set_exception(self._refused.error(reason))
             elif each.runs >= _MOST_RUNS:
-                self._refuse([each], "the algorithm's process was lost too often")
+                self._refuse([each], "the algorithm's process failed too often; try again later")
             else:
                 each.is_suspect |= item is None
                 each.is_waiting = True
@@ -434,7 +440,7 @@ class AlgorithmHost:
 
 
 def _culprit(running: list[HostedItem], step: Step | None, *, is_exact: bool) -> HostedItem | None:
-    """Return the item that ended a process, if that is known."""
+    """Return the item that ended the process, or `None` if it is unknown."""
     if len(running) == 1 and running[0].is_suspect:
         return running[0]
     if not is_exact or step is None:

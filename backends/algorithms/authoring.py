@@ -1,4 +1,4 @@
-"""Defines what a model owner's algorithm may use: `Ask` asks models, `Refused` rejects an item.
+"""Defines the API for model owners' algorithms: `Ask` calls models, `Refused` rejects an item.
 
 See docs/algorithms.md, "Your own algorithm".
 """
@@ -11,25 +11,26 @@ from backends.types import FloatArray, Text
 
 
 class Ask(Protocol):
-    """Asks the models that the `model.yaml` lists under `uses`, on behalf of one item.
+    """Calls the models that `model.yaml` lists under `uses`, on behalf of one item.
 
-    Rows join the batches of other callers; rows of earlier questions are cached. Run several
-    questions at once with `asyncio.gather`. Raises `BackendError` where a model fails or refuses.
+    Rows are batched with the rows of other callers, and equal rows are cached. Use
+    `asyncio.gather` to call several models at once. Raises `BackendError` when a model fails or
+    refuses the input.
     """
 
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
-        """Return the raw outputs of `model`, a line per text: logits, or a vector."""
+        """Return the raw outputs of `model`, one row per text: its logits or its vector."""
         ...
 
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return what `model` answers over the API: of `task`, or else of its first task."""
+        """Return the result that `model` gives over the API; `task` defaults to its first task."""
         ...
 
 
 class Refused(ItemRefused):
-    """Rejects this item; the caller gets the reason, which must hold no input."""
+    """Rejects an item. The caller sees `detail`, which must not contain input."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("refused_by_algorithm", detail)

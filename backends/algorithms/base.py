@@ -1,4 +1,4 @@
-"""Defines algorithms: coroutines from an item to a JSON value that ask models on the way."""
+"""Defines algorithms: coroutines that turn an item into a JSON value and call models to do it."""
 
 import asyncio
 from abc import abstractmethod
@@ -16,30 +16,31 @@ from backends.types import FloatArray, RowInput
 class Algorithm(Protocol):
     """Answers items of one task.
 
-    `run` returns a JSON value (arrays of floats are one) and raises `ItemRefused` for an item or
-    parameters that are wrong, or lets `BackendError` of the models it asks pass. Every `await ask`
-    joins the batches of all other callers. A changed answer to the same item needs a new `version`.
+    `run` returns a JSON value, which may contain arrays of floats. It raises `ItemRefused` for an
+    invalid item or invalid parameters, and passes on any `BackendError` of a model. Rows of every
+    `await ask` are batched with the rows of other callers. Raise `version` when the code would give
+    another result for the same item.
     """
 
     version: int = 1
-    """The version of the code, plus those of the algorithms that it asks; part of cache keys."""
+    """The version of this code plus the versions of the algorithms below it; part of cache keys."""
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
         """This algorithm if it is a `QueryAlgorithm`, else `None`."""
         return None
 
-    # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
+    # `protocol.ITEMS` and `protocol.PARAMETERS` give the types of both for each task.
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
-        """Return the answer of one item."""
+        """Return the result of one item."""
         ...
 
 
 class QueryAlgorithm(Algorithm):
-    """Answers an item by one query of `model`: the vectors of some texts.
+    """Answers an item from the vectors that one query of `model` returns.
 
-    The items of a call are then answered without a coroutine for each. `prompts` go before the
-    texts, in place of the model's own.
+    The backend answers the items of a call together, without a coroutine for each item.
+    `prompts` go before the texts and replace the model's own prompt.
     """
 
     model: str
@@ -56,7 +57,7 @@ class QueryAlgorithm(Algorithm):
 
     @abstractmethod
     def answer(self, vectors: FloatArray, parameters: Any) -> Any:
-        """Return the answer that is made of the vectors, one line per text."""
+        """Return the result of an item from its vectors, of shape (texts, values)."""
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -65,9 +66,9 @@ class QueryAlgorithm(Algorithm):
 
 
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that is served: its info, its encoder, and an algorithm for each task.
+    """Describes a served model: its info, its encoder, and an algorithm for each task.
 
-    `tokens` has the algorithms of the tasks that run no model, such as `tokenize`.
+    `tokens` has the algorithms of tasks that only need the tokenizer, such as `tokenize`.
     """
 
     info: ModelInfo
@@ -76,16 +77,16 @@ class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[Task, Algorithm]
 
     def find(self, task: Task) -> Algorithm | None:
-        """Return the algorithm that answers a task, `None` if there is none."""
+        """Return the algorithm for a task, or `None`."""
         return self.algorithms.get(task) or self.tokens.get(task)
 
 
-async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run questions at once; when one fails, the others are cancelled and the error raised."""
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run coroutines concurrently. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(question) for question in questions]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as error:
-        # All may fail for the same text; one error is enough.
+        # All of them may fail for the same reason; one error is enough.
         raise error.exceptions[0] from None
     return [task.result() for task in tasks]

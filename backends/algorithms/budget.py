@@ -1,4 +1,4 @@
-"""Defines what a model owner's algorithm may use."""
+"""Defines the resource limits of a model owner's algorithm."""
 
 from typing import Annotated
 
@@ -6,9 +6,10 @@ import msgspec
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds what an algorithm may use: seconds and rows of all models for an item, and memory.
+    """Limits the resources of an algorithm.
 
-    `import_time` are the seconds that the import of its code may take.
+    `time` (seconds) and `rows` (over all models) are per item; `memory_bytes` and `import_time`
+    (seconds) are per process.
     """
 
     time: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0

@@ -1,4 +1,4 @@
-"""Classifies with a small model, and with a large one where the small one is not confident."""
+"""Classifies with a small model, and with a large model if the small one is not confident."""
 
 from typing_extensions import override
 
@@ -10,10 +10,10 @@ from backends.types import FloatArray, Text
 
 
 class Cascade(Labeller):
-    """Asks the large model only where the small one is less sure than `threshold`.
+    """Calls the large model only if the small model's confidence is below `threshold`.
 
-    Rejection by confidence is Chow 1970, cascades of classifiers are Viola and Jones 2001. The
-    threshold is of the small model's own scores, whatever function the caller asks for.
+    See Chow 1970 for rejection by confidence, and Viola and Jones 2001 for cascades. The threshold
+    applies to scores by the small model's own function, also if the caller requests another one.
     """
 
     def __init__(self, *, small: Labeller, large: Labeller, threshold: float) -> None:
@@ -31,7 +31,7 @@ class Cascade(Labeller):
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)
         if function is not None:
-            # The row is cached by now.
+            # The row cache has this row by now.
             scores = await self._small.scores(text, ask, function)
         return reorder(scores, self._small.labels, self.labels)
 

@@ -1,4 +1,4 @@
-"""Classifies a text by a trained head."""
+"""Classifies a text with a trained classifier head."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is written in an answer."""
+        """Return the label as a JSON value."""
         return {"label": self.label, "score": self.score}
 
 
@@ -40,7 +40,7 @@ def check_top(parameters: ClassifyParameters) -> None:
 
 
 class Labeller(Algorithm):
-    """Scores labels of its own for a text or a pair of texts; algorithms build on each other."""
+    """Scores fixed labels for a text or a pair of texts; other algorithms can build on it."""
 
     def __init__(self, *, labels: Sequence[str]) -> None:
         self.labels = list(labels)
@@ -56,7 +56,7 @@ class Labeller(Algorithm):
 
     @abstractmethod
     def confidence(self, scores: FloatArray) -> float:
-        """Return how sure the model is of scores of its own function, between 0 and 1."""
+        """Return the confidence, between 0 and 1, of scores by the model's own function."""
 
     @override
     async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:
@@ -72,12 +72,12 @@ class Labeller(Algorithm):
         top: int | None = None,
         function: Function | None = None,
     ) -> list[Label]:
-        """Return the labels of a text, best first, for an algorithm above."""
+        """Return the labels of a text, best first, for an algorithm that builds on this one."""
         return rank(self.labels, await self.scores(text, ask, function), top)
 
 
 class Classify(Labeller, QueryAlgorithm):
-    """Scores a model's own labels, as Hugging Face's `text-classification` pipeline does."""
+    """Scores a model's own labels like Hugging Face's `text-classification` pipeline."""
 
     version = 2
 
@@ -110,6 +110,6 @@ class Classify(Labeller, QueryAlgorithm):
     @override
     def confidence(self, scores: FloatArray) -> float:
         if self.function == "sigmoid":
-            # Each label is a decision of its own; the least sure one decides.
+            # Each label is decided independently. The least certain decision counts.
             return float(np.maximum(scores, 1 - scores).min())
         return float(scores.max())

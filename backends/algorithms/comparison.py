@@ -1,4 +1,4 @@
-"""Compares two answers to one item. Pure."""
+"""Compares two results of the same item."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,10 @@ import msgspec
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how two answers differ: `changed` if they disagree, else the largest difference."""
+    """Tells how two results differ.
+
+    `changed` means that they disagree. Otherwise `largest` is the largest difference of numbers.
+    """
 
     changed: bool = False
     largest: float = 0.0
@@ -18,10 +21,10 @@ _NONE = Difference()
 
 
 def compare(one: Any, other: Any) -> Difference:
-    """Compare two answers as JSON has them.
+    """Compare two results, as parsed JSON.
 
-    Rankings agree when the same label is first and none is new; the order below the first may
-    differ. Everything else must be equal but for numbers: lengths, places, names.
+    Two rankings agree if they have the same labels and the same first label. All other values
+    must be equal, apart from floats.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))
@@ -41,7 +44,7 @@ def _compare_mappings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Diffe
         return _CHANGED
     return _worst(
         [
-            # Places and choices are numbers, too, but a near miss is another answer.
+            # An integer is a position or a choice: another integer is another result.
             (_NONE if one[key] == other[key] else _CHANGED)
             if isinstance(one[key], int)
             else compare(one[key], other[key])
@@ -66,7 +69,7 @@ def _worst(differences: list[Difference]) -> Difference:
 
 
 def _is_ranking(values: list[Any]) -> bool:
-    """Whether these are distinct labels with scores. Entities also have places, so they are not."""
+    """Return whether these are distinct labels with scores and no other field, as entities have."""
     if not values or not all(isinstance(value, dict) for value in values):
         return False
     if any(value.keys() != {"label", "score"} for value in values):

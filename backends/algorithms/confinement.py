@@ -1,6 +1,7 @@
-"""Confines the process that calls it: its memory, priority, children, signals and life.
+"""Limits the calling process: its memory, priority, child processes, signals and lifetime.
 
-It keeps mistakes from doing harm. It is no sandbox: files and the network are open to the code.
+This protects against mistakes in a model owner's code. It is not a sandbox: the code can use files
+and the network.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _PDEATHSIG, _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 1, 38, 22, 2
-# A tenth of the weight of the threads that run models.
+# A tenth of the scheduling weight of the threads that run models.
 NICENESS: Final = 10
 _MOST_FILES = 256
 
@@ -24,7 +25,8 @@ _LOAD, _IF_EQUAL, _IF_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06
 _CALL, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 _CLONE_THREAD = 0x00010000
-# The audit architecture, then `clone`, `kill`, `tgkill`, and those that only start processes.
+# The audit architecture, then the numbers of `clone`, of `kill` and `tgkill`, and of the calls
+# that only start processes.
 _CALLS = {
     "x86_64": (0xC000003E, 56, (62, 234), (57, 58)),
     "aarch64": (0xC00000B7, 220, (129, 131), ()),
@@ -37,15 +39,15 @@ class _Program(ctypes.Structure):
 
 
 def confine(*, parent: int, memory_bytes: int) -> None:
-    """Bound this process for the rest of its life, and end it when process `parent` ends."""
+    """Limit this process for the rest of its life, and end it when process `parent` ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    with contextlib.suppress(OSError):  # what the kernel kills first when memory is short
+    with contextlib.suppress(OSError):  # if memory is short, the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # What is allocated; the address space would count libraries and files, too.
+    # Limits allocations. A limit on the address space would count libraries and mapped files, too.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES, _MOST_FILES))
@@ -53,7 +55,7 @@ def confine(*, parent: int, memory_bytes: int) -> None:
 
 
 def _forbid_processes(libc: ctypes.CDLL) -> None:
-    """Refuse new processes, and signals to any process but this one; threads may start."""
+    """Forbid starting processes and signalling other processes. Threads may still start."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return
@@ -61,7 +63,7 @@ def _forbid_processes(libc: ctypes.CDLL) -> None:
     code = ctypes.create_string_buffer(b"".join(program))
     rules = _Program(len(program), ctypes.cast(code, ctypes.c_void_p))
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    # Where the kernel knows no filters, the group of this process is killed with it.
+    # A kernel without seccomp filters refuses this call. The backend kills the whole process group.
     libc.prctl(_SECCOMP, _FILTER, ctypes.byref(rules), 0, 0)
 
 
@@ -73,7 +75,8 @@ def _program(
         _instruction(_IF_EQUAL, architecture, otherwise=0, then=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _CALL),
-        # Its flags lie in memory, which no filter reads: libraries then call `clone`.
+        # A filter cannot read the flags of `clone3`, so report it as missing. Libraries then call
+        # `clone`.
         *_rule(_CLONE3, [_instruction(_RETURN, _ENOSYS)]),
     ]
     for call in starts:
@@ -89,7 +92,7 @@ def _rule(call: int, body: list[bytes]) -> list[bytes]:
 
 
 def _unless(test: bytes) -> list[bytes]:
-    """Return what refuses a call unless its first argument passes `test`."""
+    """Return instructions that refuse a system call unless its first argument passes `test`."""
     refuse, allow = _instruction(_RETURN, _EPERM), _instruction(_RETURN, _ALLOW)
     return [_instruction(_LOAD, _FIRST_ARGUMENT), test, refuse, allow]
 

@@ -1,4 +1,4 @@
-"""Runs a model owner's algorithm: typed, within a budget, in a process of its own."""
+"""Runs a model owner's algorithm in its own process, within a budget."""
 
 import hashlib
 from typing import Any
@@ -16,7 +16,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Custom(Algorithm):
-    """Answers with a model owner's `async def run(item, ask)`, which its host runs."""
+    """Answers with a model owner's `async def run(item, ask)`, which an algorithm host runs."""
 
     def __init__(self, *, host: AlgorithmHost, below: ModelsBelow, rows: int) -> None:
         self._host = host

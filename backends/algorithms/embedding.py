@@ -1,4 +1,4 @@
-"""Embeds texts, and ranks documents by their embeddings."""
+"""Embeds texts, and scores documents by their embeddings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from backends.types import FloatArray, RowInput, Text, TokenIds
 
 
 class Embed(QueryAlgorithm):
-    """Returns the vector of a text, or of its tokens."""
+    """Returns the vector of a text or of token ids."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
         self.model = model
@@ -32,7 +32,7 @@ class Embed(QueryAlgorithm):
         return {"embedding": shorten(vectors, dimensions, parameters)[0]}
 
     def check_dimensions(self, parameters: EmbedParameters) -> int:
-        """Return the requested number of a vector's values, or refuse."""
+        """Return the requested number of dimensions; raise `ItemRefused` if it is invalid."""
         dimensions = self.dimensions if parameters.dimensions is None else parameters.dimensions
         if not 1 <= dimensions <= self.dimensions:
             raise ItemRefused(
@@ -42,9 +42,10 @@ class Embed(QueryAlgorithm):
 
 
 class Rerank(QueryAlgorithm, WindowedAlgorithm):
-    """Scores a document for a query by the cosine of their embeddings.
+    """Scores a document for a query by the cosine similarity of their embeddings.
 
-    `prompts` go before the query and before the document; without any, the model's own does.
+    `prompts` are the prompts before the query and before the document. `None` means the model's
+    own prompt for both.
     """
 
     version = 2
@@ -69,7 +70,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     ) -> FloatArray:
         _check_query(parameters)
         for_query, for_document = self.prompts or (None, None)
-        # An empty prompt takes the place of the model's own, too.
+        # An empty prompt also replaces the model's own prompt.
         own = None if for_query is None else [for_query]
         queries = await ask(self.model, [parameters.query], own)
         documents = await windows.of_text(self.model, item, ask, prompt=for_document)
@@ -79,10 +80,10 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
 
 def _check_query(parameters: RerankParameters) -> None:
     if not parameters.query.strip():
-        raise ItemRefused("empty_input", "`query` is empty; send what to compare documents with")
+        raise ItemRefused("empty_input", "`query` is empty; send a text to compare documents with")
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:
-    """Return the first `dimensions` values of vectors, of length one where that is asked for."""
+    """Return the first `dimensions` values of each vector, normalized if the caller wants it."""
     shortened = vectors[:, :dimensions]
     return normalize(shortened) if parameters.normalize else shortened

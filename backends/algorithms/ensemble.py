@@ -18,21 +18,21 @@ Combination = Literal["mean", "weighted", "vote"]
 
 
 class Ensemble(Labeller):
-    """Asks every member at once (Dietterich 2000, "Ensemble Methods in Machine Learning").
+    """Combines several classifiers (Dietterich 2000, "Ensemble Methods in Machine Learning").
 
-    The score of a label is the mean of the members' scores, their mean by `weights`, or with
-    `vote` the share of the members, by weight, that put it first; equal shares are ordered by the
-    mean.
+    With `mean` and `weighted`, a label's score is the mean of all models' scores, by `weights`.
+    With `vote`, it is the fraction of models, by weight, whose best label it is. The mean score
+    orders labels with equal votes.
     """
 
     def __init__(
-        self, *, members: Sequence[Labeller], combine: Combination, weights: Sequence[float]
+        self, *, classifiers: Sequence[Labeller], combine: Combination, weights: Sequence[float]
     ) -> None:
-        super().__init__(labels=members[0].labels)
-        self._members = members
+        super().__init__(labels=classifiers[0].labels)
+        self._classifiers = classifiers
         self._combine = combine
         self._weights = np.array([weight / sum(weights) for weight in weights], dtype=np.float32)
-        self.version = 1 + sum(member.version for member in members)
+        self.version = 1 + sum(classifier.version for classifier in classifiers)
 
     @override
     async def rank(
@@ -57,14 +57,17 @@ class Ensemble(Labeller):
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the mean scores of the members, and the scores to answer: this mean, or votes."""
+        """Return the mean scores of the models, and the result's scores: this mean, or votes."""
         if self._combine == "vote" and function is not None:
-            raise ItemRefused("bad_function", "votes have no `function`; leave it out")
-        found = await all_of(member.scores(text, ask, function) for member in self._members)
+            detail = "this model counts votes, so it does not take a `function`; leave it out"
+            raise ItemRefused("bad_function", detail)
+        found = await all_of(
+            classifier.scores(text, ask, function) for classifier in self._classifiers
+        )
         lines = np.stack(
             [
-                reorder(scores, member.labels, self.labels)
-                for scores, member in zip(found, self._members, strict=True)
+                reorder(scores, classifier.labels, self.labels)
+                for scores, classifier in zip(found, self._classifiers, strict=True)
             ]
         )
         mean = np.asarray(self._weights @ lines, dtype=np.float32)
@@ -80,7 +83,7 @@ class Ensemble(Labeller):
 
 
 def reorder(scores: FloatArray, have: Sequence[str], want: Sequence[str]) -> FloatArray:
-    """Return the scores of the labels `have` in the order of `want`."""
+    """Return scores that are in the order of the labels `have` in the order of `want`."""
     if list(have) == list(want):
         return scores
     place = {label: index for index, label in enumerate(have)}

@@ -1,4 +1,4 @@
-"""Finds entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
+"""Finds entities in a text with a token classifier, grouped like Hugging Face's pipeline."""
 
 import unicodedata
 from typing import Any
@@ -16,7 +16,7 @@ _OUTSIDE = "O"
 
 
 class TextEntity(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a labelled span of a text, in characters."""
+    """Holds a labelled span of a text; `start` and `end` count characters."""
 
     label: str
     score: float
@@ -25,7 +25,7 @@ class TextEntity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entities(Algorithm):
-    """Finds entities; `start` and `end` count characters of the text as it was sent."""
+    """Finds entities. Positions count characters of the text as the caller sent it."""
 
     version = 3
 
@@ -56,9 +56,9 @@ class Entities(Algorithm):
 
 
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
-    """Return entities that share no character; the earlier one keeps a shared character.
+    """Return the entities without overlaps; the earlier entity keeps a shared character.
 
-    Tokenizers that split characters into bytes make tokens that share a character.
+    Byte-level tokenizers can make two tokens of one character.
     """
     apart: list[TextEntity] = []
     reached = 0
@@ -72,9 +72,9 @@ def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
 
 
 def _with_accents(entity: TextEntity, text: str) -> TextEntity:
-    """Return a mention that ends after the accents of its last letter.
+    """Return the entity with its end moved behind the accents of its last letter.
 
-    A tokenizer that leaves accents out ends a piece before them.
+    A tokenizer that strips accents ends a token before combining accents.
     """
     end = entity.end
     while end < len(text) and unicodedata.combining(text[end]):
@@ -85,12 +85,12 @@ def _with_accents(entity: TextEntity, text: str) -> TextEntity:
 def find_entities(
     pieces: list[TokenOffsets], scores: FloatArray, labels: list[str], aggregation: Aggregation
 ) -> list[TextEntity]:
-    """Return what `scores` (a line per piece) say, outside labels left out.
+    """Return the entities of a text without the label `O`; `scores` has one row per token.
 
-    1. `none`: every piece by itself, with its label as it is.
-    2. `simple`: neighbours of one type are one entity, unless a `B-` begins another.
-    3. `first`, `average`, `max`: the pieces of a word first agree on the label of the first,
-       of the mean, or of the surest of them; then words are grouped like pieces.
+    1. `none`: every token is an entity, and its label keeps the `B-` or `I-`.
+    2. `simple`: neighbouring tokens of one type are one entity. A `B-` begins a new entity.
+    3. `first`, `average`, `max`: each word gets one label, from its first token, from the mean of
+       its tokens, or from its most certain token. Then words are grouped as in `simple`.
     """
     real = [index for index, piece in enumerate(pieces) if not piece.special]
     if aggregation in ("none", "simple"):
@@ -120,7 +120,7 @@ def _label(
     labels: list[str],
     aggregation: Aggregation,
 ) -> TextEntity:
-    """Let the pieces of a word agree on a label."""
+    """Return a word as an entity, with one label for all its tokens."""
     lines = scores[word]
     if aggregation == "average":
         line = lines.mean(axis=0)
@@ -149,7 +149,7 @@ def _group_entities(entities: list[TextEntity]) -> list[list[TextEntity]]:
 
 
 def _split_tag(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and the entity's type."""
+    """Return whether a label has the prefix `B-`, and the label without its prefix."""
     if label.startswith(("B-", "I-")):
         return label.startswith("B-"), label[2:]
     return False, label

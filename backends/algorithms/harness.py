@@ -27,7 +27,7 @@ from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
 from backends.types import FloatArray, RowInput, TokenOffsets
 
-# From an item, or a text, to what the model says of it: an answer, or raw outputs.
+# Takes an item and returns its result, or takes a text and returns raw outputs.
 Fake = Callable[[Any], Any]
 
 
@@ -40,15 +40,16 @@ def answer(
     time: float = 5.0,
     rows: int = 256,
 ) -> Any:
-    """Return what the algorithm answers to `item`, as a caller would get it.
+    """Return the algorithm's result for `item`, as a caller would get it.
 
-    `code` is what the `model.yaml` would say, a file relative to the working directory. A model is
-    a function: of the item of `ask.answer`, or of a text of `ask`. Call it outside of event loops.
+    `code` is the value of `code` in `model.yaml`; a file is relative to the working directory.
+    Each model is a function. It takes the item of an `ask.answer`, or one text of an `ask`.
+    Do not call this in an event loop.
 
     Raises:
-        ValueError: the code is no algorithm.
-        ItemRefused: the item was refused, or took too much.
-        AlgorithmFailed: the algorithm has an error.
+        ValueError: the code is not a valid algorithm.
+        ItemRefused: the algorithm refused the item, or exceeded its budget.
+        AlgorithmFailed: the algorithm raised an error.
     """
     path = Path(code)
     is_file = path.suffix == ".py"
@@ -78,12 +79,12 @@ async def _run(
     try:
         return encode_result(await custom.run(item, parameters, ask))
     finally:
-        # While the loop runs that has their sockets.
+        # Their sockets belong to this event loop, so close them before it ends.
         hosts.close()
 
 
 def _any_task(fake: Fake) -> Mapping[Task, Algorithm]:
-    """Return one algorithm for every task."""
+    """Return a mapping that answers every task with `fake`."""
     algorithm = _FakeAlgorithm(fake)
     return {Task.INFER: algorithm} | dict.fromkeys(Task, algorithm)
 
@@ -99,7 +100,7 @@ class _FakeAlgorithm(Algorithm):
 
 
 class _FakeRows(Pipeline):
-    """Replaces a model by a function that returns its raw outputs, one list of numbers per text."""
+    """Replaces a model by a function that returns one list of numbers per text."""
 
     def __init__(self, fake: Fake) -> None:
         self._fake = fake

@@ -1,6 +1,6 @@
-"""Runs a model owner's algorithm in a process of its own, for one backend.
+"""Is the program of an algorithm host: the process that runs one model owner's algorithm.
 
-`python -m backends.algorithms.host SPEC` is started by `HostProcess`, never by hand.
+`HostProcess` starts it with `python -m backends.algorithms.host SPEC`.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from backends import errors
 from backends.algorithms.authoring import Ask
 from backends.algorithms.confinement import confine
 from backends.algorithms.host_messages import (
+    CancelModelRequest,
     CancelRequest,
     HostSpec,
     ModelReply,
@@ -33,7 +34,6 @@ from backends.algorithms.host_messages import (
     RunRequest,
     StartReply,
     ToHost,
-    WithdrawRequest,
 )
 from backends.algorithms.step_marks import StepMarks
 from backends.algorithms.user_code import UserCode, error_location, read_user_code
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     spec = msgspec.json.decode(arguments[0], type=HostSpec)
     link = socket.socket(fileno=spec.socket)
     marks = StepMarks(spec.marks)
-    # Only the backend ends this process; without this a raised one would end its loop.
+    # Only the backend ends this process. A raised SIGINT would end the event loop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confine(parent=spec.parent, memory_bytes=spec.memory_bytes)
     link.sendall(encode_frame(StartReply()))
@@ -75,7 +75,7 @@ async def _serve(link: socket.socket, code: UserCode, marks: StepMarks) -> None:
     ended = loop.create_future()
     await loop.create_connection(lambda: _Session(code, ended), sock=link)
     await ended
-    # Threads of the code must not keep the process.
+    # Exit even if threads of the code still run.
     os._exit(0)
 
 
@@ -85,14 +85,14 @@ def _note_threads(event: str, marks: StepMarks) -> None:
 
 
 class _Marked:
-    """Holds the slot in which the steps of an item are marked; `None` once the item has ended."""
+    """Holds the step-mark slot of an item; `None` once the item has ended."""
 
     def __init__(self, slot: int) -> None:
         self.slot: int | None = slot
 
 
 def _task_factory(marks: StepMarks) -> Any:
-    """Return a factory of tasks that mark their steps, those that an item's own code makes too."""
+    """Return a task factory that marks steps, also of tasks that an item's code creates."""
 
     def create(
         loop: asyncio.AbstractEventLoop,
@@ -126,14 +126,14 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
     def _step(self, step: Callable[..., Any], *values: Any) -> Any:
         slot = self._item.slot
         if slot is None:
-            # A task that outlives its item; the slot may be that of another one by now.
+            # This task outlived its item. The slot may belong to another item by now.
             self._marks.note_unmarked()
             return step(*values)
         self._marks.begin(slot)
         try:
             return step(*values)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Of a task, these would end the loop.
+            # From a task, these exceptions would end the event loop.
             raise RuntimeError from error
         finally:
             self._marks.end(slot)
@@ -148,7 +148,7 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
 
 
 class _Session(asyncio.Protocol):
-    """Runs the items that the backend sends, and asks it on their behalf."""
+    """Runs the items that the backend sends, and forwards their model calls to the backend."""
 
     def __init__(self, code: UserCode, ended: "asyncio.Future[None]") -> None:
         self._code = code
@@ -156,8 +156,8 @@ class _Session(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = MessageReader(msgspec.msgpack.Decoder(ToHost))
         self._tasks: dict[int, asyncio.Task[RunReply]] = {}
-        self._questions: dict[int, asyncio.Future[ModelReply]] = {}
-        self._asked = 0
+        self._calls: dict[int, asyncio.Future[ModelReply]] = {}
+        self._call_count = 0
 
     @override
     def connection_made(self, transport: Any) -> None:
@@ -176,9 +176,9 @@ class _Session(asyncio.Protocol):
                 if (task := self._tasks.get(message.number)) is not None:
                     task.cancel()
             else:
-                question = self._questions.get(message.question)
-                if question is not None and not question.done():
-                    question.set_result(message)
+                call = self._calls.get(message.call)
+                if call is not None and not call.done():
+                    call.set_result(message)
 
     def _start(self, request: RunRequest) -> None:
         item, context = _Marked(request.slot), contextvars.copy_context()
@@ -191,7 +191,7 @@ class _Session(asyncio.Protocol):
     def _end(self, number: int, item: _Marked, task: "asyncio.Task[RunReply]") -> None:
         item.slot = None
         del self._tasks[number]
-        # It was cancelled before its first step, else it raises nothing.
+        # `_answer` raises nothing, but a task may be cancelled before its first step.
         is_cancelled = task.cancelled() or task.exception() is not None
         self.send(RunReply(number=number, end="failed") if is_cancelled else task.result())
 
@@ -199,37 +199,37 @@ class _Session(asyncio.Protocol):
         """Send a message to the backend."""
         self._transport.write(encode_frame(message))
 
-    async def ask(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Ask the backend; withdraw the question when nobody waits for the reply."""
-        self._asked += 1
-        question = self._asked
+    async def call_model(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
+        """Call a model over the backend. If the caller is cancelled, cancel the call."""
+        self._call_count += 1
+        call = self._call_count
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
-        self._questions[question] = reply
+        self._calls[call] = reply
         try:
-            # Foreign values become plain here, so that what is none fails where it was given.
+            # Convert here, so that a value without a JSON form raises in the algorithm's own code.
             plain = msgspec.to_builtins(content, enc_hook=_plain, builtin_types=(bytes,))
-            self.send(ModelRequest(number=number, question=question, model=model, **plain))
+            self.send(ModelRequest(number=number, call=call, model=model, **plain))
             return await reply
         except asyncio.CancelledError:
-            self.send(WithdrawRequest(number=number, question=question))
+            self.send(CancelModelRequest(number=number, call=call))
             raise
         finally:
-            del self._questions[question]
+            del self._calls[call]
 
 
 class _HostAsk(Ask):
-    """Asks the models of one item, over the backend."""
+    """Calls models on behalf of one item, over the backend."""
 
     def __init__(self, session: _Session, number: int) -> None:
         self._session = session
         self._number = number
         self.errors: list[BackendError] = []
-        """What models were asked and failed with."""
+        """Errors of the models that this item called."""
 
     @override
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
         reply = await self._ask(model, {"texts": list(texts)})
-        # A copy, since buffers of bytes are read-only.
+        # Copy, because a view of bytes is read-only.
         return np.frombuffer(reply.rows, dtype=np.float32).reshape(reply.shape).copy()
 
     @override
@@ -240,7 +240,7 @@ class _HostAsk(Ask):
         return orjson.loads(reply.result)
 
     async def _ask(self, model: str, content: dict[str, Any]) -> ModelReply:
-        reply = await self._session.ask(self._number, model, content)
+        reply = await self._session.call_model(self._number, model, content)
         if not reply.error:
             return reply
         if reply.error == ValueError.__name__:
@@ -253,7 +253,7 @@ class _HostAsk(Ask):
 
 
 async def _answer(code: UserCode, request: RunRequest, ask: _HostAsk) -> RunReply:
-    """Run the code and return how the item ended; it raises nothing."""
+    """Run the code and return the item's reply. Raises nothing."""
     number = request.number
     try:
         item = _decoded(request.item, code.item, "bad_item")
@@ -267,8 +267,8 @@ async def _answer(code: UserCode, request: RunRequest, ask: _HostAsk) -> RunRepl
             detail = str(error)[:_MOST_CHARACTERS]
             return RunReply(number=number, end="refused", code=error.code, detail=detail)
         return _failed(number, error, code)
-    except _NoResult as error:
-        detail = f"the algorithm's result is none: {error}"[:_MOST_CHARACTERS]
+    except _InvalidResult as error:
+        detail = f"the algorithm returned an invalid result: {error}"[:_MOST_CHARACTERS]
         return RunReply(number=number, end="failed", detail=detail)
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
         return _failed(number, error, code)
@@ -285,11 +285,11 @@ def _decoded(content: msgspec.Raw, kind: Any, code: str) -> Any:
     try:
         return msgspec.convert(msgspec.msgpack.decode(content), kind)
     except msgspec.ValidationError as error:
-        raise ItemRefused(code, f"it does not fit the algorithm: {error}") from None
+        raise ItemRefused(code, f"the algorithm does not accept this value: {error}") from None
 
 
-class _NoResult(Exception):
-    """Reports a result that is none; the message names types and fields, never values."""
+class _InvalidResult(Exception):
+    """Reports an invalid result; the message names types and fields, never values."""
 
 
 def _encode_result(result: Any, kind: Any) -> bytes:
@@ -297,14 +297,14 @@ def _encode_result(result: Any, kind: Any) -> bytes:
         plain = msgspec.to_builtins(result, enc_hook=_plain)
         msgspec.convert(plain, kind)
         encoded = orjson.dumps(plain)
-        # Numbers that JSON does not have are written as `null`.
+        # orjson writes NaN and infinity as `null`.
         is_finite = b"null" not in encoded or _is_finite(plain)
     except (msgspec.ValidationError, NotImplementedError, TypeError, RecursionError) as error:
-        raise _NoResult(str(error)) from None
+        raise _InvalidResult(str(error)) from None
     if not is_finite:
-        raise _NoResult("it holds NaN or an infinite number")
+        raise _InvalidResult("it contains NaN or infinity")
     if len(encoded) > _MOST_RESULT_BYTES:
-        raise _NoResult(f"it has more than {_MOST_RESULT_BYTES} bytes")
+        raise _InvalidResult(f"it is larger than {_MOST_RESULT_BYTES} bytes")
     return encoded
 
 
@@ -320,7 +320,7 @@ def _plain(value: Any) -> Any:
     """Return a numpy value as plain Python."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise NotImplementedError(f"a `{type(value).__name__}` is no JSON")
+    raise NotImplementedError(f"a `{type(value).__name__}` has no JSON form")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Defines what a backend and an algorithm host say to each other: frames of msgpack.
+"""Defines the messages between a backend and an algorithm host: msgpack frames on a socket.
 
-A backend starts the host with a `HostSpec`. The host says with a first `StartReply` that it runs,
-and with a second one that the code was imported, or why not. Each `RunRequest` ends with one
-`RunReply`, also one that was cancelled. In between the host asks models by `ModelRequest`s; all
-texts of a question are one message, and outputs travel as raw bytes.
+The backend starts the host with a `HostSpec`. The host sends one `StartReply` when it runs, and a
+second one when it has imported the code or failed to. The host answers each `RunRequest` with one
+`RunReply`, also after a `CancelRequest`. Meanwhile, it calls models with `ModelRequest`, one for
+all texts of a call.
 """
 
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import msgspec
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells a host what to run, and the descriptors of its socket and its step marks."""
+    """Tells a host its code and limits, and the file descriptors of its socket and step marks."""
 
     code: str
     folder: str
@@ -23,7 +23,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
-    """Gives an item to the host, which marks its steps in `slot`."""
+    """Tells the host to run an item, and to mark the item's steps in `slot`."""
 
     number: int
     slot: int
@@ -32,15 +32,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Cancels an item; nobody waits for it any more."""
+    """Tells the host to cancel an item that no caller waits for."""
 
     number: int
 
 
 class ModelReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """Answers a question by rows, by a JSON `result`, or by the class of an `error`."""
+    """Answers a `ModelRequest` with `rows`, a JSON `result`, or the class name of an `error`."""
 
-    question: int
+    call: int
     shape: tuple[int, ...] = ()
     rows: bytes = b""
     result: bytes = b""
@@ -51,17 +51,17 @@ class ModelReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
 
 class StartReply(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """Says how far the start of a host got; a `problem` ended it."""
+    """Reports progress of a host's start; `problem` says why the start failed."""
 
     is_loaded: bool = False
     problem: str = ""
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """Asks a model on behalf of an item: with `texts` for raw outputs, else for its answer."""
+    """Calls a model on behalf of an item: for raw outputs of `texts`, or for a result of `item`."""
 
     number: int
-    question: int
+    call: int
     model: str
     texts: list[Any] | None = None
     item: Any = None
@@ -69,17 +69,18 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     parameters: dict[str, Any] = {}
 
 
-class WithdrawRequest(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw"):
-    """Withdraws a question: the algorithm waits for it no more."""
+class CancelModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_ask"):
+    """Cancels a `ModelRequest` that the algorithm no longer waits for."""
 
     number: int
-    question: int
+    call: int
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """Says how an item ended.
+    """Reports how an item ended.
 
-    `passed_on` is the error of a model, of this `code`. `trace` names kinds and places of errors.
+    `passed_on` means that a model failed with the error `code`. `trace` has types and source lines
+    of errors, but no messages.
     """
 
     number: int
@@ -91,4 +92,4 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 ToHost = RunRequest | CancelRequest | ModelReply
-FromHost = StartReply | ModelRequest | WithdrawRequest | RunReply
+FromHost = StartReply | ModelRequest | CancelModelRequest | RunReply

@@ -1,4 +1,4 @@
-"""Starts, hears, measures and kills the process of an algorithm host."""
+"""Starts, watches and kills the process of an algorithm host."""
 
 import asyncio
 import contextlib
@@ -18,18 +18,18 @@ from typing_extensions import override
 
 from backends.algorithms.confinement import NICENESS
 from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
-from backends.algorithms.starvation import Clock, CoreDelays
+from backends.algorithms.starvation import CoreDelays, ProcessTime
 from backends.algorithms.step_marks import StepMarks
 from backends.protocol import MessageReader
 from backends.settings import foreign_environment
 
-# Seconds for a Python with its libraries; what it imports of the code's own has other ones.
+# Seconds for the start of Python and its libraries. `import_time` bounds the import of the code.
 _START_TIMEOUT = 60.0
 _LOWEST = 19
 _CHUNK_BYTES = 65_536
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Libraries that start a thread per core do so for the models, not beside them.
+# Keeps libraries from starting a thread per core, which would compete with the models.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
@@ -38,7 +38,7 @@ Fork = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[byt
 
 
 class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a host uses: threads, bytes of memory, and seconds of all cores so far."""
+    """Holds a host's resource usage; `busy` is its CPU time so far, in seconds."""
 
     threads: int
     resident_bytes: int
@@ -46,7 +46,7 @@ class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostProcess:
-    """Owns the process of a host whose code was imported, its socket and its marks."""
+    """Owns the process of a host, its socket and its step marks."""
 
     def __init__(
         self, process: "subprocess.Popen[bytes]", link: socket.socket, marks: StepMarks
@@ -58,28 +58,28 @@ class HostProcess:
         self.marks = marks
 
     def kill(self) -> None:
-        """Kill the process and its group; it is waited for beside."""
+        """Kill the process group without waiting for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         threading.Thread(target=self._process.wait, daemon=True).start()
 
     def lower_priority(self) -> None:
-        """Leave the processor to everything else, from now on."""
-        with contextlib.suppress(OSError):  # a thread, or all of them, may be gone
+        """Give all threads of the process the lowest scheduling priority."""
+        with contextlib.suppress(OSError):  # a thread, or the whole process, may have ended
             for thread in (self._folder / "task").iterdir():
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
     def delay(self) -> float:
-        """Return how many seconds its threads have waited for a core so far."""
+        """Return the seconds that its threads have waited for a processor core so far."""
         return self.delays.read(has_threads=not self.marks.are_exact)
 
     def usage(self) -> HostUsage | None:
-        """Return what it uses now; `None` when it has ended."""
+        """Return its present resource usage, or `None` if the process has ended."""
         try:
             content = (self._folder / "stat").read_text()
         except OSError:
             return None
-        # After the name, which may hold anything: field 3 of proc(5) and those that follow.
+        # The name in field 2 may contain spaces. Field 3 of proc(5) follows its bracket.
         fields = content.rpartition(") ")[2].split()
         return HostUsage(
             busy=(int(fields[11]) + int(fields[12])) / _TICKS,
@@ -89,7 +89,7 @@ class HostProcess:
 
 
 class HostProtocol(asyncio.Protocol):
-    """Reads what a host says; one that cannot be understood is cut off, and so has ended."""
+    """Reads the messages of a host; closes the connection after an invalid message."""
 
     def __init__(
         self,
@@ -131,16 +131,15 @@ def start_host(
     shows_output: bool,
     is_restart: bool,
 ) -> HostProcess:
-    """Start a host and have it import the code.
+    """Start a host process and wait until it has imported the code.
 
-    A successor of a lost process leaves the processor to others already during its imports, which
-    take most of a start. The first process does not, since callers wait for it.
-
-    `fork` runs what it is given in a thread that lives on: with that, the host would end.
+    A restarted process imports with a low priority, because the import takes most of a start.
+    `fork` must run its argument in a thread that outlives the host: Linux kills the host when the
+    thread that started it ends.
 
     Raises:
-        ValueError: the code cannot be imported, or is no algorithm; the message goes on after the
-            name of a model.
+        ValueError: the code cannot be imported, or is not a valid algorithm. The message continues
+            a sentence that begins with the model's name.
     """
     ours, theirs = socket.socketpair()
     marks, descriptor = StepMarks.create()
@@ -160,11 +159,11 @@ def start_host(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # The same modules as here, and no secret.
+                # The host finds the same modules as this process, and gets no secrets.
                 env=foreign_environment() | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=(theirs.fileno(), descriptor),
-                # A group to kill it by. A session of its own would be scheduled as one with all
-                # of the backend, whatever its priority (autogroups of Linux).
+                # A process group, so that `kill` reaches all. Not a session: Linux's autogroup
+                # scheduling would give a session as much time as the whole backend.
                 process_group=0,
             )
         )
@@ -193,17 +192,17 @@ def _await_start(host: HostProcess, import_time: float) -> None:
         reply = replies.next(import_time)
     except TimeoutError:
         raise ValueError(
-            f"cannot import its code: that takes more than {import_time:g} s"
+            f"cannot import its code: the import takes more than {import_time:g} s"
         ) from None
     if reply is None:
-        raise ValueError("cannot import its code: that ends the process")
+        raise ValueError("cannot import its code: the import ends the process")
     if reply.problem:
         raise ValueError(reply.problem)
     host.link.setblocking(False)
 
 
 class _Replies:
-    """Waits for what a host says while it starts, in a thread."""
+    """Receives the `StartReply` messages of a host; blocks the calling thread."""
 
     def __init__(self, host: HostProcess) -> None:
         self._host = host
@@ -211,14 +210,14 @@ class _Replies:
         self._received: list[StartReply] = []
 
     def next(self, time: float) -> StartReply | None:
-        """Return the next reply; `None` when the process ended.
+        """Return the next reply, or `None` if the process ended.
 
         Raises:
-            TimeoutError: the process has had `time` seconds.
+            TimeoutError: no reply came in `time` seconds, waits for a processor core excluded.
         """
         host, began, delay = self._host, monotonic(), self._host.delay()
         while not self._received:
-            left = Clock(elapsed=monotonic() - began, delay=host.delay() - delay).left(time)
+            left = ProcessTime(elapsed=monotonic() - began, delay=host.delay() - delay).left(time)
             if left <= 0:
                 raise TimeoutError
             host.link.settimeout(left)

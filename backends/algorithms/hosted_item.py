@@ -1,4 +1,4 @@
-"""Holds an item that an algorithm host answers, and answers its questions to models."""
+"""Holds an item that an algorithm host runs, and answers the model calls of this item."""
 
 import asyncio
 import logging
@@ -16,15 +16,15 @@ from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import Text
 
 _log = logging.getLogger(__name__)
-# Questions beside those for rows: that were refused, or cost none.
-_SPARE_QUESTIONS = 256
+# Model calls that an item may make beyond its rows: calls that are refused or need no rows.
+_SPARE_CALLS = 256
 ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 
 
 class HostedItem:
-    """Owns the questions of one item, and its state in the queue of a host.
+    """Owns the model calls of one item, and its state in the queue of a host.
 
-    It may be run more than once: in a new process, when that of the host was lost.
+    The host may run an item more than once, if its process fails meanwhile.
     """
 
     def __init__(
@@ -42,71 +42,71 @@ class HostedItem:
         self._ask = ask
         self._rows = rows
         self._rows_left = ask.rows_left
-        self._questions: dict[int, asyncio.Task[None]] = {}
-        self._asked = 0
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._call_count = 0
         self.errors: dict[str, BackendError] = {}
-        """What models failed with, by code."""
+        """Errors of the models that this item called, by code."""
         self.outcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
         self.is_waiting = True
-        """It is in the queue."""
+        """The item is in the queue."""
         self.is_suspect = False
-        """It runs alone: it may have been what ended a process."""
+        """The item may have ended a process, so it runs alone."""
         self.runs = 0
         self.slot = 0
         self.number = 0
         self.started = 0.0
         self.busy_before = 0.0
-        """What other items of the host had used when it was started."""
+        """Seconds that steps of other items had run when this item started."""
         self.delay_before = 0.0
-        """Seconds that the host had waited for a core when the item began."""
-        self._asks_since = 0.0
-        self._asked_for = 0.0
+        """Seconds that the host had waited for a processor core when this item started."""
+        self._waiting_since = 0.0
+        self._model_seconds = 0.0
 
     def begin(self) -> None:
-        """Begin a run, with the whole budget of rows."""
+        """Begin a run with the full row budget."""
         self.runs += 1
         self.is_waiting = False
-        self._asked, self._asked_for = 0, 0.0
+        self._call_count, self._model_seconds = 0, 0.0
         self._ask.rows_left = min(self._rows_left, self._rows)
 
     def end(self) -> None:
-        """Withdraw the questions of a run, and its timer."""
+        """Cancel the model calls and the timer of a run."""
         if self.timer is not None:
             self.timer.cancel()
-        self._asked_for = self.asked_for
-        for question in self._questions.values():
-            question.cancel()
-        self._questions.clear()
+        self._model_seconds = self.model_seconds
+        for call in self._calls.values():
+            call.cancel()
+        self._calls.clear()
 
-    def ask(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
-        """Answer a question of the host, beside; too many end the item."""
-        self._asked += 1
-        if self._asked > self._rows + _SPARE_QUESTIONS:
-            detail = f"the algorithm asks more than {self._rows + _SPARE_QUESTIONS} questions"
+    def call_model(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
+        """Start to answer a model call of the host; too many calls end the item."""
+        self._call_count += 1
+        if self._call_count > self._rows + _SPARE_CALLS:
+            detail = f"the algorithm calls models more than {self._rows + _SPARE_CALLS} times"
             self.outcome.set_exception(ItemRefused("too_many_rows", detail))
             return
-        if not self._questions:
-            self._asks_since = asyncio.get_running_loop().time()
+        if not self._calls:
+            self._waiting_since = asyncio.get_running_loop().time()
         task = asyncio.create_task(self._reply(request, send))
-        self._questions[request.question] = task
-        task.add_done_callback(lambda _: self._answered(request.question))
+        self._calls[request.call] = task
+        task.add_done_callback(lambda _: self._call_ended(request.call))
 
     @property
-    def asked_for(self) -> float:
-        """Seconds in which the item waited for models that it asked."""
-        if not self._questions:
-            return self._asked_for
-        return self._asked_for + asyncio.get_running_loop().time() - self._asks_since
+    def model_seconds(self) -> float:
+        """Seconds that the item has waited for models."""
+        if not self._calls:
+            return self._model_seconds
+        return self._model_seconds + asyncio.get_running_loop().time() - self._waiting_since
 
-    def _answered(self, question: int) -> None:
-        asked_for = self.asked_for
-        if self._questions.pop(question, None) is not None and not self._questions:
-            self._asked_for = asked_for
+    def _call_ended(self, call: int) -> None:
+        model_seconds = self.model_seconds
+        if self._calls.pop(call, None) is not None and not self._calls:
+            self._model_seconds = model_seconds
 
-    def withdraw(self, question: int) -> None:
-        """Call a question off."""
-        if (task := self._questions.get(question)) is not None:
+    def cancel_call(self, call: int) -> None:
+        """Cancel a model call."""
+        if (task := self._calls.get(call)) is not None:
             task.cancel()
 
     async def _reply(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
@@ -117,8 +117,8 @@ class HostedItem:
         except BackendError as error:
             self.errors[error.code] = error
             reply = _error_reply(request, error, code=error.code)
-        except Exception:  # noqa: BLE001 - whatever fails here must not leave the host waiting
-            _log.exception("a question of an algorithm failed unexpectedly")
+        except Exception:  # noqa: BLE001 - without a reply, the host would wait forever
+            _log.exception("a model call of an algorithm failed unexpectedly")
             failure = BackendError("the backend failed on this item")
             self.errors[failure.code] = failure
             reply = _error_reply(request, failure, code=failure.code)
@@ -140,29 +140,29 @@ class HostedItem:
             else convert(request.parameters, PARAMETERS[task], "bad_parameter")
         )
         answer = await algorithm.run(item, parameters, self._ask)
-        return ModelReply(question=request.question, result=encode_result(answer))
+        return ModelReply(call=request.call, result=encode_result(answer))
 
     async def _answer_rows(self, request: ModelRequest, texts: list[Any]) -> ModelReply:
         if not self._ask.has_rows(request.model):
-            raise ValueError(f"`{request.model}` has no rows of its own; use `ask.answer`")
+            raise ValueError(f"`{request.model}` has no graph of its own; use `ask.answer`")
         given = [convert(text, Text) for text in texts]
         if not given:
-            return ModelReply(question=request.question, shape=(0, 0))
+            return ModelReply(call=request.call, shape=(0, 0))
         rows = np.ascontiguousarray(await self._ask(request.model, given), dtype=np.float32)
-        return ModelReply(question=request.question, shape=rows.shape, rows=rows.tobytes())
+        return ModelReply(call=request.call, shape=rows.shape, rows=rows.tobytes())
 
 
 def convert(value: Any, kind: Any, code: str = "bad_item") -> Any:
-    """Return what an algorithm gave as what a model takes, or raise `ItemRefused`."""
+    """Convert a value from an algorithm to the type a model takes, or raise `ItemRefused`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ItemRefused(code, f"it does not fit the algorithm: {error}") from None
+        raise ItemRefused(code, f"the model does not accept this value: {error}") from None
 
 
 def _error_reply(request: ModelRequest, error: Exception, *, code: str) -> ModelReply:
     return ModelReply(
-        question=request.question,
+        call=request.call,
         error=type(error).__name__ if code else ValueError.__name__,
         code=code,
         detail=str(error),

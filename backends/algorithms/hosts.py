@@ -1,4 +1,4 @@
-"""Owns the hosts of all model owners' algorithms of a backend."""
+"""Owns a backend's algorithm hosts: the processes that run model owners' algorithms."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -17,13 +17,13 @@ HostKey = tuple[str, str]
 
 
 class AlgorithmHosts:
-    """Opens hosts and keeps them over reloads: a model that did not change keeps its process."""
+    """Opens hosts and keeps them over reloads: an unchanged model keeps its process."""
 
     def __init__(self, *, shows_output: bool = False) -> None:
         self._shows_output = shows_output
         self._hosts: dict[HostKey, AlgorithmHost] = {}
         self._lost: Counter[tuple[str, str]] = Counter()
-        # A host ends with the thread that started it: this one lives as long as they may.
+        # Linux ends a host with the thread that started it, so one long-lived thread starts all.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="algorithm-starter")
 
     def __enter__(self) -> Self:
@@ -38,10 +38,10 @@ class AlgorithmHosts:
         self.close()
 
     def open(self, key: HostKey, *, code: str, folder: Path, budget: Budget) -> AlgorithmHost:
-        """Return the host of a model, whose process runs; safe in any thread.
+        """Return the host of a model with a running process. Safe in any thread.
 
         Raises:
-            ValueError: the code cannot be imported, or is no algorithm.
+            ValueError: the code cannot be imported, or is not a valid algorithm.
         """
         host = self._hosts.get(key)
         if host is None:
@@ -64,16 +64,16 @@ class AlgorithmHosts:
         return host
 
     def statistics(self) -> dict[tuple[str, str], int]:
-        """Return how many processes were lost since the start, by model and reason."""
+        """Return how many processes have failed since the start, by model and reason."""
         return dict(self._lost)
 
     def keep(self, used: Collection[HostKey]) -> None:
-        """Close the hosts of all other models."""
+        """Close the hosts of all models but `used`."""
         for key in [key for key in self._hosts if key not in used]:
             self._hosts.pop(key).close()
 
     def close(self) -> None:
-        """Close every host; none can be opened again."""
+        """Close every host. No host can be opened afterwards."""
         self.keep(())
         self._starter.shutdown(wait=False)
 

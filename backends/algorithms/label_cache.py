@@ -1,20 +1,21 @@
-"""Caches the vectors of label sets, so that their texts are not tokenized again."""
+"""Caches the vectors of label sets, so that their labels are not tokenized again."""
 
 from collections import OrderedDict
 
 from backends.types import FloatArray
 
-# The scope is part of the key: no tenant learns from timing what another asked.
+# (scope, template, labels). The scope keeps one tenant from detecting another tenant's labels by
+# timing.
 LabelSet = tuple[str, str, tuple[str, ...]]
 
 
-# What a set costs beside its texts and directions: objects, a place in the dictionary.
+# Bytes of Python objects per label set and per label, beside the texts and vectors themselves.
 _SET_BYTES = 400
 _LABEL_BYTES = 100
 
 
 class LabelVectorCache:
-    """Caches the label sets used last, within a number of bytes."""
+    """Caches the vectors of the most recently used label sets, up to `most_bytes`."""
 
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -22,14 +23,14 @@ class LabelVectorCache:
         self.size_bytes = 0
 
     def get(self, labels: LabelSet) -> FloatArray | None:
-        """Return the directions of a label set, a line per label, where they are kept."""
+        """Return the unit vectors of a label set, one row per label, or `None`."""
         found = self._directions.get(labels)
         if found is not None:
             self._directions.move_to_end(labels)
         return found
 
     def put(self, labels: LabelSet, directions: FloatArray) -> None:
-        """Keep the directions of a label set; those used longest ago make room."""
+        """Store the unit vectors of a label set; evict the least recently used sets."""
         size = _size(labels, directions)
         if labels in self._directions or size > self._most_bytes:
             return
@@ -41,5 +42,5 @@ class LabelVectorCache:
 
 def _size(labels: LabelSet, directions: FloatArray) -> int:
     _, template, texts = labels
-    text = 4 * (len(template) + sum(map(len, texts)))  # no character takes more
+    text = 4 * (len(template) + sum(map(len, texts)))  # a character takes at most 4 bytes
     return directions.nbytes + text + _SET_BYTES + _LABEL_BYTES * len(texts)

@@ -1,4 +1,4 @@
-"""Classifies into many labels along a tree: at each node only its children are scored."""
+"""Classifies into many labels by walking down a tree of labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from backends.types import FloatArray, Text
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a label and its children; a node without any is a leaf, which may be an answer."""
+    """Holds a label and its children. Only leaves, which have no children, appear in results."""
 
     name: str
     children: list["Node"] = []
@@ -26,9 +26,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 class LabelTree(Labeller):
     """Walks a tree of labels down from its root, with a zero-shot model at every node.
 
-    Label trees are Bengio, Weston and Grangier 2010. A leaf's score is the product of the
-    probabilities on its path. At each depth the `beam` best nodes are followed (1: the best
-    alone), so that a few rows run, not one per leaf; leaves not reached have no score.
+    See Bengio, Weston and Grangier 2010. A leaf's score is the product of the probabilities on its
+    path. At each depth, the walk follows only the `beam` best nodes, so that it does not score
+    every leaf. Leaves that it does not reach are missing from the result.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class LabelTree(Labeller):
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
         if function not in (None, "softmax"):
-            raise ItemRefused("bad_function", "a tree's scores are by `softmax`; leave it out")
+            detail = "a label tree only supports `function` `softmax`; leave it out"
+            raise ItemRefused("bad_function", detail)
         if not isinstance(text, str):
             raise ItemRefused("bad_item", "a label tree reads one text, not a pair")
         reached = await self._walk(text, ask)
@@ -100,10 +101,10 @@ class LabelTree(Labeller):
 
 
 def read_tree(written: Any) -> list[Node]:
-    """Read a tree as `options` write it: mappings of names to what is below, lists of leaves.
+    """Read the `tree` of `options`: mappings of names to subtrees, or lists of leaves.
 
     Raises:
-        ValueError: it is written otherwise, or a name is there twice.
+        ValueError: the tree has another form, or a name occurs twice.
     """
     nodes = _read(written)
     names = [leaf.name for node in nodes for leaf in _leaves(node)]
@@ -124,8 +125,8 @@ def _read(written: Any) -> list[Node]:
     names = [node.name for node in nodes]
     if not nodes or len(set(names)) != len(names) or not all(map(str.strip, names)):
         raise ValueError(
-            "needs a `tree`: mappings of names to what is below, or lists of leaves, without "
-            "empty or equal names below one node"
+            "needs a `tree`: mappings of names to subtrees, or lists of leaves, without empty or "
+            "equal names below one node"
         )
     return nodes
 

@@ -1,4 +1,4 @@
-"""Answers for texts longer than the model by overlapping windows, whose answers are combined."""
+"""Answers for texts longer than the model reads, by combining scores of overlapping windows."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ from backends.types import FloatArray, Text
 
 
 class LongClassify(Labeller):
-    """Classifies a text of any length by a trained model that reads one window at a time.
+    """Classifies a text of any length with a classifier that reads one window at a time.
 
-    Of a pair, the second text is read in windows, each with the whole of the first.
+    For a pair of texts, each window of the second text is paired with the whole first text.
     """
 
     def __init__(self, *, below: Classify, windows: Windows) -> None:
@@ -76,7 +76,7 @@ class LongEmbed(Algorithm):
 
 
 class LongRerank(Algorithm):
-    """Scores a document of any length for a query, which is in every window."""
+    """Scores a document of any length for a query; every window is paired with the query."""
 
     def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
         self._below = below
@@ -124,9 +124,9 @@ class LongChoose(Algorithm):
 def read_in_windows(
     task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
 ) -> Algorithm | None:
-    """Return what answers a task over texts of any length, `None` where nothing does.
+    """Return an algorithm that answers a task for texts of any length, or `None` if it cannot.
 
-    Without `combine` the best window scores a document, and elsewhere the mean of all counts.
+    `combine` defaults to `max` for `rerank`, and to `mean` for all other tasks.
     """
     default: Combination = "max" if task is Task.RERANK else "mean"
     windows = Windows(combine=combine or default, overlap=overlap)

@@ -1,6 +1,6 @@
-"""Answers by a model that reads pairs of texts: entailment, choices, relevance.
+"""Answers with a model that reads pairs of texts: entailment, multiple choice, relevance.
 
-Each equals its reference on the same weights: the pipeline `zero-shot-classification` and
+Results equal the references on the same weights: the pipeline `zero-shot-classification` and
 `AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of `sentence-transformers`.
 """
 
@@ -30,25 +30,25 @@ _ENTAILMENT = "entail"
 
 
 class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
-    """Scores the caller's labels by whether the text entails the filled template.
+    """Scores the caller's labels by whether the text entails the label's hypothesis.
 
-    Yin, Hay and Roth 2019 (arXiv:1909.00161). One row per label; the text is tokenized once.
-    Several labels compete by their logits of entailment; a label alone, or with `multi_label`,
-    is judged by entailment against contradiction.
+    See Yin, Hay and Roth 2019 (arXiv:1909.00161). There is one row per label. The scores are a
+    softmax over the entailment logits of all labels. With `multi_label`, or for a single label,
+    they are a softmax over entailment and contradiction of each label.
     """
 
     def __init__(self, *, model: str, labels: Sequence[str]) -> None:
-        """`labels` are the model's own, of which one begins with `entail`.
+        """`labels` are the labels of the model; one of them must begin with `entail`.
 
         Raises:
-            ValueError: none does; the message says so.
+            ValueError: no label begins with `entail`.
         """
         self._model = model
         found = [i for i, label in enumerate(labels) if label.lower().startswith(_ENTAILMENT)]
         if not found:
             raise ValueError(f"none of the labels {', '.join(labels)} begins with `entail`")
         self._entailment = found[0]
-        # As the pipeline takes it: the other end of the labels.
+        # As in the reference pipeline: the first label, or the last if the first is entailment.
         self._contradiction = -1 if self._entailment == 0 else 0
 
     @override
@@ -70,11 +70,11 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
     def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
         filled = hypotheses(parameters)
         if not text.strip():
-            raise ItemRefused("empty_input", "the text is empty; send some")
+            raise ItemRefused("empty_input", "the text is empty; send a text")
         return filled
 
     def _scores(self, logits: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
-        """Return the scores of labels, which are along the last axis but one of `logits`."""
+        """Return the scores of labels from `logits` of shape (..., labels, model outputs)."""
         entailed = logits[..., self._entailment]
         if parameters.multi_label or len(parameters.labels) == 1:
             against = np.stack([logits[..., self._contradiction], entailed], axis=-1)
@@ -84,7 +84,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
 
 
 class MultipleChoice(WindowedAlgorithm):
-    """Picks the choice whose row with the prompt has the highest logit (Devlin et al. 2019)."""
+    """Picks the choice with the highest logit for prompt and choice (Devlin et al. 2019)."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model
@@ -112,10 +112,10 @@ class MultipleChoice(WindowedAlgorithm):
 
 
 class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
-    """Scores a document for a query by a model that reads both (Nogueira and Cho 2019).
+    """Scores a document for a query with a model that reads both (Nogueira and Cho 2019).
 
-    The `function` makes the score of one logit; of several labels it is the probability of the
-    last.
+    For a model with one output, `function` turns the logit into the score. For a model with
+    several labels, the score is the probability of the last label.
     """
 
     version = 2

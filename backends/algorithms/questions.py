@@ -1,4 +1,4 @@
-"""Checks what callers send with an item: labels, templates and choices."""
+"""Checks the labels, templates and choices that callers send with an item."""
 
 from abc import abstractmethod
 from typing import Any
@@ -18,7 +18,7 @@ SLOT = "{}"
 
 
 class ZeroShotTask(Algorithm):
-    """Scores labels of the caller's for a text; algorithms build on it."""
+    """Scores the caller's labels for a text; other algorithms can build on it."""
 
     @abstractmethod
     async def rank(
@@ -26,8 +26,8 @@ class ZeroShotTask(Algorithm):
     ) -> list[Label]:
         """Return the labels, best first.
 
-        With `multi_label` each is judged by itself, else their scores add up to 1 (to more where
-        the best of several windows counts).
+        With `multi_label`, scores are independent. Otherwise they add up to 1, or to more than 1 if
+        windows are combined by `max`.
         """
 
     @override
@@ -37,37 +37,37 @@ class ZeroShotTask(Algorithm):
 
 
 def hypotheses(parameters: ZeroShotParameters) -> list[str]:
-    """Return the template with each label in the place of its `{}`.
+    """Return the hypotheses: the template with each label in place of `{}`.
 
     Raises:
-        ItemRefused: labels are equal, missing, empty or too many, or the template does not hold
-            `{}` exactly once.
+        ItemRefused: labels are missing, empty, repeated or too many, or the template does not
+            contain `{}` exactly once.
     """
     labels = parameters.labels
     if not labels:
         raise ItemRefused("no_labels", "`labels` is empty; send at least one")
     if len(labels) > MAX_LABELS:
-        raise ItemRefused("too_many_labels", f"`labels` holds more than {MAX_LABELS}")
+        raise ItemRefused("too_many_labels", f"`labels` has more than {MAX_LABELS} entries")
     if len(set(labels)) != len(labels):
-        raise ItemRefused("duplicate_labels", "`labels` holds one of them twice")
+        raise ItemRefused("duplicate_labels", "`labels` contains a label twice")
     if not all(label.strip() for label in labels):
-        raise ItemRefused("empty_label", "`labels` holds an empty one")
+        raise ItemRefused("empty_label", "`labels` contains an empty label")
     if parameters.hypothesis_template.count(SLOT) != 1:
         raise ItemRefused(
-            "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
+            "bad_template", "`hypothesis_template` must contain `{}` exactly once, for the label"
         )
     return [parameters.hypothesis_template.replace(SLOT, label) for label in labels]
 
 
 def check_choices(choices: list[str]) -> None:
-    """Refuse no choices, or too many; equal ones are answered alike."""
+    """Raise `ItemRefused` if there are no choices or too many. Equal choices are allowed."""
     if not choices:
-        raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
+        raise ItemRefused("no_choices", "`choices` is empty; send at least one choice")
     if len(choices) > MAX_LABELS:
-        raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
+        raise ItemRefused("too_many_choices", f"`choices` has more than {MAX_LABELS} entries")
 
 
 def chosen(scores: FloatArray) -> Any:
-    """Return the answer that picks the choice of the highest score."""
+    """Return the result with the choice of the highest score."""
     ((choice, _),) = best_first(scores, 1)
     return {"choice": choice, "scores": rounded(scores)}

@@ -1,4 +1,4 @@
-"""Builds each algorithm that a `model.yaml` may name from the models it uses."""
+"""Builds the algorithms that a `model.yaml` can name, from the models under its `uses`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,14 +26,15 @@ from backends.protocol import Task
 from backends.repository.model import Model
 
 Algorithms = dict[Task, Algorithm]
-# Raises `ValueError` with what the algorithm needs; the message goes on after its name.
+# Raises `ValueError` if the algorithm cannot be built. The message continues a sentence that
+# begins with the algorithm's name.
 Recipe = Callable[[Model, Sequence[ModelAlgorithms]], Algorithms]
 Kind = TypeVar("Kind", bound=Algorithm)
 Options = TypeVar("Options")
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CUSTOM = "custom"
-_CLASSIFIER = "a classifier that is no algorithm itself"
+_CLASSIFIER = "a classifier with its own graph or head"
 
 
 class _Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +91,7 @@ def _multiple_choice(model: Model, below: Sequence[ModelAlgorithms]) -> Algorith
 def _cross_encoder(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     judge = _only(below, Classify, _CLASSIFIER)
-    # That of the model itself knows how its scores are made.
+    # The model's own cross-encoder knows its `rerank_function`.
     return {Task.RERANK: _find(below, CrossEncode) or CrossEncode(model=judge.model)}
 
 
@@ -105,16 +106,16 @@ def _cascade(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
 
 def _ensemble(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Ensemble)
-    members = _labellers(below)
+    classifiers = _labellers(below)
     if options.combine == "weighted" and not options.weights:
         raise ValueError("needs `weights`, one for each model it uses")
     if options.combine == "mean" and options.weights:
         raise ValueError("uses `weights` only where `combine` is `weighted` or `vote`")
-    weights = options.weights or [1.0] * len(members)
-    if len(weights) != len(members):
-        raise ValueError(f"has {len(weights)} `weights` for the {len(members)} models it uses")
+    weights = options.weights or [1.0] * len(classifiers)
+    if len(weights) != len(classifiers):
+        raise ValueError(f"has {len(weights)} `weights` for the {len(classifiers)} models it uses")
     return {
-        Task.CLASSIFY: Ensemble(members=members, combine=options.combine, weights=weights),
+        Task.CLASSIFY: Ensemble(classifiers=classifiers, combine=options.combine, weights=weights),
     }
 
 
@@ -122,7 +123,7 @@ def _long_document(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms
     options = _options(model, _LongDocument)
     if len(below) == 1:
         if options.overlap > below[0].info.max_tokens // 2:
-            raise ValueError("has an `overlap` of more than half of what its model reads")
+            raise ValueError("has an `overlap` of more than half the tokens that its model reads")
         found = {
             task: read_in_windows(task, algorithm, combine=options.combine, overlap=options.overlap)
             for task, algorithm in below[0].algorithms.items()
@@ -131,14 +132,14 @@ def _long_document(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms
             return available
     raise ValueError(
         "needs `uses` of one model that answers `classify`, `embed`, `rerank`, `zero-shot` or "
-        "`choose` and reads no windows itself"
+        "`choose` and is not itself a `long-document`"
     )
 
 
 def _label_tree(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _LabelTree)
     if options.template.count("{}") != 1:
-        raise ValueError("needs a `template` that holds `{}` once")
+        raise ValueError("needs a `template` that contains `{}` exactly once")
     judge = _only(below, ZeroShotTask, "one that answers `zero-shot`")  # type: ignore[type-abstract]
     tree = read_tree(options.tree)
     return {
@@ -152,17 +153,17 @@ def _tournament(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Tournament)
     (judge, *others) = _labellers(below)
     if others or options.better not in judge.labels:
-        raise ValueError("needs one model whose labels hold `better`")
+        raise ValueError("needs one model that has the label `better`")
     return {Task.INFER: Tournament(judge=judge, better=options.better, both_ways=options.both_ways)}
 
 
 def build_custom(
     model: Model, below: Sequence[ModelAlgorithms], hosts: AlgorithmHosts
 ) -> Algorithms:
-    """Return the algorithm of a model owner, which runs in a process of `hosts`.
+    """Return a model owner's algorithm, which runs in a process of `hosts`.
 
     Raises:
-        ValueError: as a `Recipe` does.
+        ValueError: the algorithm cannot be built; the message is like that of a `Recipe`.
     """
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)
@@ -194,7 +195,7 @@ def _options(model: Model, kind: type[Options]) -> Options:
 
 
 def _find(below: Sequence[ModelAlgorithms], kind: type[Kind]) -> Kind | None:
-    """Return the algorithm of this kind of the one model below."""
+    """Return the algorithm of type `kind` if there is one model below and it has one."""
     if len(below) != 1:
         return None
     found = (algorithm for algorithm in below[0].algorithms.values() if isinstance(algorithm, kind))
@@ -209,7 +210,11 @@ def _only(below: Sequence[ModelAlgorithms], kind: type[Kind], what: str) -> Kind
 
 
 def _labellers(below: Sequence[ModelAlgorithms]) -> list[Labeller]:
-    """Return what classifies of each model below; all of them have the same labels."""
+    """Return the classifier of each model below.
+
+    Raises:
+        ValueError: a model does not classify, or labels differ.
+    """
     found = [
         algorithm
         for served_model in below

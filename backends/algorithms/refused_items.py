@@ -1,4 +1,4 @@
-"""Remembers for a while which items ended the process of their algorithm."""
+"""Remembers for a while which items ended their algorithm's process."""
 
 from collections import OrderedDict
 
@@ -9,7 +9,7 @@ _MOST = 4_096
 
 
 class RefusedItems:
-    """Holds the digests of items that are refused, the latest ones where there are too many."""
+    """Holds the digests of refused items, each for `time` seconds, and at most the last `most`."""
 
     def __init__(self, *, time: float = _TIME, most: int = _MOST) -> None:
         self._time = time
@@ -24,11 +24,14 @@ class RefusedItems:
             self._until.popitem(last=False)
 
     def check(self, digest: bytes, now: float) -> None:
-        """Raise `ItemRefused` while an item is refused."""
+        """Raise `ItemRefused` if an item is refused at present."""
         if self._until.get(digest, now) > now:
             raise self.error("ended")
 
     def error(self, reason: str) -> ItemRefused:
-        """Return what the caller of such an item gets."""
-        detail = f"the algorithm's process was {reason} by this item, which is refused for a while"
+        """Return the error for a refused item."""
+        detail = (
+            f"the algorithm's process failed on this item ({reason}), so the backend refuses the "
+            f"item for {self._time:g} s"
+        )
         return ItemRefused("algorithm_killed", detail)

@@ -1,4 +1,4 @@
-"""Selects the code that answers for a model of the repository."""
+"""Builds the algorithms of each model in the repository from its `model.yaml`."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,8 +27,8 @@ from backends.repository.manifest import (
 )
 from backends.repository.model import Model
 
-# Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
-# a change there that changes answers.
+# Covers the layers below every algorithm: tokenization, pipelines, batching, executors. Raise it
+# when a change there changes results.
 _FOUNDATION_VERSION = 2
 _SPLIT = "split"
 
@@ -36,10 +36,12 @@ _SPLIT = "split"
 def build_served_model(
     model: Model, built: Mapping[str, ModelAlgorithms], hosts: AlgorithmHosts
 ) -> ModelAlgorithms:
-    """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
+    """Return the algorithms of a model, from the models it builds on.
+
+    `built` has all earlier models of the catalogue, apart from broken ones.
 
     Raises:
-        ModelProblem: no code answers what its `model.yaml` asks for.
+        ModelProblem: the model builds on a broken model, or its `model.yaml` is invalid.
     """
     manifest = model.manifest
     for name in builds_on(manifest):
@@ -59,9 +61,9 @@ def build_served_model(
 
 
 def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
-    """Refuse to build on a model whose traffic is split, as that has no one encoder or labels.
+    """Refuse to build on a model with a traffic split: its revisions may differ in labels.
 
-    A model owner's code has its items answered, by whichever revision that is.
+    A model owner's algorithm may build on it, because it only uses results.
     """
     manifest = model.manifest
     if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == CUSTOM:
@@ -69,13 +71,13 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     for info in (served_model.info for served_model in below):
         if info.algorithm == _SPLIT:
             raise ModelProblem(
-                f"{model.folder}: it cannot build on `{info.name}`, whose traffic is split "
-                f"between revisions; name one of them, as `{info.name}@1`"
+                f"{model.folder}: it cannot build on `{info.name}`, which has a traffic split; "
+                f"name a revision, such as `{info.name}@1`"
             )
 
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
-    """Return what a catalogue would serve, and what is wrong, without loading any weights."""
+    """Return the models that a catalogue can serve, and problems by model; loads no weights."""
     served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     with AlgorithmHosts() as hosts:
@@ -96,12 +98,12 @@ def _serve(
     labels: list[str] | None = None,
     dimensions: int | None = None,
 ) -> ModelAlgorithms:
-    """Return the endpoint of algorithms over a graph of their own, or over the models `below`."""
+    """Return the served model of algorithms that use its own graph or the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
     if isinstance(manifest, GraphManifest):
         profile, max_tokens, encoder = manifest.profile, manifest.max_tokens, model.name
     else:
-        # Models of different precision below one algorithm: all profiles are listed.
+        # The models below may differ in precision, so list every profile.
         profile = "+".join(sorted({info.profile for info in infos}))
         max_tokens = min(info.max_tokens for info in infos)
         encoder = below[0].encoder
@@ -128,7 +130,7 @@ def _serve(
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     prompts = (manifest.prompts.query, manifest.prompts.document)
-    # Without a prompt of its own for any text, none is asked for.
+    # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
     available: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
@@ -151,7 +153,7 @@ def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgori
 def _answer_by_logits(
     task: Task, name: str, manifest: ClassifierManifest | HeadManifest
 ) -> Algorithm:
-    """Return what answers a task by the logits of a graph or head, as its reference does."""
+    """Return the algorithm that answers a task from the logits of a graph or head."""
     labels, function = manifest.labels, manifest.function
     if task is Task.ENTITIES:
         return Entities(model=name, labels=labels, function=function)
@@ -202,7 +204,7 @@ def _serve_algorithm(
     recipe = recipes.get(manifest.algorithm)
     if recipe is None:
         raise ModelProblem(
-            f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; there are "
+            f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; use one of "
             f"{', '.join(f'`{name}`' for name in recipes)}"
         )
     try:
@@ -226,5 +228,5 @@ def _serve_algorithm(
 
 
 def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:
-    """Return one number that grows with the version of any of the algorithms."""
+    """Return one number that grows when any of the algorithms gets a new version."""
     return _FOUNDATION_VERSION + sum(algorithm.version for algorithm in algorithms.values())

@@ -1,4 +1,4 @@
-"""Reviews a message by three models: mood and topics, and for a complaint its intent."""
+"""Reviews a message with three models: mood, topics, and for a complaint the intent."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reviewer(Algorithm):
-    """Asks for mood and topics together, and for the intent only where the mood is bad.
+    """Finds the mood and topics of a message, and the intent of a complaint.
 
-    1. Mood and topics are asked at once; they share the message's row.
-    2. A message that is negative with at least `threshold` is a complaint: its intent is asked,
-       of the same row again.
+    1. Mood and topics run concurrently, on the same row.
+    2. A message is a complaint if its mood is `negative` with a score of at least `threshold`.
+       Only then is the intent computed, from the cached row.
     """
 
     def __init__(self, *, mood: Labeller, topics: ZeroShotTask, intent: Labeller) -> None:
@@ -64,13 +64,15 @@ def _read_message(item: Any) -> _Message:
     try:
         return _Message(item) if isinstance(item, str) else msgspec.convert(item, _Message)
     except msgspec.ValidationError as error:
-        raise ItemRefused("bad_item", f"an item is a text or {{text, topics}}: {error}") from None
+        detail = f"an item must be a text or {{text, topics}}: {error}"
+        raise ItemRefused("bad_item", detail) from None
 
 
 def _read_threshold(parameters: dict[str, Any]) -> float:
     for name in parameters:
         if name != "threshold":
-            raise ItemRefused("unknown_parameter", f"`{name}` is unknown; there is `threshold`")
+            detail = f"parameter `{name}` is unknown; the only parameter is `threshold`"
+            raise ItemRefused("unknown_parameter", detail)
     threshold = parameters.get("threshold", _THRESHOLD)
     is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not (is_number and 0 <= threshold <= 1):

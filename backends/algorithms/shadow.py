@@ -1,4 +1,4 @@
-"""Mirrors a share of a model's items to another revision, and counts how the answers compare."""
+"""Mirrors a fraction of a model's items to a shadow revision, and counts how results differ."""
 
 import asyncio
 import logging
@@ -18,19 +18,19 @@ from backends.plans import Shadow
 from backends.types import ShadowStatistics
 
 _log = logging.getLogger(__name__)
-# Items that are mirrored at a time, and the seconds each may take.
+# Items that may be mirrored at a time, and the seconds each of them may take.
 _MOST = 8
 _TIMEOUT = 10.0
-# A device with less to spare mirrors nothing.
+# Above this utilization of the device, nothing is mirrored.
 _BUSY = 0.7
 _ALL = 100
 
 
 class Mirror:
-    """Owns the tasks that mirror items, and counts how their answers compare.
+    """Owns the tasks that mirror items, and counts how their results differ.
 
-    While enough mirrored items run or the device is busy, others are skipped and counted, never
-    queued.
+    It never queues items. While `most` mirrored items run or the device is busy, it skips items and
+    counts them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Mirror:
         answer: Any,
         ask: AlgorithmContext,
     ) -> None:
-        """Mirror an item that was answered, if there is room; returns at once."""
+        """Mirror an answered item in the background, or skip it if the mirror is full."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, ask.arm, "skipped")
             return
@@ -69,13 +69,13 @@ class Mirror:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Call off what is under way."""
+        """Cancel all tasks and wait for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def statistics(self) -> ShadowStatistics:
-        """Return what was counted since the process began."""
+        """Return the counts since the process started."""
         return ShadowStatistics(outcomes=dict(self._outcomes), largest=dict(self._largest))
 
     async def _run(
@@ -89,7 +89,7 @@ class Mirror:
         try:
             async with asyncio.timeout(self._timeout):
                 other = await shadow.shadow.run(item, parameters, ask)
-            # Both as callers would read them: a result may be arrays, or bytes of JSON.
+            # Compare parsed JSON: a result may be arrays or encoded JSON.
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
             self._count(shadow, ask.arm, "failed")
@@ -104,16 +104,16 @@ class Mirror:
             pair = (model, ask.arm, name)
             self._largest[pair] = max(self._largest.get(pair, 0.0), found.largest)
 
-    def _count(self, shadow: "MirroringAlgorithm", arm: str, outcome: str) -> None:
+    def _count(self, shadow: "MirroringAlgorithm", revision: str, outcome: str) -> None:
         model, name = shadow.names
-        self._outcomes[model, arm, name, outcome] += 1
+        self._outcomes[model, revision, name, outcome] += 1
 
 
 class MirroringAlgorithm(Algorithm):
-    """Answers as `below` does, and mirrors a share of the items.
+    """Answers like `below`, and mirrors a fraction of the items to `shadow`.
 
-    A hash of scope and item selects the mirrored items, as with splits between revisions. A
-    mirrored item never affects the caller: neither its failure, nor its rows, nor its time.
+    A hash of scope and item selects the mirrored items, as in `Split`. Mirroring an item never
+    affects its caller: a failure is only counted, and rows and time are not charged.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class MirroringAlgorithm(Algorithm):
         names: tuple[str, str],
         plan: Shadow,
         mirror: Mirror,
-        arm: str = "",
+        revision: str = "",
     ) -> None:
-        """`names` are those of the model and of the revision that is mirrored to.
+        """`names` are the names of the model and of the shadow revision.
 
-        `arm` is the revision that answers, where `below` does not choose it.
+        `revision` is the revision that answers. It is empty if `below` chooses the revision.
         """
         self._below = below
-        self._arm = arm
+        self._revision = revision
         self.shadow = shadow
         self.names = names
         self.number = plan.revision
@@ -142,8 +142,8 @@ class MirroringAlgorithm(Algorithm):
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
-        if self._arm:
-            ask.note_arm(self.names[0], self._arm)
+        if self._revision:
+            ask.note_arm(self.names[0], self._revision)
         answer = await self._below.run(item, parameters, ask)
         if hash_fraction("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
@@ -156,11 +156,11 @@ def mirrored_model(
     *,
     plan: Shadow,
     mirror: Mirror,
-    arm: str = "",
+    revision: str = "",
 ) -> ModelAlgorithms | None:
-    """Return an endpoint whose items are mirrored; `None` where the two have no task in common.
+    """Return the model with mirroring, or `None` if it has no task in common with `shadow`.
 
-    `arm` is the revision that answers; empty where several share the items.
+    `revision` is the revision that answers. It is empty if a traffic split chooses the revision.
     """
     common: Mapping[Any, Algorithm] = {
         task: MirroringAlgorithm(
@@ -169,7 +169,7 @@ def mirrored_model(
             names=(served_model.info.name, shadow.info.name),
             plan=plan,
             mirror=mirror,
-            arm=arm,
+            revision=revision,
         )
         for task, algorithm in served_model.algorithms.items()
         if task in shadow.algorithms

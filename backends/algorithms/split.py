@@ -1,4 +1,4 @@
-"""Splits the items of a model between its revisions."""
+"""Splits the items of a model among its revisions."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,59 +12,66 @@ from backends.pipelines.ask import AlgorithmContext
 
 
 class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an algorithm, the number of its revision, and its share of the items."""
+    """Holds an algorithm, the number of its revision, and its weight in the traffic split."""
 
     algorithm: Algorithm
-    arm: str
+    revision: str
     weight: int
 
 
 class Split(Algorithm):
-    """Passes each item to one of several algorithms, equal items of a tenant to the same.
+    """Passes each item to one of several algorithms.
 
-    The choice hashes scope and item alone: where a share grows, its earlier items stay.
+    The choice is a hash of scope and item. So equal items of a tenant go to the same revision, and
+    a revision whose weight grows keeps its items.
     """
 
     def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:
         self._model = model
         self._weighted = weighted
-        self._total = sum(part.weight for part in weighted)
-        self.version = 2 + sum(part.algorithm.version for part in weighted)
+        self._total = sum(each.weight for each in weighted)
+        self.version = 2 + sum(each.algorithm.version for each in weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         chosen = self.choose(ask.scope, item)
-        ask.note_arm(self._model, chosen.arm)
+        ask.note_arm(self._model, chosen.revision)
         return await chosen.algorithm.run(item, parameters, ask)
 
     def choose(self, scope: str, item: Any) -> WeightedAlgorithm:
-        """Return what answers an item of a scope."""
+        """Return the algorithm for an item of a scope."""
         place = hash_fraction("split", scope, item) * self._total
-        for part in self._weighted:
-            place -= part.weight
+        for each in self._weighted:
+            place -= each.weight
             if place < 0:
-                return part
+                return each
         return self._weighted[-1]
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
-    """Hash an item of a scope to a fraction of [0, 1), independently for each purpose."""
+    """Hash an item of a scope to a number in [0, 1); purposes hash independently."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
 
 
 def split_tasks(
-    model: str, tasks: Sequence[Mapping[Any, Algorithm]], arms: Mapping[str, int]
+    model: str, tasks: Sequence[Mapping[Any, Algorithm]], weights: Mapping[str, int]
 ) -> dict[Any, Algorithm]:
-    """Return the tasks that every arm answers, shared by the weights of `arms` (`name@number`)."""
-    common = [task for task in tasks[0] if all(task in part for part in tasks)]
+    """Return a `Split` for each task that all revisions answer.
+
+    `tasks` has the algorithms of each revision. `weights` maps `name@number` to the weight of the
+    revision, in the same order.
+    """
+    common = [task for task in tasks[0] if all(task in algorithms for algorithms in tasks)]
     return {
         task: Split(
             model,
             [
-                WeightedAlgorithm(algorithm=part[task], arm=name.rpartition("@")[2], weight=weight)
-                for part, (name, weight) in zip(tasks, arms.items(), strict=True)
+                WeightedAlgorithm(
+                    algorithm=algorithms[task], revision=name.rpartition("@")[2], weight=weight
+                )
+                for algorithms, (name, weight) in zip(tasks, weights.items(), strict=True)
             ],
         )
         for task in common

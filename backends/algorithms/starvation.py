@@ -1,4 +1,4 @@
-"""Tells a slow process from one that gets no core."""
+"""Distinguishes a slow process from one that gets no processor core."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,37 +10,37 @@ _LONGEST = 10.0
 _SECOND = 1e9
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the seconds that have passed for a process, and how many of them it waited for a core.
+class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the elapsed seconds of a process, and `delay`: how many it waited for a core.
 
-    Waits for a core do not count as use of the time that a process is allowed. After ten times the
-    allowed time it is starved, and has to end: others wait for it.
+    The delay does not count towards the time that a process is allowed. After ten times the allowed
+    time, the process must end all the same.
     """
 
     elapsed: float
     delay: float
 
-    def since(self, before: "Clock") -> "Clock":
+    def since(self, before: "ProcessTime") -> "ProcessTime":
         """Return the seconds since `before`."""
-        return Clock(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
+        return ProcessTime(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
-        """Return for how many seconds the process may go on at least; negative: no longer."""
+        """Return the seconds until the allowed time can be over; negative if it is over."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:
-        """Return whether the process had a core for less than its allowed time."""
+        """Return whether the process had a core for less than the allowed seconds."""
         return self.elapsed - self.delay < allowed
 
 
 class CoreDelays:
-    """Reads how long the threads of a process waited for a core.
+    """Reads how long the threads of a process waited for a processor core.
 
-    The kernel counts a wait when it ends. One that goes on began after the thread was last seen to
-    have run, and is counted from the reading before that: a little too long, until it ends.
+    The kernel counts a wait only when the wait ends. An unfinished wait is estimated: it is counted
+    from the last reading before the thread's latest run, which is slightly too long.
 
-    Several threads may wait for each other. So together they wait for no longer than none of them
-    ran: a process that computes in many threads uses its time.
+    With several threads, a new wait is at most the time in which no thread ran. So a process that
+    computes in many threads does use up its time.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class CoreDelays:
         self._ran, self._waited, self._ran_before = 0, 0, 0
         self._read_at = self._since = self._counted_at = clock()
         self.known = 0.0
-        """Seconds of the waits that had ended at the last reading."""
+        """Seconds of all waits that had ended at the last reading."""
 
     def read(self, *, has_threads: bool) -> float:
-        """Return the seconds so far; once the process has ended, those of the last reading.
+        """Return the seconds waited so far, or the last known value if the process has ended.
 
-        Without `has_threads` the process has only its first thread.
+        `has_threads` is false if the process has only its first thread.
         """
         now, ran, waited, is_ready = self._clock(), 0, 0, False
         try:
             for thread in self._folder.glob("task/*") if has_threads else (self._folder,):
-                # Nanoseconds on a core, nanoseconds of waits for one, number of turns (proc(5)).
+                # Nanoseconds on a core, nanoseconds waiting for a core, time slices (proc(5)).
                 times = (thread / "schedstat").read_bytes().split()
                 ran, waited = ran + int(times[0]), waited + int(times[1])
                 is_ready |= b") R " in (thread / "stat").read_bytes()

@@ -1,7 +1,7 @@
-"""Marks in shared memory whose step an algorithm host runs, and how long those of each took.
+"""Records in shared memory which item's step an algorithm host runs, and the time of all steps.
 
-The host writes, the backend reads, also when the host hangs or has died. A step is what a task
-runs between two waits. All times are of the system's monotonic clock, in nanoseconds.
+A step is the code that a task runs between two awaits. The host writes and the backend reads, even
+if the host hangs or has died. Times are nanoseconds of the system's monotonic clock.
 """
 
 import mmap
@@ -18,7 +18,7 @@ _SECOND = 1e9
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the slot whose step runs now, when it began, and the seconds it has taken."""
+    """Describes the running step: its slot, when it began (ns), and its seconds so far."""
 
     slot: int
     began: int
@@ -26,14 +26,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMarks:
-    """Maps the marks of one host."""
+    """Maps the step marks of one host, in memory that host and backend share."""
 
     def __init__(self, descriptor: int) -> None:
         self._words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
 
     @classmethod
     def create(cls) -> tuple[Self, int]:
-        """Return new marks and their descriptor, which the host is given."""
+        """Return new marks and their file descriptor, for the host."""
         descriptor = os.memfd_create("step marks", 0)
         os.ftruncate(descriptor, _BYTES)
         return cls(descriptor), descriptor
@@ -51,16 +51,16 @@ class StepMarks:
         self._words[_FIRST_SLOT + slot] += took
 
     def note_unmarked(self) -> None:
-        """Mark that code runs which no mark follows: of a thread, or of an item that has ended."""
+        """Record that unmarked code runs: a thread, or a task of an item that has ended."""
         self._words[_UNMARKED] = 1
 
     @property
     def are_exact(self) -> bool:
-        """Whether all that runs is marked."""
+        """Whether all running code is marked."""
         return not self._words[_UNMARKED]
 
     def step(self) -> Step | None:
-        """Return the step that runs now, `None` between two."""
+        """Return the running step, or `None`."""
         began, current = self._words[_STARTED], self._words[_CURRENT]
         if not current:
             return None
@@ -68,7 +68,7 @@ class StepMarks:
         return Step(slot=current - 1, began=began, elapsed=elapsed)
 
     def busy_of_others(self, slot: int) -> float:
-        """Return the seconds so far in which steps of other slots ran, the present one included."""
+        """Return the seconds that steps of other slots have run, including the running step."""
         step = self.step()
         present = step.elapsed if step is not None and step.slot != slot else 0.0
         return (self._words[_BUSY] - self._words[_FIRST_SLOT + slot]) / _SECOND + present

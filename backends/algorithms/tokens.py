@@ -1,4 +1,4 @@
-"""Shows the tokens of texts, and the texts of tokens, as a model's tokenizer has them."""
+"""Tokenizes and detokenizes with a model's tokenizer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from backends.protocol import DetokenizeParameters, Task, TokenizeParameters
 
 
 class Tokenize(Algorithm):
-    """Returns the tokens of a text, how many there are, and whether the model reads all of them."""
+    """Returns the tokens of a text, their count, and whether they fit into the model's length."""
 
     def __init__(self, *, encoder: str) -> None:
         self._encoder = encoder
@@ -48,7 +48,7 @@ class Detokenize(Algorithm):
 
 
 def token_algorithms(encoder: str) -> dict[Task, Algorithm]:
-    """Return what answers the tasks of tokens by the tokenizer of a model."""
+    """Return the algorithms of the tokenizer tasks for an encoder."""
     return {
         Task.TOKENIZE: Tokenize(encoder=encoder),
         Task.DETOKENIZE: Detokenize(encoder=encoder),

@@ -1,4 +1,4 @@
-"""Ranks documents by comparing two at a time, with far fewer comparisons than pairs."""
+"""Ranks documents by comparing pairs, without comparing every pair."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,17 +25,16 @@ class _Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Tournament(Algorithm):
-    """Ranks by a model that says which of two texts is the better one.
+    """Ranks documents with a model that tells which of two texts is better.
 
-    Tree selection (Knuth, The Art of Computer Programming 3, 5.2.3): a knockout finds the best of
-    `n` documents in `n - 1` comparisons, each further place replays one path, at most
-    `ceil(log2 n)` more. No two documents are compared twice, so there are never more comparisons
-    than pairs. Pairs of one round are asked at once. For comparing language models see Qin et al.
-    2023 (arXiv:2306.17563).
+    It uses tree selection (Knuth, The Art of Computer Programming 3, 5.2.3). A knockout finds the
+    best of `n` documents in `n - 1` comparisons. Each further place replays one path of the tree:
+    at most `ceil(log2 n)` comparisons. No pair is compared twice. The pairs of a round run
+    concurrently. For language models as judges, see Qin et al. 2023 (arXiv:2306.17563).
     """
 
     def __init__(self, *, judge: Labeller, better: str, both_ways: bool) -> None:
-        """`better` is the judge's label for a pair whose first text is the better one."""
+        """`better` is the judge's label for a pair whose first text is better."""
         self._judge = judge
         self._better = judge.labels.index(better)
         self._both_ways = both_ways
@@ -71,7 +70,7 @@ class Tournament(Algorithm):
 
 
 class _Knockout:
-    """Plays a knockout over the documents of one item and remembers the comparisons."""
+    """Plays a knockout over the documents of one item, and remembers comparisons."""
 
     def __init__(
         self, tournament: Tournament, request: _RankingRequest, ask: AlgorithmContext
@@ -93,22 +92,22 @@ class _Knockout:
         while len(ranking) < top:
             best = await self._best(remaining)
             ranking.append(best)
-            # Placed: its opponent advances without a comparison.
+            # The best document leaves the tree. Its next opponent wins without a comparison.
             remaining[remaining.index(best)] = -1
         return ranking
 
     async def _best(self, players: Sequence[int]) -> int:
-        """Play the whole tree; earlier comparisons are reused."""
+        """Return the winner of a knockout of `players`; reuse earlier comparisons."""
         while len(players) > 1:
             pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
-            # Most pairs of a replay were compared before: they need no task.
+            # Most pairs of a replay were compared before and need no task.
             unknown = [pair for pair in pairs if self._winner(pair) is None]
             await all_of(self._play(*pair) for pair in unknown)
             players = [winner for pair in pairs if (winner := self._winner(pair)) is not None]
         return players[0]
 
     def _winner(self, pair: Sequence[int]) -> int | None:
-        """Return the winner, -1 if there is none; `None` where the two were never compared."""
+        """Return the winner, -1 if both have left the tree, `None` if they were not compared."""
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair
             return present[0] if present else -1
@@ -127,15 +126,15 @@ def _read(item: Any, parameters: InferParameters) -> tuple[_RankingRequest, int]
     try:
         request = msgspec.convert(item, _RankingRequest)
     except msgspec.ValidationError as error:
-        raise ItemRefused("bad_item", f"an item is {{documents, query}}: {error}") from None
+        raise ItemRefused("bad_item", f"an item must be {{documents, query}}: {error}") from None
     try:
         top = msgspec.convert(parameters.parameters, _Parameters).top_n
     except msgspec.ValidationError as error:
-        raise ItemRefused("bad_parameter", f"the parameter is `top_n`: {error}") from None
+        raise ItemRefused("bad_parameter", f"the only parameter is `top_n`: {error}") from None
     if not request.documents:
-        raise ItemRefused("bad_item", "`documents` is empty; send what to rank")
+        raise ItemRefused("bad_item", "`documents` is empty; send at least one document")
     if len(request.documents) > MAX_DOCUMENTS:
-        raise ItemRefused("bad_item", f"`documents` holds more than {MAX_DOCUMENTS}")
+        raise ItemRefused("bad_item", f"`documents` has more than {MAX_DOCUMENTS} entries")
     if top is not None and top < 1:
         raise ItemRefused("bad_parameter", "`top_n` must be at least 1; leave it out for all")
     return request, min(len(request.documents), top or MAX_DOCUMENTS)

@@ -1,4 +1,4 @@
-"""Reads a model owner's algorithm: finds `run` and the types of its parameters and result."""
+"""Imports a model owner's algorithm, and reads the types of its parameters and result."""
 
 import importlib
 import importlib.machinery
@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class UserCode(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds `run(item, ask, **parameters)` and the types of item, parameters and result."""
+    """Holds `run(item, ask, **parameters)`, and the types of its item, result and parameters."""
 
     run: Callable[..., Awaitable[Any]]
     item: Any
@@ -29,7 +29,7 @@ class UserCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """Leaves no byte code beside the file: a model's folder is what its revision digests."""
+    """Imports a file without writing byte code, which would change the digest of the folder."""
 
     @override
     def set_data(self, path: str, data: Buffer, *, _mode: int = 0o666) -> None:
@@ -37,11 +37,11 @@ class _Uncached(importlib.machinery.SourceFileLoader):
 
 
 def read_user_code(code: str, folder: Path) -> UserCode:
-    """Read `FILE.py` of a model's folder, or an entry point `package.module:function`.
+    """Import `FILE.py` of a model's folder, or an entry point `package.module:function`.
 
     Raises:
-        ValueError: there is no such code, it cannot be imported, or its `run` is no algorithm; the
-            message says where.
+        ValueError: the code is missing, cannot be imported, or has no valid `run`. The message
+            names the source line.
     """
     if code.endswith(".py"):
         module, name = _import_file(folder / Path(code).name), _FUNCTION
@@ -60,14 +60,14 @@ def read_user_code(code: str, folder: Path) -> UserCode:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"names a file that is missing: {path}")
-    # Two revisions of one algorithm may be loaded at a time.
+    # A unique name, because two revisions of one algorithm may be loaded at the same time.
     name = f"_sluicegate_{path.stem}_{abs(hash(path.resolve())):x}"
     loader = _Uncached(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     if spec is None:
-        raise ValueError(f"names a file that is no Python: {path}")
+        raise ValueError(f"names a file that is not Python: {path}")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their own module up by its name.
+    # Dataclasses look up their module by name.
     sys.modules[name] = module
     try:
         loader.exec_module(module)
@@ -88,11 +88,11 @@ def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
     hints = typing.get_type_hints(run, include_extras=True)
     arguments = list(inspect.signature(run).parameters.values())
     if len(arguments) < 2 or any(p.kind not in _POSITIONAL for p in arguments[:2]):  # noqa: PLR2004
-        raise TypeError("it takes `item` and `ask` first")
+        raise TypeError("its first two parameters must be `item` and `ask`")
     fields: list[Any] = []
     for parameter in arguments[2:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            raise TypeError(f"`{parameter.name}` must come after a `*`, as parameters do")
+            raise TypeError(f"`{parameter.name}` must be keyword-only: put it after a `*`")
         kind = hints.get(parameter.name, Any)
         has_default = parameter.default is not inspect.Parameter.empty
         fields.append(
@@ -107,12 +107,12 @@ def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
         ),
     )
     for kind in (found.item, found.result, found.parameters):
-        msgspec.json.Decoder(kind)  # raises for a type that no JSON fits
+        msgspec.json.Decoder(kind)  # raises `TypeError` if JSON cannot represent the type
     return found
 
 
 def error_location(error: BaseException, file: str) -> str:
-    """Return where in `file` an error was raised; never its message, which may hold input."""
+    """Return an error's type and line in `file`, without its message, which may contain input."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file]
     where = f"{file}, line {lines[-1]}" if lines else file

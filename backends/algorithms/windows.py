@@ -1,4 +1,4 @@
-"""Asks models for the windows of a text that is longer than they read, and combines the answers."""
+"""Reads a long text in windows, and combines the windows' scores."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ Combination = Literal["mean", "max", "first"]
 
 
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how windows overlap, and how what they answer becomes one.
+    """Defines how windows overlap (in tokens) and how their scores are combined.
 
-    Windows and their mean, maximum or first are those of Dai and Callan 2019 (arXiv:1905.09217,
-    "AvgP, MaxP, FirstP").
+    Scores are combined as in Dai and Callan 2019 (arXiv:1905.09217): mean (AvgP), maximum (MaxP) or
+    first window (FirstP).
     """
 
     combine: Combination
@@ -27,7 +27,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     async def of_text(
         self, model: str, text: str, ask: AlgorithmContext, *, prompt: str | None = None
     ) -> FloatArray:
-        """Return `model`'s raw outputs, one line per window; see `AlgorithmContext.windows`."""
+        """Return raw outputs of `model`, one row per window; see `AlgorithmContext.windows`."""
         return await ask.windows(model, text, overlap=self.overlap, most=self._most, prompt=prompt)
 
     async def of_pairs(
@@ -39,16 +39,16 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
         *,
         text_first: bool,
     ) -> FloatArray:
-        """Return `model`'s raw outputs for each window with each of `others`.
+        """Return raw outputs of `model` for each window paired with each of `others`.
 
-        The shape is windows, others, values; see `AlgorithmContext.pair_windows`.
+        The shape is (windows, others, values). See `AlgorithmContext.pair_windows`.
         """
         return await ask.pair_windows(
             model, text, others, overlap=self.overlap, most=self._most, text_first=text_first
         )
 
     def combined(self, lines: FloatArray) -> FloatArray:
-        """Return one line that is made of a line per window."""
+        """Combine the rows of all windows into one row."""
         if self.combine == "first":
             first: FloatArray = lines[0]
             return first
@@ -61,10 +61,10 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowedAlgorithm(Algorithm):
-    """Scores an item whose long text may be read in windows."""
+    """Scores an item whose text can also be read in windows."""
 
     @abstractmethod
     async def window_scores(
         self, item: Any, parameters: Any, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
-        """Return the scores that `run` makes of its text, one line per window of it."""
+        """Return scores like those of `run`, one row per window of the text."""

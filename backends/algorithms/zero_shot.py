@@ -1,4 +1,4 @@
-"""Scores the caller's labels and choices by embeddings: no training, one row per text."""
+"""Scores the caller's labels and choices by embeddings, without a trained head."""
 
 from typing import Any
 
@@ -20,20 +20,19 @@ from backends.pipelines.scores import normalize, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
 
-# Chosen on Banking77 by log loss; see the model's page.
+# Minimizes the log loss on Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)
-# Halfway between the cosines of right and of wrong labels.
+# Halfway between typical cosines of correct and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
-# Some 1,500 sets of ten labels, or 50 of 256.
+# Room for about 1,500 sets of 10 labels, or 50 sets of 256 labels.
 _MOST_LABEL_BYTES = 32 * 1024 * 1024
 
 
 class ZeroShot(ZeroShotTask, WindowedAlgorithm):
-    """Scores the caller's labels by the nearness of their filled template to the text.
+    """Scores each of the caller's labels by the cosine of its hypothesis and the text.
 
-    The vector of the template without a label is projected out of every label's vector, so that
-    labels differ by their own words alone. Rows of labels are cached like any other, and so are
-    the directions of a whole set of labels.
+    The vector of the empty template is projected out of every label's vector, so that only the
+    words of the label count. The vectors of whole label sets are cached.
     """
 
     def __init__(self, *, model: str) -> None:
@@ -58,7 +57,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
     async def _ask(
         self, texts: list[str], parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the directions of the labels, and the vectors of texts asked beside them."""
+        """Return the unit vectors of the labels, and the raw vectors of `texts`."""
         labels, template = parameters.labels, parameters.hypothesis_template
         filled = hypotheses(parameters)
         null = [text for text in [template.replace(SLOT, "")] if text.strip()]
@@ -71,7 +70,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
             if null:
                 directions = _without(directions, vectors[-1])
             if not ask.is_truncated:
-                # Labels that were cut are to be seen as such again.
+                # Do not cache truncated labels: the next request must report the truncation, too.
                 self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
@@ -80,7 +79,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
 
 
 class Choose(WindowedAlgorithm):
-    """Picks the option nearest to a prompt."""
+    """Picks the choice whose embedding is nearest to the prompt's."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model
@@ -108,7 +107,7 @@ class Choose(WindowedAlgorithm):
 
 
 def _scores(rows: FloatArray, directions: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
-    """Return the scores of labels, one line for each row of a text."""
+    """Return the scores of labels, one row for each row of the text."""
     cosines: FloatArray = (directions @ normalize(rows).T).T
     if parameters.multi_label:
         return sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE)
@@ -116,7 +115,7 @@ def _scores(rows: FloatArray, directions: FloatArray, parameters: ZeroShotParame
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:
-    """Return unit vectors at right angles to `null`; one parallel to it becomes zero."""
+    """Return unit vectors orthogonal to `null`; a vector parallel to it becomes zero."""
     rest = vectors - (vectors @ null)[:, None] * null
-    rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - nothing but rounding
+    rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - only rounding errors
     return normalize(rest)

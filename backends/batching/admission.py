@@ -1,7 +1,7 @@
-"""Admits work that is expected to end before its deadline and reserves queue time for it.
+"""Admits items that are expected to end before their deadline, and reserves device time for them.
 
-An item may submit its rows in several steps, and a request its items. The reservation covers all of
-them: work that is admitted later does not take its place.
+An item may submit its rows in several steps. Its reservation covers all of them, so that items that
+are admitted later do not take its time.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from backends.batching.queue import DequeuedBatch, RowQueue
 from backends.batching.row import RequestWork
 from backends.errors import Overloaded
 
-# Late rows of one request that count.
+# At most this many late rows of one request count.
 _MAX_WASTED_ROWS = 8
 # The least `retry_after`.
 MIN_RETRY_AFTER = 0.1
 
 
 class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
-    """Reserves queue time for the work of one admitted item, until its rows are queued.
+    """Reserves device time for one admitted item, until its rows are queued.
 
-    `remaining` is the work that is not queued yet, in predicted seconds. `request` is shared by all
-    items that were admitted together.
+    `remaining` is the time for rows that are not queued yet, in predicted seconds. All items that
+    were admitted together share one `request`.
     """
 
     admission: "Admission"
@@ -35,15 +35,15 @@ class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
     is_begun: bool = False
 
     def release(self) -> None:
-        """Release what is not queued: the item submits no more."""
+        """Release the remaining time, because the item submits no more rows."""
         self.admission.give_back(self, self.remaining)
 
 
 class Admission:
-    """Predicts when work would end, from the work before it and the measured pace.
+    """Predicts when rows would end, from the rows before them and the measured pace.
 
-    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `learn`,
-    which worker threads call; these write queue and meter meanwhile.
+    "Work" is the time of rows in predicted seconds of the cost model. This class belongs to the
+    event loop. Only `learn` runs in worker threads, which also change queue and meter concurrently.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Admission:
         margin: LatenessMargin,
         competing: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`competing` returns what other models do on the device beside so many seconds of this."""
+        """`competing` returns the work that other models do during seconds of this model's work."""
         self.name = name
         self._competing = competing
         self._queue = queue
@@ -63,33 +63,33 @@ class Admission:
         self._margin = margin
         self._reserved: dict[FlowKey, float] = {}
         self.reserved = 0.0
-        """The admitted work that is not queued yet. Worker threads may read it."""
+        """The admitted work whose rows are not queued yet. Worker threads may read it."""
         self.incoming = 0.0
-        """The work of submitted rows that the queue does not hold yet."""
+        """The work of submitted rows that are not in the queue yet."""
 
     def queued_seconds(self) -> float:
-        """Return the seconds that the waiting interactive rows will take.
+        """Return the seconds until the waiting interactive rows have run.
 
-        Bulk rows wait behind what comes later, and in pauses: they tell callers nothing.
+        Bulk rows do not count, because later interactive rows overtake them.
         """
         return (self._queue.interactive_seconds + self.incoming) / self._meter.pace
 
     def pending(self) -> float:
-        """Return the seconds that the admitted work takes the device. Any thread may call it."""
+        """Return the seconds that all admitted work keeps the device busy. Safe in any thread."""
         waiting = self._queue.interactive_seconds + self.incoming
         return (waiting + self._meter.running + self.reserved) / self._meter.own_pace
 
     def backlog(self) -> float:
-        """Return the seconds that all waiting rows will take, at least a tenth of one."""
+        """Return the seconds until all waiting rows have run, and at least 0.1."""
         return max(MIN_RETRY_AFTER, (self._queue.seconds + self.incoming) / self._meter.pace)
 
     def admit(
         self, work_per_item: list[float], *, time_left: float, flow: FlowKey
     ) -> list[QueueReservation]:
-        """Admit items that are to end together, and reserve for each its expected work.
+        """Admit items that belong together, and reserve each item's expected work.
 
         Raises:
-            Overloaded: not all of them would be in time; none is admitted.
+            Overloaded: an item would be late. Then no item is admitted.
         """
         self.check(sum(work_per_item), time_left=time_left, flow=flow)
         if flow[0] != BULK:
@@ -106,11 +106,11 @@ class Admission:
     def take(
         self, work: float, *, deadline: float, flow: FlowKey, reservation: QueueReservation | None
     ) -> None:
-        """Admit work into the queue, from its item's reservation as far as that goes.
+        """Admit rows into the queue, and deduct their work from the item's reservation.
 
         Raises:
-            Overloaded: it would be late. An item that has begun is never refused: its work so far
-                would be wasted.
+            Overloaded: the rows would be late. An item that has begun is never refused, because its
+                earlier rows would be wasted.
         """
         if reservation is None or reservation.admission is not self:
             self.check(work, time_left=deadline - self._meter.clock(), flow=flow)
@@ -118,13 +118,13 @@ class Admission:
         excess = work - reservation.remaining
         self.give_back(reservation, min(work, reservation.remaining))
         if excess > 0.0 and not reservation.is_begun:
-            # Estimates are of the mean: only what is surely late is refused after all.
+            # Reservations are estimates of the mean. Now refuse only rows that are surely late.
             time_left = deadline - self._meter.clock()
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
         reservation.is_begun = True
 
     def give_back(self, reservation: QueueReservation, work: float) -> None:
-        """Release a part of a reservation, which is queued or will not come."""
+        """Release reserved work whose rows are queued or will not come."""
         reservation.remaining -= work
         reservation.request.reserved -= work
         if reservation.flow not in self._reserved:
@@ -138,18 +138,18 @@ class Admission:
             self.reserved = sum(self._reserved.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
-        """Learn that a request missed its deadline, with so many wasted rows of one item.
+        """Learn that an item of a request missed its deadline and wasted `rows` rows.
 
-        Without any it had a single row, which the queue counts: it expired there, or ran late.
+        The queue itself counts a request of a single row that expired or ran late.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
-            # A few are enough: the factor must not jump with a single large request.
+            # Bounded, so that one large request does not move the factor too far.
             late = min(max(rows, request.items), _MAX_WASTED_ROWS)
             self._margin.count(in_time=0, late=late)
 
     def learn(self, batch: DequeuedBatch, *, started: float) -> None:
-        """Learn pace, slowness and margin from a batch that has just run in this thread."""
+        """Learn pace, slowness and lateness from a batch that has just run in this thread."""
         ended = self._meter.clock()
         self._margin.learn(batch, ended)
         if batch.rows:
@@ -166,17 +166,18 @@ class Admission:
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
     ) -> None:
-        """Refuse work that would be late; `factor` on predicted waits defaults to the learned one.
+        """Refuse work that would be late.
 
-        Before it run the waiting work of its flow and the fair share of each other flow meanwhile.
+        The work waits for all earlier work of its flow, and for the fair share of each other flow
+        meanwhile. `factor` multiplies the predicted wait and defaults to the learned factor.
 
         Raises:
-            Overloaded: with the time until such work would be admitted.
+            Overloaded: the work would be late. `retry_after` tells when it could be admitted.
         """
         reserved = self.reserved
         waiting = self._queue.seconds + self.incoming + self._meter.running + reserved
         if waiting <= _ROUNDING_ERROR or flow[0] == BULK:
-            # Bulk rows wait behind others for as long as they have time.
+            # Bulk rows may wait until their deadline.
             return
         if factor is None:
             factor = self._margin.factor
@@ -191,15 +192,15 @@ class Admission:
             late = self._lateness(waiting + work, factor, time_left)
         if late > 0.0:
             raise Overloaded(
-                f"`{self.name}` is too busy to answer in the time left; try again later",
+                f"`{self.name}` is too busy to answer before the deadline; try again later",
                 retry_after=max(MIN_RETRY_AFTER, late),
             )
 
     def _lateness(self, work: float, factor: float, time_left: float) -> float:
-        """Return by how many seconds `work` would end late; a negative number means in time.
+        """Return by how many seconds `work` would end late; negative if it would be in time.
 
-        The recent pace shows how much of the device other models took in the past. Their admitted
-        work also counts, because it shows an overload that begins.
+        The recent pace includes the time that other models took on the device. The admitted work of
+        other models also counts, because it shows the beginning of an overload.
         """
         late = work * factor / self._meter.pace - time_left
         if late > 0.0:
@@ -208,5 +209,5 @@ class Admission:
         return max(late, (alone + self._competing(alone)) * factor - time_left)
 
 
-# Sums that differ from zero by rounding only.
+# A sum below this is zero, apart from rounding errors.
 _ROUNDING_ERROR = 1e-9

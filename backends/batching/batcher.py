@@ -14,22 +14,22 @@ from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
 from backends.batching.queue_delay import QueueDelayPolicy
-from backends.batching.runner import Runner
+from backends.batching.runner import BatchRunner
 from backends.batching.submission import QueueLimits, SubmissionQueue
 from backends.batching.workers import WorkerThreads
 from backends.executors.base import ModelExecutor
 from backends.telemetry.spans import Tracing
 from backends.types import QueueStatistics
 
+# Running work below this is zero, apart from rounding errors.
 _NO_WORK = 1e-9
-"""Seconds of running work that are an error of rounding."""
 
 
 class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the bounds of batches and queue, and how many threads run batches and how.
+    """Configures batches, the queue and the worker threads.
 
-    `worker_threads` is at most the executor's, which is the default. `always_wide` runs every batch
-    on all cores.
+    `worker_threads` defaults to the executor's number and cannot be larger. `always_wide` runs
+    every batch on all cores.
     """
 
     batch: BatchLimits = BatchLimits()
@@ -39,9 +39,10 @@ class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batcher:
-    """Batches the rows of one executor: `submissions` takes them, worker threads run them.
+    """Batches the rows of one executor.
 
-    As a context manager it runs the threads. Models on a shared `device` divide its time.
+    `submissions` takes rows, and worker threads run them while the context manager is open. Models
+    with the same `device` share its time.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Batcher:
             share=share,
             clock=clock,
         )
-        runner = Runner(
+        runner = BatchRunner(
             executor=executor,
             queue=queue,
             meter=self._meter,
@@ -118,22 +119,22 @@ class Batcher:
 
     @property
     def failure(self) -> str | None:
-        """Why a worker thread died, where one has."""
+        """Why a worker thread died, or `None`."""
         return self._workers.failure
 
     @property
     def worker_threads(self) -> int:
-        """How many batches it runs at a time."""
+        """The maximum number of concurrent batches."""
         return self._workers.count
 
     @property
     def batches(self) -> int:
-        """How many batches it has run."""
+        """The number of batches since the start."""
         return self._meter.batches
 
     @property
     def is_idle(self) -> bool:
-        """Whether no row waits or runs."""
+        """Whether no row is waiting or running."""
         return not self.submissions.rows and self._meter.running < _NO_WORK
 
     def statistics(self) -> QueueStatistics:

@@ -1,7 +1,7 @@
-"""Divides a device's time between models by arriving work and by deficit in predicted seconds.
+"""Divides a device's time among models with weighted fair queueing.
 
-A model's weight follows the work that arrives for it, with a floor for each, so that under
-overload every model is slowed alike and none is starved. A model alone gets everything.
+A model's weight is its recently arrived work, with a minimum. So an overload slows all models
+equally, and no model starves. A model without competition gets all the time.
 """
 
 import math
@@ -13,19 +13,19 @@ import msgspec
 
 from backends.batching.bulk_pause import BULK_SHARE, BulkPause
 
-# Arriving work is averaged over about so many seconds: shares follow a swap within a few of them.
+# The time constant, in seconds, of the average of arriving work.
 _MEMORY = 2.0
-# The least weight of a model, as a share of the largest.
+# The minimum weight of a model, relative to the largest weight.
 _FLOOR = 0.02
-# Of a model for which nothing has arrived.
+# The weight of a model without any arrived work.
 _LEAST_WEIGHT = 1e-9
-# A worker thread that has more to run returns at once. For so many seconds its model keeps its
-# position and deficit; else a waiting model would go next, whatever the shares.
+# A worker thread with more rows to run returns at once. For these seconds, its model keeps its
+# place in the order. Otherwise, a waiting model would always go next.
 _RETURN_WINDOW = 0.005
 
 
 class DeviceShare:
-    """Accounts for one model's use of a device. `device` serialises all access."""
+    """Accounts for one model's use of a device, under the lock of `device`."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
@@ -36,37 +36,37 @@ class DeviceShare:
         self.running = 0
         self.reserved_until = -math.inf
         self.pending: Callable[[], float] = float
-        """Returns the seconds that the model's admitted work takes the device; by default none."""
+        """Returns the seconds that the model's admitted work will take; 0 by default."""
 
     def competing(self, seconds: float) -> float:
-        """Return the seconds of other models' admitted work that are done beside so many of this.
+        """Return the seconds of other models' work that run during `seconds` of this model's.
 
-        Each of them gets time by its weight, up to what it has.
+        Each other model gets time by its weight, and at most the time of its admitted work.
         """
         return self._device.competing(self, seconds)
 
     @property
     def is_device_full(self) -> bool:
-        """Whether all slots of the device are in use; read without a lock."""
+        """Whether all slots of the device are in use; reads without a lock."""
         return self._device.is_full
 
     def close(self) -> None:
-        """Close the account; no thread waits for a slot any more."""
+        """Remove the model. No thread may wait for a slot any more."""
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
-        """Add predicted work that arrived to the model's weight; older work counts less."""
+        """Add arrived work, in predicted seconds, to the model's weight."""
         now = self._device.clock()
         self.arriving = self.faded(now) + seconds
         self.seen = now
 
     def faded(self, now: float) -> float:
-        """Return the work that arrived lately, as it counts now."""
+        """Return the recently arrived work, weighted by its age."""
         return self.arriving * math.exp((self.seen - now) / _MEMORY)
 
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
-        """Wait for a slot of the device and hold it; set the seconds used on the result."""
+        """Wait for a slot of the device and hold it. The holder sets `SlotUse.seconds`."""
         use = SlotUse(alone=self._device.enter(self))
         try:
             yield use
@@ -75,9 +75,10 @@ class DeviceShare:
 
 
 class SlotUse(msgspec.Struct, kw_only=True, eq=False):
-    """Holds the predicted seconds a slot was used for, and whether its user has more to run.
+    """Tells how a slot is used.
 
-    `alone` says whether it was the only slot in use.
+    `alone` means that no other slot is in use, `more` that the model has more rows to run.
+    `seconds` is the predicted time of the use.
     """
 
     alone: bool
@@ -86,20 +87,20 @@ class SlotUse(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Device:
-    """Owns a device's run slots; when models compete, the one furthest behind goes next.
+    """Owns the run slots of a device, and gives a free slot to the model with the lowest clock.
 
-    `bulk` bounds the bulk batches of all models.
+    `bulk` limits the bulk batches of all models.
     """
 
     failure: str | None = None
-    """Why no run in this process can succeed any more, if an opened graph showed that."""
+    """Why no run in this process can succeed any more; set when a graph broke the device."""
 
     def __init__(
         self, *, slots: int, clock: Callable[[], float], bulk_share: float = BULK_SHARE
     ) -> None:
         self.bulk = BulkPause(bulk_share)
         self._free = self._slots = slots
-        # Slot-seconds used lately, faded up to `_at`.
+        # Recently used slot-seconds, with exponential decay up to the time `_at`.
         self._used, self._at = 0.0, clock()
         self.clock = clock
         self._changed = threading.Condition()
@@ -107,7 +108,7 @@ class Device:
         self._now = 0.0
 
     def share(self) -> DeviceShare:
-        """Open the account of a model."""
+        """Add a model."""
         share = DeviceShare(self)
         with self._changed:
             self._shares.append(share)
@@ -115,22 +116,22 @@ class Device:
 
     @property
     def shares(self) -> int:
-        """How many accounts are open."""
+        """The number of models."""
         return len(self._shares)
 
     @property
     def is_full(self) -> bool:
-        """Whether all slots are in use; read without a lock."""
+        """Whether all slots are in use; reads without a lock."""
         return self._free == 0
 
     def close(self, share: DeviceShare) -> None:
-        """Close the account of a model that was removed."""
+        """Remove a model."""
         with self._changed:
             if share in self._shares:
                 self._shares.remove(share)
 
     def busy_share(self) -> float:
-        """Return the share of the slots that was in use in the last seconds."""
+        """Return the recent utilization of the slots, between 0 and 1."""
         with self._changed:
             self._count()
             return min(1.0, self._used / (self._slots * _MEMORY))
@@ -142,16 +143,16 @@ class Device:
         self._used = self._used * fade + (self._slots - self._free) * _MEMORY * (1.0 - fade)
 
     def enter(self, share: DeviceShare) -> bool:
-        """Wait until this model is next and a slot is free; return whether all slots were."""
+        """Take a slot when it is this model's turn; return whether all other slots are free."""
         with self._changed:
             if not (share.waiting or share.running or share.reserved_until > self.clock()):
-                # Absence earns no credit.
+                # An idle model earns no credit.
                 share.clock = max(share.clock, self._now)
             share.reserved_until = -math.inf
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
-                    # The model that keeps its position may not return.
+                    # Wake up after the window: the model that keeps its place may not return.
                     self._changed.wait(_RETURN_WINDOW if self._free else None)
             finally:
                 share.waiting -= 1
@@ -164,7 +165,7 @@ class Device:
             return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
-        """Give the slot back and charge its use; with `more`, keep the position."""
+        """Return the slot and charge its use. With `more`, the model keeps its place."""
         with self._changed:
             if more:
                 share.reserved_until = self.clock() + _RETURN_WINDOW
@@ -175,10 +176,7 @@ class Device:
             self._changed.notify_all()
 
     def competing(self, share: DeviceShare, seconds: float) -> float:
-        """Return the seconds of other models' work that are done beside so many of this one's.
-
-        Without the lock: what it misses of another thread changes little.
-        """
+        """Implement `DeviceShare.competing`; reads without a lock, so it is approximate."""
         pending = [(other, other.pending()) for other in self._shares if other is not share]
         others = [(other, most) for other, most in pending if most > 0.0]
         if not others:

@@ -1,9 +1,9 @@
-"""Chooses the row that leads the next batch: weighted fair queueing of flows.
+"""Chooses the first row of the next batch with weighted fair queueing.
 
-A flow is a traffic class (`lane`: interactive or bulk) and a scope (tenant). Each has a virtual
-clock that runs with the predicted seconds of its rows, ten times as fast for bulk; the flow whose
-clock is furthest behind goes next. A flow that was empty starts at the others' time: absence earns
-no credit. Within a flow the row that is `due` first leads: by its first caller's deadline.
+A flow is a traffic class (interactive or bulk; `lane` in names) of a scope (tenant). Each flow has
+a virtual clock, which advances by the predicted seconds of its rows, and ten times as fast for
+bulk. The flow with the lowest clock goes next. A new flow starts at the clock of the others. Within
+a flow, the row with the earliest `due` time goes first.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from backends.batching.row import Row
 FlowKey = tuple[str, str]
 INTERACTIVE: Final = "interactive"
 BULK: Final = "bulk"
-# How many times faster the clock of a bulk flow runs: the share it gets beside interactive ones.
+# The clock of a bulk flow runs this many times faster, so bulk gets a tenth of the time.
 _BULK_PACE = 10.0
 
 
@@ -31,19 +31,19 @@ class _Flow(msgspec.Struct, kw_only=True, eq=False):
 
 
 class FairQueue:
-    """Queues rows by flow. Rows that were dequeued elsewhere are skipped here."""
+    """Queues rows by flow; skips rows that other indexes have dequeued."""
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, _Flow] = {}
         self._arrivals = count()
         self._now = 0.0
         self.bulk_rows = 0
-        """How many of the rows that wait are bulk work."""
+        """The number of waiting bulk rows."""
         self.bulk_work = 0.0
-        """What these will take, in seconds."""
+        """The predicted seconds of the waiting bulk rows."""
 
     def add(self, row: Row) -> None:
-        """Let a row wait in its flow."""
+        """Add a row to its flow."""
         flow = self._flows.get(row.flow)
         if flow is None:
             flow = self._flows[row.flow] = _Flow(clock=self._now, pace=_pace(row.flow))
@@ -55,7 +55,7 @@ class FairQueue:
             self.bulk_work += row.work
 
     def lead(self, *, with_bulk: bool = True) -> Row | None:
-        """Return the row that leads the next batch; it stays until `remove`."""
+        """Return the first row of the next batch, without removing it."""
         flows = [flow for flow in self._flows.values() if with_bulk or flow.pace == 1.0]
         if not flows:
             return None
@@ -66,7 +66,7 @@ class FairQueue:
         return flow.heap[0][2]
 
     def remove(self, row: Row, seconds: float) -> None:
-        """Remove a row, and charge its flow the time spent on it."""
+        """Remove a row, and charge `seconds` to its flow."""
         flow = self._flows[row.flow]
         flow.clock += seconds * flow.pace
         flow.waiting -= 1
@@ -75,7 +75,7 @@ class FairQueue:
             self.bulk_rows -= 1
             self.bulk_work = self.bulk_work - row.work if self.bulk_rows else 0.0
         if not flow.waiting:
-            # Its use beyond its share is forgotten with it: it was alone or submits seldom.
+            # The flow loses its debt, too. That is fair: it was alone or submits rarely.
             del self._flows[row.flow]
         elif len(flow.heap) > 2 * flow.waiting + 64:
             flow.heap = [entry for entry in flow.heap if not entry[2].is_dequeued]
@@ -87,19 +87,22 @@ class FairQueue:
         return flow.waiting if flow is not None else 0
 
     def ahead(self, key: FlowKey, work: float) -> float:
-        """Return the work that runs before `work` more of a flow: its own, and fair shares."""
+        """Return the seconds of rows that run before new rows of `work` seconds of a flow end.
+
+        These are the flow's earlier rows, and the fair share of each other flow meanwhile.
+        """
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)
         until = (work + (own.work if own is not None else 0.0)) * pace
         return sum(min(flow.work, until / flow.pace) for flow in self._flows.values())
 
     def rows(self) -> Iterator[Row]:
-        """Return all rows that wait."""
+        """Yield all waiting rows."""
         for flow in self._flows.values():
             yield from (row for _, _, row in flow.heap if not row.is_dequeued)
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove all rows."""
         self._flows.clear()
         self.bulk_rows, self.bulk_work = 0, 0.0
 

@@ -1,7 +1,7 @@
-"""Learns a safety factor on predicted waits from rows that missed their deadlines.
+"""Learns a safety factor for predicted waits from rows that missed their deadlines.
 
-Predictions are of the mean: rows of rare lengths wait longer, because more frequent lengths join
-the batches before them. An answer that just misses its deadline is wasted work.
+The factor is needed because predictions are means. Rows of rare lengths wait longer, since rows of
+frequent lengths join the batches before them.
 """
 
 import math
@@ -9,19 +9,19 @@ import math
 from backends.batching.fair_queue import BULK
 from backends.batching.queue import DequeuedBatch
 
-# The share of rows that may be late.
+# The fraction of rows that may be late.
 _LATE_SHARE = 0.005
 _STEP = 0.02
-# The time constant, in seconds, with which the factor returns to its first value.
+# The time constant, in seconds, with which the factor returns to its initial value.
 _MEMORY = 20.0
 _LEAST, _FIRST, _MOST = 1.2, 1.4, 4.0
 
 
 class LatenessMargin:
-    """Holds the factor on predicted waits, which rises with each late row and falls with others.
+    """Holds a factor for predicted waits. It rises with each late row and falls with each other.
 
-    Both steps are in balance where the share of late rows is `_LATE_SHARE`: a quantile followed by
-    stochastic gradient descent (Robbins and Monro, 1951). Over time it decays to its first value.
+    The factor is stable if the fraction of late rows is `_LATE_SHARE`: it estimates a quantile by
+    stochastic approximation (Robbins and Monro, 1951). Over time, it returns to its initial value.
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class LatenessMargin:
         self._learned = -math.inf
 
     def learn(self, batch: DequeuedBatch, ended: float) -> None:
-        """Count the rows of a batch that ended at `ended`, and those dropped from it as expired.
+        """Count the late and timely rows of a batch that ended at `ended`; expired rows are late.
 
-        Bulk rows do not count: they were admitted without a prediction.
+        Bulk rows do not count, because they are admitted without a prediction.
         """
         if self.factor > _FIRST:
-            # The cause may be over, and a factor that is too high admits few rows to learn from.
+            # The cause may be over, and with a high factor few rows are admitted to learn from.
             fade = math.exp(min(0.0, self._learned - ended) / _MEMORY)
             self.factor = _FIRST + (self.factor - _FIRST) * fade
         self._learned = ended
@@ -44,6 +44,6 @@ class LatenessMargin:
         self.count(in_time=len(ran) - late, late=is_expired + late)
 
     def count(self, *, in_time: int, late: int) -> None:
-        """Move the factor by so many rows."""
+        """Adjust the factor for rows that ended in time and rows that were late."""
         moved = late * (1.0 - _LATE_SHARE) - in_time * _LATE_SHARE
         self.factor = min(_MOST, max(_LEAST, self.factor * (1.0 + _STEP * moved)))

@@ -1,9 +1,8 @@
-"""Wakes the event loop from a worker thread on the core which that thread is about to leave.
+"""Wakes the event loop on the core of the calling worker thread.
 
-Linux wakes a thread where it ran last, unless it sees an idle core. When a worker thread hands over
-the outcomes of a batch, its own core is not idle yet, and the cores of the others are busy: the
-loop's thread often interrupts one of them, which then waits for milliseconds while the core of the
-first one is idle.
+Linux wakes a thread on the core where it last ran, unless another core is idle. When a worker
+thread finishes a batch, its core is not idle yet. So Linux often lets the loop's thread interrupt
+another worker thread, which loses milliseconds while the first thread's core becomes idle.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ _NO_CORES: AbstractSet[int] = frozenset()
 
 
 class CoreAffinity(Protocol):
-    """Reads and sets which cores threads may use; raises `OSError` where the system refuses."""
+    """Reads and sets the cores that threads may use; raises `OSError` if the system refuses."""
 
     def current(self) -> int:
         """Return the core of the calling thread, -1 if it is unknown."""
@@ -30,15 +29,15 @@ class CoreAffinity(Protocol):
         ...
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Let a thread, by its native id, use these cores only; it moves at once if it must."""
+        """Restrict the thread with a native id to these cores; it moves immediately."""
         ...
 
 
 class LinuxAffinity:
-    """Asks the kernel for cores; needs Linux, and a C library with `sched_getcpu`."""
+    """Calls the Linux kernel; needs a C library with `sched_getcpu`."""
 
     def __init__(self) -> None:
-        # The call takes less than to release and take the interpreter's lock.
+        # `PyDLL` keeps the GIL, because the call is faster than releasing and taking the GIL.
         self._sched_getcpu = ctypes.PyDLL(None).sched_getcpu
 
     def current(self) -> int:
@@ -50,12 +49,12 @@ class LinuxAffinity:
         return os.sched_getaffinity(0)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Let a thread, by its native id, use these cores only; it moves at once if it must."""
+        """Restrict the thread with a native id to these cores; it moves immediately."""
         os.sched_setaffinity(thread, cores)
 
 
 def system_affinity() -> CoreAffinity | None:
-    """Return the cores of this system's threads, `None` where it does not tell or set them."""
+    """Return the core affinity of this system, or `None` if it is not supported."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     try:
@@ -65,9 +64,10 @@ def system_affinity() -> CoreAffinity | None:
 
 
 class LoopWakeup:
-    """Schedules calls on an event loop from other threads. The loop's thread creates it.
+    """Schedules calls on an event loop from other threads.
 
-    `schedule` is the loop's `call_soon_threadsafe`. Without `affinity` the kernel chooses the core.
+    Create it in the loop's thread. `schedule` is the loop's `call_soon_threadsafe`. Without
+    `affinity`, the kernel chooses the core.
     """
 
     def __init__(
@@ -80,20 +80,21 @@ class LoopWakeup:
         self._thread = threading.get_native_id()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Schedule a call; the kernel chooses the core on which the loop makes it."""
+        """Schedule a call; the kernel chooses the loop's core."""
         self._schedule(callback)
 
     def call_here(self, callback: Callable[[], object]) -> None:
-        """Schedule a call, and have the loop wake up on the core of the calling thread.
+        """Schedule a call, and wake the loop on the core of the calling thread.
 
-        Once awake, the loop may use all cores of the calling thread again.
+        After the wake-up, the loop may use all cores of the calling thread again.
         """
         affinity = self._affinity
         allowed = self._restrict_to_own_core(affinity) if affinity else _NO_CORES
         if affinity is None or not allowed:
             self._schedule(callback)
             return
-        # The loop may be quicker than this thread, and threads that it starts inherit its cores.
+        # Both sides lift the restriction. If the loop runs first, threads that it starts must not
+        # inherit the restriction.
         try:
             self._schedule(partial(self._call_on, affinity, allowed, callback))
         finally:
@@ -106,7 +107,10 @@ class LoopWakeup:
         callback()
 
     def _restrict_to_own_core(self, affinity: CoreAffinity) -> AbstractSet[int]:
-        """Keep the loop's thread on the caller's core; return what it may use afterwards, if so."""
+        """Restrict the loop's thread to the caller's core.
+
+        Returns the cores to allow afterwards, or no cores if nothing was restricted.
+        """
         try:
             allowed, core = affinity.allowed(), affinity.current()
         except OSError as error:
@@ -130,6 +134,6 @@ class LoopWakeup:
             return
         self._affinity = None
         _log.warning(
-            "the core of the event loop could not be set; from now on the kernel chooses it",
+            "cannot set the core of the event loop; the kernel chooses it from now on",
             extra={"error": type(error).__name__},
         )

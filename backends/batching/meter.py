@@ -1,4 +1,4 @@
-"""Measures a batcher: counts what it has run, padding included, and its speed."""
+"""Counts the batches of a batcher and measures its speed."""
 
 import threading
 from collections import Counter
@@ -10,20 +10,20 @@ from backends.executors.cost import CostModel
 from backends.telemetry.catalogue import SECONDS
 from backends.types import QueueStatistics
 
-# Speed is measured over about this many seconds of work, so that it follows a changed load.
+# The time constant, in seconds of work, of the rates of rows and tokens.
 _MEMORY = 5.0
-# The pace decides what is refused, and changes quickly when other models use the device.
+# The time constant of the pace, which changes quickly when other models use the device.
 _PACE_MEMORY = 2.0
-# Between two steps of an item no more than so many seconds pass.
+# The longest time in seconds between two steps of an item.
 _STEP = 0.02
-# Bounds of the slowness relative to the cost model.
+# Bounds of the slowness.
 _SLOWEST, _QUICKEST = 20.0, 0.05
-# The least pace: that of a slow device which other models have nearly all of.
+# The minimum pace, for a slow device that other models use nearly completely.
 _LEAST_PACE = 0.002
 
 
 class Meter:
-    """Counts batches. Its speeds are those of a busy device: an idle one keeps the last."""
+    """Counts batches and measures the speed of the device while it is busy."""
 
     def __init__(self, *, worker_threads: int, cost: CostModel, clock: Callable[[], float]) -> None:
         self._worker_threads = worker_threads
@@ -35,12 +35,12 @@ class Meter:
         self._waits, self._took_each = DurationCounts(SECONDS), DurationCounts(SECONDS)
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
-        # The work of the batches that run now, and how many they are.
+        # The work of the running batches, and their number.
         self.running = 0.0
         self._runs = 0
-        # Work done, and the time that passed meanwhile, while rows were waiting or to come.
+        # The work done and the time passed while rows were waiting or expected.
         self._paced, self._pacing = 0.0, 0.0
-        # The same of the batches alone, without what other models ran between them.
+        # The work done and the time of the runs alone, without other models' runs in between.
         self._ran, self._running_time = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
@@ -49,9 +49,9 @@ class Meter:
     def count(
         self, lengths: Sequence[int], *, took: float, late: int = 0, waited: float = 0.0
     ) -> None:
-        """Count a batch of such rows that ran for `took`; `late` began after their deadline.
+        """Count a batch of rows of these lengths that ran for `took` seconds.
 
-        The first of them had `waited` in the queue.
+        `late` rows began after their deadline. The first row had `waited` seconds in the queue.
         """
         rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         seconds = self._cost.seconds(rows=rows, longest=longest, tokens=tokens)
@@ -72,22 +72,25 @@ class Meter:
             self._recent_busy = self._recent_busy * fade + took
 
     def begin(self, work: float, *, waiting_since: float) -> float:
-        """Count work as running; return the time. The queue was never empty since then."""
+        """Count work as running and return the time.
+
+        `waiting_since` is the time since which the queue was never empty.
+        """
         now = self.clock()
         with self._lock:
             self.running += work
             self._runs += 1
             if self._last_end is not None and now > self._last_end + _STEP:
-                # Rows that waited when a batch was taken may have been withdrawn, or run in another
-                # thread before it ended.
+                # Rows that waited when the last batch was taken may have been withdrawn since, or
+                # another thread has run them.
                 has_waited = self._has_waiting and waiting_since <= self._last_end
                 if not has_waited:
-                    # The expected work did not arrive: the device was idle.
+                    # The expected rows did not arrive, so the device was idle.
                     self._last_end = None
         return now
 
     def stop(self, work: float) -> None:
-        """Count work as running no more, whatever became of it."""
+        """Remove work from the running work, whether it succeeded or not."""
         with self._lock:
             self.running = max(0.0, self.running - work)
             self._runs -= 1
@@ -102,11 +105,11 @@ class Meter:
         has_waiting: bool,
         has_reserved: bool,
     ) -> None:
-        """Count the end of a batch; rows wait after it, or work is reserved that is not queued yet.
+        """Count the end of a batch.
 
-        While rows wait, the time until the next batch is that of other models on the device, and
-        counts. An item that submits rows in steps keeps the device waiting between them: that time
-        counts as time that its work takes, too.
+        If rows wait (`has_waiting`), other models use the device until the next batch, and this
+        time counts for the pace. If reserved rows are not queued yet (`has_reserved`), an item is
+        between two steps. This time counts, too.
         """
         now = self.clock()
         with self._lock:
@@ -119,8 +122,8 @@ class Meter:
             if self._last_end is not None:
                 self._pass(work, now - self._last_end)
             else:
-                # Nothing waited before it. A pace that was slow once would be kept for ever by what
-                # is refused for it: then hardly anything ever waits.
+                # Nothing waited before this batch. Count it all the same: with a pace that is too
+                # low, most rows are refused, so that hardly any row ever waits.
                 self._pass(work * self._worker_threads, took)
             self._last_end = now if has_waiting or has_reserved else None
             self._has_waiting = has_waiting
@@ -138,27 +141,27 @@ class Meter:
 
     @property
     def slowness(self) -> float:
-        """How many times longer batches take than the cost model says."""
+        """The ratio of measured to predicted time of batches."""
         if not self._predicted:
             return 1.0
         return min(_SLOWEST, max(_QUICKEST, self._took / self._predicted))
 
     @property
     def pace(self) -> float:
-        """Work (predicted seconds) done in a second, beside whatever else the device does."""
+        """The predicted seconds of work done per second, while other models use the device."""
         if self._pacing > 0:
             return max(self._paced / self._pacing, _LEAST_PACE)
         return self._worker_threads / self.slowness
 
     @property
     def own_pace(self) -> float:
-        """Work that would be done in a second if the device did nothing else."""
+        """The predicted seconds of work done per second if no other model used the device."""
         if self._running_time > 0:
             return max(self._ran / self._running_time, _LEAST_PACE)
         return self._worker_threads / self.slowness
 
     def statistics(self) -> QueueStatistics:
-        """Return the counts of what was run; what waits and was refused is not known here."""
+        """Return the statistics of batches; fields about waiting and refused rows stay empty."""
         with self._lock:
             scale = self._worker_threads / self._recent_busy if self._recent_busy else 0.0
             return QueueStatistics(

@@ -1,8 +1,6 @@
-"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost.
+"""Chooses the rows of a batch from lengths, time left and predicted cost, without side effects.
 
-`RowQueue.take` calls it with the row that leads, which is that of the flow furthest behind
-(`FairQueue`). Padding has one formula, `CostModel.padding`: it bounds a batch here, and
-`Meter.count` adds it up for what was run.
+`FairQueue` chooses the first row, and `choose_batch` chooses the rows that run with it.
 """
 
 from collections.abc import Mapping
@@ -13,21 +11,22 @@ import msgspec
 
 from backends.executors.cost import CostModel
 
-# The share of a run's fixed cost that a row may expect to save in a later batch, too.
+# The fraction of a batch's fixed cost that a row can expect to save in a later batch, too.
 _EXPECTED_SAVING = 0.3
-# A batch of a request with more to come may take so many fixed costs longer for rows of others.
+# If a request has more rows to come, rows of other requests may add this many fixed costs.
 _FIXED_COSTS = 3.0
-# Less than this share of a batch is no more to come: estimates are off by so much.
+# A request has more rows to come if they take more than this fraction of the batch. Estimates are
+# not more exact.
 _ESTIMATE_ERROR = 0.5
 _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds a batch: its rows, its tokens with padding, and the cost of padding.
+    """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
-    `padding` is a share of the time that the batch takes beyond its fixed part. `by_arrival` takes
-    the oldest rows of a class, up to `rows`, whatever their lengths, as common batchers do: a
-    baseline, which asks `choose_batch` nothing.
+    `padding` is a fraction of the batch's time without its fixed cost. `by_arrival` takes up to
+    `rows` of the oldest rows of any length, without `choose_batch`. It is a baseline for
+    comparisons.
     """
 
     rows: int = 16
@@ -37,17 +36,17 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(StrEnum):
-    """Names the reason for which no row more joined a batch."""
+    """Names the reason why no more rows joined a batch."""
 
-    IDLE = "idle"  # it took all that waited
-    FULL = "full"  # one row more would be over the rows or the tokens
-    DEADLINE = "deadline"  # one row more would make it late
-    LENGTH = "length"  # what waits is of other lengths
-    OUTLIER = "outlier"  # so much so that the row runs alone
+    IDLE = "idle"  # no more rows were waiting
+    FULL = "full"  # another row would exceed the limit of rows or tokens
+    DEADLINE = "deadline"  # another row would make the batch late
+    LENGTH = "length"  # the lengths of the waiting rows differ too much
+    OUTLIER = "outlier"  # the same for a batch of one row
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the chosen `(length, rows)`, and the reason for which no more were."""
+    """Holds a batch as `(length, number of rows)` pairs, and why no more rows joined."""
 
     lengths: list[tuple[int, int]]
     release: Release
@@ -64,17 +63,17 @@ def choose_batch(
     own: Mapping[int, int] = _NO_ROWS,
     own_work: float = 0.0,
 ) -> Choice:
-    """Return what runs with the leading row, which is `anchor` tokens long.
+    """Choose the rows that run with the first row, which has `anchor` tokens.
 
-    `waiting` counts the rows of each length, the leading one among them, which always runs.
-    Others join, nearest lengths first, while a row costs less here than in a batch of its own
-    length, padding costs little of the whole and the batch still ends within `time_left`. Where
-    a graph computes real tokens only, padding costs little, and lengths may differ more.
+    `waiting` counts the waiting rows of each length, including the first row. Rows join in order of
+    their difference in length. A row joins if it costs less here than in a batch of its own length,
+    if padding stays within its limit, and if the batch ends within `time_left`.
 
-    `own` counts those rows of `waiting` that are of the leading one's request, which bring
-    `own_work`: they join first. Others join only as far as these will still be in time and, while
-    the request has more to come, where that costs little beside the batch they save: requests that
-    share every batch all end late together, and then leave the device idle together.
+    `own` counts the rows of `waiting` that belong to the first row's request; these join first.
+    `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
+    join only if the request still ends in time. While the request has more rows to come, rows of
+    others must also add little time. Otherwise, requests that share all batches would all end late
+    together, and then leave the device idle together.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
@@ -104,13 +103,13 @@ class _Batch:
         self.count, self._longest, self._tokens = 1, anchor, anchor
         self.seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
         self.alone = cost.alone(anchor)
-        """What the chosen rows would take, each in a batch of its own length."""
+        """The predicted seconds of the chosen rows without padding and fixed cost."""
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
-        """Add rows of `waiting`, but for those of `without`, while the batch ends within `limit`.
+        """Add rows of `waiting` while the batch ends within `limit`, apart from rows in `without`.
 
-        Without any in `without`, the anchor is counted in `waiting`, and is not added twice.
+        If `without` is empty, `waiting` includes the first row, which is not added again.
         """
         anchor = self._anchor
         for _, length in sorted([(abs(length - anchor), length) for length in waiting]):
@@ -130,7 +129,7 @@ class _Batch:
             self.release = refused
 
     def _add(self, length: int, alone: float, limit: float) -> Release | None:
-        """Add a row; return why it may not join, where it does not."""
+        """Add a row, or return the reason why it may not join."""
         cost, count, widest = self._cost, self.count + 1, max(self._longest, length)
         tokens = self._tokens + length
         if self.count == self._limits.rows or count * widest > self._limits.tokens:

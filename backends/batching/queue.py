@@ -1,4 +1,4 @@
-"""Queues rows between the event loop and the threads, which take the next batch from it."""
+"""Queues rows between the event loop, which adds them, and worker threads, which take batches."""
 
 import threading
 from collections import defaultdict, deque
@@ -18,10 +18,10 @@ _NONE: deque[Row] = deque()
 
 
 class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds rows to run together, and rows that expired or lost their callers.
+    """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
-    `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
-    whether rows still wait, `waiting_since` the time since which the queue was never empty.
+    `seconds` is the predicted time of the batch, and `work` the same without fixed cost and
+    padding. `more` means that other rows wait. The queue was never empty since `waiting_since`.
     """
 
     rows: list[Row]
@@ -34,14 +34,14 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _LengthIndex(msgspec.Struct, eq=False):
-    """Indexes waiting rows by length; `counts` leaves out those that were dequeued elsewhere."""
+    """Indexes waiting rows by length; `counts` excludes rows that were dequeued elsewhere."""
 
     by_length: dict[int, deque[Row]] = {}
     counts: dict[int, int] = {}
     work: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Add a row that waits."""
+        """Add a waiting row."""
         length = row.length
         queue = self.by_length.get(length)
         if queue is None:
@@ -66,12 +66,11 @@ _NO_REQUEST = _LengthIndex()
 
 
 class RowQueue:
-    """Queues rows by flow and by length. The submission queue bounds it by its size.
+    """Queues rows by flow and by length; `SubmissionQueue` limits its size.
 
-    Rows without callers are withdrawn, or else dropped when a batch is taken. `bulk` is that of the
-    device, which other queues may share.
-    `seconds` is what the waiting rows will take, by the cost model. With `delay` threads wait a
-    little for the rows of callers that come back.
+    Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
+    time of the waiting rows. `bulk` may be shared with other queues of the device. With `delay`,
+    threads wait shortly for the next rows of callers whose rows have just ended.
     """
 
     def __init__(
@@ -89,15 +88,15 @@ class RowQueue:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._delay = delay
-        self._share_ready = threading.Condition(lock)
+        self._rows_arrived = threading.Condition(lock)
         self.awaited = 0
-        """How many rows a thread waits for; 0 where none waits for more than there are."""
+        """The number of rows that a delayed thread waits for; 0 if no thread delays its batch."""
         self._running = 0
-        # The thread that waits for its share does so for no row that is due before.
+        # A row that is due before this time ends the delay.
         self._least_due = 0.0
         self._waiting_since = clock()
         self._flows = FairQueue()
-        # By output and traffic class: only rows equal in both share batches, in either order.
+        # By output and traffic class. Only rows that are equal in both can share a batch.
         self._classes: defaultdict[tuple[str, str], _LengthIndex] = defaultdict(_LengthIndex)
         self._requests: defaultdict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = (
             defaultdict(_LengthIndex)
@@ -108,28 +107,28 @@ class RowQueue:
         self.seconds = 0.0
         self.skipped = 0
         self.expired = 0
-        # How much slower than predicted batches are; the owner keeps it up to date.
+        # The ratio of measured to predicted time of batches. `Admission.learn` updates it.
         self.slowness = 1.0
         self._bulk = bulk or BulkPause()
 
     @property
     def runnable(self) -> int:
-        """How many rows wait for nothing but a thread."""
+        """The number of rows that could run now: all rows, or all but bulk rows in a pause."""
         return self.rows - self._flows.bulk_rows if self.is_paused else self.rows
 
     @property
     def is_paused(self) -> bool:
-        """Whether rows wait for the end of a bulk pause."""
+        """Whether bulk rows wait for the end of a pause."""
         return self._flows.bulk_rows > 0 and self._clock() < self._bulk.until
 
     @property
     def interactive_seconds(self) -> float:
-        """What the interactive ones of the waiting rows will take."""
+        """The predicted seconds of the waiting interactive rows."""
         bulk = self._flows
         return max(0.0, self.seconds - bulk.bulk_work) if self.rows > bulk.bulk_rows else 0.0
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Add rows and wake threads that wait."""
+        """Add rows and wake a waiting thread."""
         with self._changed:
             if not self.rows:
                 self._waiting_since = self._clock()
@@ -146,47 +145,50 @@ class RowQueue:
                 if any(row.due < self._least_due for row in rows):
                     self.awaited = 1
                 if self.rows >= self.awaited:
-                    self._share_ready.notify()
+                    self._rows_arrived.notify()
                 return
-            # One thread is enough: it wakes another where its batch leaves rows.
+            # One thread is enough. It wakes another thread if its batch leaves rows.
             self._changed.notify()
 
     def waiting(self, flow: FlowKey) -> int:
-        """Return how many rows of a flow wait; without the lock, which may be held long."""
+        """Return how many rows of a flow wait; reads without the lock, which may be held long."""
         return self._flows.waiting(flow)
 
     def ahead(self, flow: FlowKey, work: float) -> float:
-        """Return the seconds of work that is done before `work` more of a flow."""
+        """Return the seconds of rows that run before new rows of `work` seconds of a flow end."""
         with self._changed:
             return self._flows.ahead(flow, work)
 
     def wait(self, ended: int = 0) -> bool:
-        """Wait until rows may run; return whether the queue is still open.
+        """Wait until rows can run; return whether the queue is still open.
 
-        The thread's last batch had `ended` rows, and has ended.
+        `ended` is the number of rows of the thread's last batch, which has ended.
         """
         with self._changed:
             self.end_running(ended)
-            # Rows that come from now on may be of callers whose rows have just ended.
+            # Rows that arrive from now on may come from callers whose rows have just ended.
             load = FlightCounts(waiting=self.rows, running=self._running, ended=ended)
             since = self._clock()
             while not (self.is_closed or (self.runnable and not self.awaited)):
-                # A thread that waits for its share takes the rows, and wakes others for the rest.
+                # A delayed thread takes the rows, and wakes other threads for the rest.
                 is_timed = self.rows and not self.awaited
                 self._changed.wait(self._bulk.until - self._clock() if is_timed else None)
             if ended and self._delay is not None and not self.is_closed:
-                self._wait_for_share(self._delay, load, since)
+                self._delay_batch(self._delay, load, since)
             return not self.is_closed
 
     def end_running(self, ended: int) -> None:
-        """Count so many rows as running no more; those of a thread that died, too."""
+        """Subtract rows that have ended, or whose thread has died, from the running rows."""
         with self._changed:
             self._running -= ended
             if self.awaited and not self._running:
-                self._share_ready.notify()
+                self._rows_arrived.notify()
 
-    def _wait_for_share(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
-        """Wait until the callers of a batch that ended at `since` are back, or that is too long."""
+    def _delay_batch(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
+        """Delay the next batch until enough rows wait, or until the delay is not worthwhile.
+
+        The last batch ended at `since`.
+        """
         if not self._running:
             return
         wanted = delay.rows(load, most=self._limits.rows)
@@ -199,18 +201,18 @@ class RowQueue:
         if left <= 0.0 or lead.due - now < seconds + left:
             return
         self.awaited, self._least_due = wanted, now + seconds + left
-        self._share_ready.wait_for(self._has_share, left)
+        self._rows_arrived.wait_for(self._has_enough_rows, left)
         self.awaited = 0
         if self._running:
             delay.learn(came_back=self.rows >= wanted)
 
-    def _has_share(self) -> bool:
+    def _has_enough_rows(self) -> bool:
         return self.is_closed or self.rows >= self.awaited or not self._running
 
     def take(self) -> DequeuedBatch | None:
-        """Take the next batch; `None` when another thread took the rows or the queue is closed.
+        """Take the next batch; return `None` if no rows are left or the queue is closed.
 
-        The fair queue chooses the row that leads, `choose_batch` the lengths that run with it.
+        `FairQueue` chooses the first row, and `choose_batch` chooses the rows that run with it.
         """
         with self._changed:
             if self.is_closed:
@@ -227,13 +229,13 @@ class RowQueue:
                 return self._take_oldest(lead, now, dropped)
             choice = self._choose(lead, now)
             self._bulk.began(lead.lane, choice.seconds * self.slowness, now)
-            rows = self._gather(lead, choice, now, dropped)
+            rows = self._take_rows(lead, choice, now, dropped)
             return self._make_batch(rows, dropped, choice.release, choice.seconds)
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
-        """Remove those of `rows` that wait and have no caller any more; return them.
+        """Remove and return the waiting rows among `rows` that have no caller any more.
 
-        An item may name a row twice: the second time it is dequeued already, and skipped.
+        `rows` may contain a row twice.
         """
         removed: list[Row] = []
         with self._changed:
@@ -245,7 +247,7 @@ class RowQueue:
         return removed
 
     def close(self) -> list[Row]:
-        """Close the queue, wake waiting threads and return the rows, which will not run."""
+        """Close the queue, wake all threads and return the waiting rows."""
         with self._changed:
             self.is_closed = True
             rows = list(self._flows.rows())
@@ -255,11 +257,11 @@ class RowQueue:
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
-            self._share_ready.notify_all()
+            self._rows_arrived.notify_all()
             return rows
 
     def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """Split rows of a failed batch into those that are run again and those that expired."""
+        """Split rows of a failed batch into rows to run again and rows that have expired."""
         dropped: list[Row] = []
         with self._changed:
             now = self._clock()
@@ -267,7 +269,7 @@ class RowQueue:
         return kept, dropped
 
     def limit_tokens(self, tokens: int) -> None:
-        """Make batches no larger than this, because a larger one found no memory."""
+        """Limit batches to this many tokens, because a larger batch ran out of memory."""
         with self._changed:
             if tokens < self._limits.tokens:
                 self._limits = msgspec.structs.replace(self._limits, tokens=max(1, tokens))
@@ -289,13 +291,13 @@ class RowQueue:
         )
 
     def _of_request(self, row: Row) -> _LengthIndex:
-        """Return what waits of a row's request."""
+        """Return the waiting rows of a row's request."""
         if row.request is None:
             return _NO_REQUEST
         return self._requests.get((row.request, row.batch_class), _NO_REQUEST)
 
     def _take_oldest(self, lead: Row, now: float, dropped: list[Row]) -> DequeuedBatch:
-        """Take rows in their order until the batch is full or one of another class leads."""
+        """Take rows in order until the batch is full or a row of another class is next."""
         rows: list[Row] = []
         following: Row | None = lead
         limit = self._limits.rows
@@ -311,7 +313,7 @@ class RowQueue:
         full = len(rows) == limit
         return self._make_batch(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
-    def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
+    def _take_rows(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum([rows for _, rows in choice.lengths])
         indexes = self._of_request(lead), self._classes[lead.batch_class]
         rows = [lead]
@@ -356,11 +358,11 @@ class RowQueue:
         if not row.is_awaited:
             self.skipped += 1
         elif row.deadline > now + (self._cost.base + row.work) * _MAX_SLOWNESS:
-            return True  # in any case
+            return True  # the common case, without the exact calculation
         elif row.deadline <= (least := now + self._minimum_time(row)):
             row.is_expired = True
             if row.deadline > least:
-                # A caller with more time joined at that moment, and may have seen it as live.
+                # A caller with a later deadline has just joined, and may have seen the row as live.
                 row.is_expired = False
                 return True
             self.expired += 1
@@ -370,8 +372,8 @@ class RowQueue:
         return False
 
     def _minimum_time(self, row: Row) -> float:
-        """Return the least time of a row: with less left, its run would be wasted."""
-        # A device that was slow must get a chance to show that it no longer is.
+        """Return the minimum seconds that a row needs; with less time left, it has expired."""
+        # Bounded, so that a device that was slow gets rows to show that it is fast again.
         return (self._cost.base + row.work) * min(self.slowness, _MAX_SLOWNESS)
 
     def _remove(self, row: Row, seconds: float) -> None:

@@ -1,23 +1,22 @@
-"""Decides how long a worker thread that has just run a batch waits for its callers' next rows.
+"""Decides how long a worker thread delays its next batch, so that callers can send more rows.
 
-Callers that wait for an answer before they ask again come back some milliseconds after a batch.
-A thread that does not wait for them runs smaller batches. At full load its core is not idle while
-it waits: the event loop uses the core to answer and to read more.
+Closed-loop callers send their next request some milliseconds after the last result. Without a
+delay, batches are smaller. At full load, the event loop uses the core during the delay.
 """
 
 import msgspec
 
-# A wait is no longer than this share of the time that the larger batch will take.
+# A delay takes at most this fraction of the time of the larger batch.
 _MAX_SHARE = 0.3
-# Whether waits were worth it counts over about so many of them.
+# Success is averaged over about this many delays.
 _MEMORY = 8
-# Where they were not, one in so many is tried.
+# If delays fail, only one in this many is tried.
 _PROBE = 16
 _WORTH = 0.5
 
 
 class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how many rows waited, ran in other threads and were in the batch, when that ended."""
+    """Counts rows at the end of a batch: waiting, running in other threads, and in the batch."""
 
     waiting: int
     running: int
@@ -25,9 +24,9 @@ class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
-    """Return the rows of the next batch if all callers come back and threads share them alike.
+    """Return the rows of the next batch if all callers send rows again and threads share equally.
 
-    With no other batch in flight it is what waits: the device is idle then.
+    If no other batch runs, it returns the waiting rows, because the device would be idle.
     """
     if not load.running:
         return load.waiting
@@ -35,15 +34,15 @@ def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
 
 
 def longest_delay(seconds: float) -> float:
-    """Return how long a thread may wait for a batch that takes so many seconds."""
+    """Return the maximum delay for a batch that takes `seconds`."""
     return _MAX_SHARE * seconds
 
 
 class QueueDelayPolicy:
-    """Bounds the waits of a batcher's threads, and learns whether rows come back in that time.
+    """Decides whether to delay a batch, and learns whether delays succeed.
 
-    Callers that do not wait for answers do not come back: after a few waits in vain only one in
-    some is tried. `RowQueue` serialises access.
+    Delays fail if callers do not send new rows after a result. Then only some delays are tried.
+    `RowQueue` calls it under its lock.
     """
 
     def __init__(self, *, threads: int) -> None:
@@ -52,7 +51,7 @@ class QueueDelayPolicy:
         self._skipped = 0
 
     def rows(self, load: FlightCounts, *, most: int) -> int:
-        """Return how many rows are worth waiting for; as many as wait where none are."""
+        """Return how many rows to wait for; equals `load.waiting` if a delay is not worthwhile."""
         wanted = expected_rows(load, threads=self._threads, most=most)
         if wanted <= load.waiting:
             return load.waiting
@@ -64,5 +63,5 @@ class QueueDelayPolicy:
         return wanted
 
     def learn(self, *, came_back: bool) -> None:
-        """Learn from a wait, which ended with the expected rows or without."""
+        """Learn whether a delay ended with the expected rows."""
         self._worth += (float(came_back) - self._worth) / _MEMORY

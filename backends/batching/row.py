@@ -10,18 +10,18 @@ from backends.errors import BackendError
 from backends.telemetry.spans import Span
 from backends.types import Encoding, FloatArray, OutputKind
 
-# Scope, graph, output and ids. Scope first: no tenant learns what another asked.
+# (scope, graph, output, token ids). The scope keeps tenants from detecting each other's rows.
 RowKey = tuple[str, str, OutputKind, bytes]
 Outcome = tuple["Row", "FloatArray | BackendError"]
 _MISSING: Final[FloatArray] = np.empty(0, dtype=np.float32)
 
 
 class RowWaiter:
-    """Waits for the rows of one caller; calls `on_end` when the last has arrived or one has failed.
+    """Waits for the rows of one caller.
 
-    It is called once, in the loop's thread, with the waiter and the error of the row that failed.
-    `pending` holds those rows that it was placed at. Belongs to the loop's thread, but any thread
-    may read `is_awaited`, which is false once it has ended or its caller has left.
+    When the last row has arrived or a row has failed, it calls `on_end` once, with the waiter and
+    the error. `pending` holds the rows that it waits for. It belongs to the loop's thread, but any
+    thread may read `is_awaited`, which is false once the waiter has ended or its caller has left.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class RowWaiter:
         size: int,
         *,
         deadline: float,
-        # The waiter it is called with is of the class that its owner made of this one.
+        # Called with the waiter itself, which may be a subclass, and so typed as `Any`.
         on_end: Callable[[Any, BackendError | None], None],
     ) -> None:
         self.values = [_MISSING] * size
@@ -53,7 +53,7 @@ class RowWaiter:
         self.tokens = 0
 
     def deliver(self, index: int, value: FloatArray, *, computed_tokens: int) -> None:
-        """Put a row's value in its place; `computed_tokens` is 0 for a row cached or joined."""
+        """Store a row's value; `computed_tokens` is 0 for a cached or coalesced row."""
         self.values[index] = value
         self.missing -= 1
         if computed_tokens:
@@ -64,16 +64,15 @@ class RowWaiter:
             self.on_end(self, None)
 
     def fail(self, error: BackendError) -> None:
-        """Fail the caller; its other rows then have no caller, unless shared."""
+        """End the wait with an error."""
         if self.is_awaited:
             self.is_awaited = False
             self.on_end(self, error)
 
     def leave(self) -> "list[Row]":
-        """Wait no more; return the rows that it was placed at.
+        """Stop waiting and return the pending rows.
 
-        Its owner calls this at every end: rows and waiters that named each other for longer would
-        be left to the garbage collector.
+        The owner calls this at every end, to break reference cycles between rows and waiters.
         """
         self.is_awaited = False
         pending, self.pending = self.pending, []
@@ -81,10 +80,10 @@ class RowWaiter:
 
 
 class RequestWork(msgspec.Struct, kw_only=True, eq=False):
-    """Tracks the reserved work of a request, whose rows run near each other.
+    """Tracks the reserved work of a request.
 
-    `reserved` is what is not queued yet, in predicted seconds. Written by the loop; worker threads
-    may read it at any time.
+    `reserved` is the predicted seconds of rows that are not queued yet. The loop writes it, and
+    worker threads may read it at any time.
     """
 
     reserved: float = 0.0
@@ -93,13 +92,13 @@ class RequestWork(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Row(msgspec.Struct, kw_only=True, eq=False):
-    """Holds one sequence on its way through a model.
+    """Holds one sequence of tokens on its way through a model, and the callers that wait for it.
 
-    `due` is its first caller's deadline and orders the queue: later callers with clearly less time
-    get a row of their own, unless this one runs. `work` is its predicted seconds, without a batch's
-    fixed part. `deadline` is the latest of all callers'. `slower`
-    is the row in flight for the same key that would run later. `flow`, `batch_class`, `kind` and
-    `length` follow from the others.
+    `due` is the first caller's deadline and orders the queue. `deadline` is the latest deadline of
+    all callers. A later caller with a much earlier deadline gets a new row, unless this row already
+    runs; `slower` is the earlier, equal row that the new row replaces. `work` is the predicted
+    seconds without the fixed cost of a batch. `flow`, `batch_class`, `kind` and `length` are
+    derived from the other fields.
     """
 
     encoding: Encoding
@@ -115,7 +114,7 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     is_expired: bool = False
     work: float = 0.0
     submitted: float = 0.0
-    """When it was given to the queue."""
+    """When the row was submitted to the queue."""
     due: float = 0.0
     length: int = 0
     kind: OutputKind = OutputKind.POOLED
@@ -129,7 +128,7 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     @property
     def is_awaited(self) -> bool:
         """Whether any caller still waits."""
-        # `any` would cost twice as much, and every row is asked several times.
+        # `any` would take twice as long, and this runs several times per row.
         for waiter, _ in self.waiters:  # noqa: SIM110
             if waiter.is_awaited:
                 return True
@@ -137,13 +136,13 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def is_live(self) -> bool:
-        """Whether it will be answered as long as a caller waits."""
+        """Whether a caller waits and the row has not expired."""
         return self.is_awaited and not self.is_expired
 
     def join(self, waiter: RowWaiter, index: int) -> bool:
-        """Let another caller wait for this row, until its own deadline.
+        """Let another caller wait for this row.
 
-        Returns `False` when a worker thread dropped the row at that moment.
+        Returns `False` if a worker thread has just dropped the row as expired.
         """
         self.waiters.append((waiter, index))
         self.deadline = max(self.deadline, waiter.deadline)
@@ -152,7 +151,7 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
         return not self.is_expired
 
     def overtake(self, slower: "Row") -> None:
-        """Take over the callers of the equal row that would run later."""
+        """Take over the callers of an equal row that would run later."""
         self.waiters = slower.waiters + self.waiters
         self.deadline = max(self.deadline, slower.deadline)
         slower.waiters = []

@@ -1,4 +1,4 @@
-"""Runs the rows of a batch through an executor, and finds the one that makes it fail."""
+"""Runs batches through an executor, and isolates the row that makes a batch fail."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
 from backends.types import Encoding, FloatArray, OutputKind
 
-# So many batches in a row must have been alone before one runs on all cores.
+# This many consecutive batches must have run alone before one runs on all cores.
 _ALONE_BEFORE_WIDE = 3
 
 
 class ParallelismChoice:
-    """Chooses all cores or one for a batch of one model: all while it is alone, one under load.
+    """Chooses whether a batch runs on all cores or on one.
 
-    One worker thread calls it at a time.
+    All cores are faster for a batch that runs alone; one core for each is faster under load.
     """
 
     def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
@@ -41,7 +41,7 @@ class ParallelismChoice:
         self._alone = 0
 
     def choose(self, *, alone: bool, lengths: Sequence[int]) -> bool:
-        """Return whether to run wide a batch that is the only work there is, or is not."""
+        """Return whether to run a batch on all cores; `alone` means that no other batch runs."""
         if self._wide is None:
             return False
         if self._always:
@@ -54,8 +54,8 @@ class ParallelismChoice:
         return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)
 
 
-class Runner:
-    """Runs batches of one batcher in its worker threads, which may all be inside `run`."""
+class BatchRunner:
+    """Runs the batches of one batcher; all its worker threads may call `run` concurrently."""
 
     def __init__(
         self,
@@ -77,22 +77,23 @@ class Runner:
         self._width = ParallelismChoice(
             narrow=executor.cost, wide=executor.wide_cost, always=always_wide
         )
-        # The last row that worked tells a broken executor from a batch of broken rows.
+        # The last row that succeeded. Running it again distinguishes a broken executor from rows
+        # that cannot be computed.
         self._proven: Row | None = None
 
     def expire(self, rows: list[Row]) -> list[Outcome]:
-        """Return the outcomes of rows that will not run in time."""
+        """Return `DeadlineExceeded` for rows that cannot run in time."""
         if not rows:
             return []
         late = DeadlineExceeded(
-            "the time of the item was over before it could run", retry_after=self._backlog()
+            "the item's deadline passed before it could run", retry_after=self._backlog()
         )
         return [(row, late) for row in rows]
 
     def run(self, rows: list[Row], *, alone: bool) -> list[Outcome]:
-        """Run rows together; halve a batch that fails until the row to blame is alone.
+        """Run rows in one batch. Halve a failing batch until the failing row is alone.
 
-        `alone` says that no other batch runs or waits: it may then run on all cores.
+        `alone` means that no other batch runs or waits, so that the batch may use all cores.
         """
         if not rows:
             return []
@@ -100,8 +101,8 @@ class Runner:
         try:
             return self._run(rows, wide=wide)
         except (UpstreamUnavailable, Overloaded) as error:
-            # No row is to blame, and a smaller batch would fail too. Partial results are dropped: a
-            # failover sends all rows of an item.
+            # No row is to blame, and a smaller batch would fail, too. Drop partial results, because
+            # a failover sends all rows of an item again.
             self._meter.count_failed(len(rows))
             return [(row, error) for row in rows]
 
@@ -123,23 +124,28 @@ class Runner:
         half = len(rows) // 2
         outcomes: list[Outcome] = []
         for part in (rows[:half], rows[half:]):
-            # The failed run took time: some rows may have expired.
+            # The failed run took time, so some rows may have expired.
             runnable, dropped = self._queue.partition_runnable(part)
             outcomes += self.expire(dropped) + (self._run(runnable) if runnable else [])
         return outcomes
 
     def _blame(self, row: Row) -> None:
-        """Check that the row is to blame: if a row that worked before fails too, it is not."""
+        """Check that the row and not the executor is at fault, by running a proven row again.
+
+        Raises:
+            UpstreamUnavailable: the proven row fails on another server, too.
+            ExecutorDied: the proven row fails in this process, too.
+        """
         self._meter.count_failed(1)
         if self._proven is None or self._proven is row:
             return
         try:
             self._compute([self._proven])
         except UpstreamFailed as error:
-            # Such a server may recover while this process runs.
-            raise UpstreamUnavailable(f"{error}, also for what it could run before") from error
+            # The other server may recover while this process runs.
+            raise UpstreamUnavailable(f"{error}, also for a row that succeeded before") from error
         except ModelFailed as error:
-            raise ExecutorDied("the executor fails on a row it could run before") from error
+            raise ExecutorDied("the executor fails on a row that succeeded before") from error
 
     def _run_rows(
         self, rows: list[Row], *, wide: bool = False
@@ -177,11 +183,11 @@ class Runner:
                 return self._executor.run_wide(batch)
             return self._executor.run_within(time_left, batch)
         except MemoryError as error:
-            raise OutOfMemory("there was no memory for the batch") from error
+            raise OutOfMemory("the machine is out of memory for this batch") from error
 
 
 def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatch:
-    """Return a batch of rows."""
+    """Pad encodings to one batch."""
     batch = pad([encoding.ids for encoding in encodings], kind)
     for place, encoding in enumerate(encodings):
         if encoding.type_ids is not None:
@@ -192,13 +198,13 @@ def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatc
 def split_output(
     output: FloatArray, lengths: list[int], kind: OutputKind
 ) -> list["FloatArray | BackendError"]:
-    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
+    """Copy a batch's output into read-only rows; a row with NaN or infinity becomes an error."""
     finite = np.isfinite(output).all()
     values: list[FloatArray | BackendError] = []
     for place, length in enumerate(lengths):
         value = output[place] if kind is OutputKind.POOLED else output[place, :length]
         if not finite and not np.isfinite(value).all():
-            values.append(ModelFailed("the model's answer for this row is not finite"))
+            values.append(ModelFailed("the model's output for this row has NaN or infinity"))
             continue
         value = value.copy()
         value.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Answers rows from the row cache, joins equal rows in flight, and submits the others."""
+"""Answers rows from the row cache, coalesces equal rows in flight, and submits all others."""
 
 import asyncio
 import math
@@ -15,14 +15,14 @@ from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
-# What an entry costs beside its value: key, objects, a place in the dictionary.
+# Bytes of Python objects per cache entry, beside its value.
 _ENTRY_BYTES = 400
-# A caller with so many seconds less than a row's callers gets an equal row of its own.
+# A caller joins a row in flight if its deadline is at most this many seconds earlier.
 _JOIN_TOLERANCE = 0.25
 
 
 class RowCache:
-    """Caches the rows used last, within a number of bytes. Keys are compared, not hashes."""
+    """Caches the outputs of the most recently used rows, up to `max_bytes`."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -34,18 +34,18 @@ class RowCache:
         return len(self._values)
 
     def get(self, key: RowKey) -> FloatArray | None:
-        """Return a cached row."""
+        """Return a cached output, or `None`."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def holds(self, key: RowKey) -> bool:
-        """Return whether a row is cached, without marking it as used."""
+        """Return whether a row is cached; does not count as a use."""
         return key in self._values
 
     def put(self, key: RowKey, value: FloatArray) -> None:
-        """Add a row; evict those used longest ago."""
+        """Add an output; evict the least recently used ones."""
         size = _size(key, value)
         if key in self._values or size > self._max_bytes:
             return
@@ -62,22 +62,24 @@ def _size(key: RowKey, value: FloatArray) -> int:
 
 
 class HostedItems(msgspec.Struct):
-    """Counts the items of a call that are with the processes of algorithms now."""
+    """Counts the items of a call that algorithm hosts are running at present."""
 
     count: int = 0
 
 
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
-    """Identifies the item that rows are for, and counts the rows computed or cached for it.
+    """Identifies an item that needs rows, and counts the item's rows.
 
-    `tokens` are those of computed rows, `input_tokens` those of all rows that it asked for.
-    `truncate` says whether texts may be truncated, `truncated_from` the tokens of the longest that
-    was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
-    `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
-    `rows_left` is how many rows it may still use: algorithms of model owners have a budget.
-    `hosted` is that of the item's call.
-    `arm` names a model and the revision of it that answers, `shadow` the one it is mirrored to;
-    `label` is the first of the answer.
+    - `tokens` counts tokens of computed rows, `input_tokens` the tokens of all rows.
+    - `truncate` allows the truncation of texts. `truncated_from` is the length in tokens of the
+      longest truncated text.
+    - `work` is the predicted seconds of rows that were queued under `reservation`.
+    - `wasted` counts rows that were withdrawn, or computed although the item failed or was late.
+    - `rows_left` is the remaining row budget of a model owner's algorithm.
+    - `hosted` is shared by the items of a call.
+    - `arm` is the name of a model and its revision that answers. `shadow` is the revision to which
+      the item is mirrored.
+    - `label` is the first label of the result.
     """
 
     scope: str
@@ -100,7 +102,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     label: str = ""
 
     def spend(self, rows: int) -> None:
-        """Deduct rows from the budget.
+        """Deduct rows from the row budget.
 
         Raises:
             ItemRefused: the budget is exceeded.
@@ -108,13 +110,13 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
         if rows > self.rows_left:
             raise ItemRefused(
                 "too_many_rows",
-                f"the algorithm asks for {rows} rows more and may ask for {self.rows_left:.0f}",
+                f"the algorithm needs {rows} more rows, but has {self.rows_left:.0f} rows left",
             )
         self.rows_left -= rows
 
 
 class SharedRows:
-    """Answers the rows of one encoder, over a cache that all encoders of a process share."""
+    """Answers the rows of one encoder; all encoders of a process share one `cache`."""
 
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
@@ -126,11 +128,10 @@ class SharedRows:
     async def ask(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> list[FloatArray]:
-        """Return the output of each encoding, in order, and count to `caller` what was computed.
+        """Return the output of each encoding, in order, and add the counts to `caller`.
 
         Raises:
-            BackendError: they are too many for the item, one of them failed, or there was no room
-                for them in time.
+            BackendError: the row budget is exceeded, a row failed, or the queue stayed full.
         """
         caller.spend(len(encodings))
         if not encodings:
@@ -146,7 +147,7 @@ class SharedRows:
         try:
             self.begin(waiter, encodings, kind=kind, caller=caller)
             await ended
-        except BaseException:  # a cancellation, too: no row may run in vain
+        except BaseException:  # also after a cancellation, withdraw rows that nobody needs
             self.abandon(waiter, caller)
             raise
         return self.collect(waiter, caller)
@@ -159,11 +160,11 @@ class SharedRows:
         kind: OutputKind,
         caller: RowCaller,
     ) -> None:
-        """Look up, join or submit the row of each encoding, for which the queue has room.
+        """Look up, join or submit the row of each encoding. The queue must have room for them.
 
-        The item has no budget of rows; `ask` is for one that has. The waiter ends at once where all
-        rows are cached. When it ends with an error, or this fails, the caller must `abandon` it,
-        else `collect` its values.
+        This does not check the item's row budget; `ask` does. If all rows are cached, the waiter
+        ends immediately. After a success, the caller must `collect` the waiter. After an error, it
+        must `abandon` the waiter.
 
         Raises:
             BackendError: the rows would be late, or cannot run.
@@ -176,7 +177,7 @@ class SharedRows:
             self._submit(fresh, caller)
 
     def collect(self, waiter: RowWaiter, caller: RowCaller) -> list[FloatArray]:
-        """Return the values of a waiter that has ended, and count its rows to `caller`."""
+        """Return the outputs of a waiter that has ended, and add its counts to `caller`."""
         waiter.leave()
         caller.rows += waiter.rows
         caller.cached += len(waiter.values) - waiter.rows
@@ -184,14 +185,14 @@ class SharedRows:
         return waiter.values
 
     def abandon(self, waiter: RowWaiter, caller: RowCaller) -> None:
-        """Stop waiting after a failure or a cancellation: no row may run in vain."""
+        """Stop waiting after an error or a cancellation, and withdraw rows that nobody needs."""
         caller.wasted += waiter.rows
         pending = waiter.leave()
         if pending:
             caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
-        """Return how rows were answered; the sizes are of the shared cache."""
+        """Return how rows were answered; sizes are of the shared cache."""
         return RowStatistics(
             known_rows=self._cached,
             joined_rows=self._joined,
@@ -204,7 +205,7 @@ class SharedRows:
     def has_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> bool:
-        """Whether the queue takes the rows of these encodings now."""
+        """Return whether the queue has room for the rows of these encodings."""
         tokens = sum([len(each.ids) for each in encodings])
         fits, flow = self._submissions.fits, (caller.lane, caller.scope)
         return fits(len(encodings), tokens, flow) or fits(
@@ -212,7 +213,7 @@ class SharedRows:
         )
 
     def has_room_for_any(self, encodings: Sequence[Encoding]) -> bool:
-        """Whether the queue takes these rows now, whosever they are."""
+        """Return whether the queue has room for these rows, regardless of their flow."""
         return self._submissions.fits_any(
             len(encodings), sum([len(each.ids) for each in encodings])
         )
@@ -220,10 +221,10 @@ class SharedRows:
     async def wait_for_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> None:
-        """Wait until `has_room`; then the rows are to be begun at once.
+        """Wait until `has_room`. Afterwards, the caller must `begin` before it awaits anything.
 
         Raises:
-            Overloaded: there was no room in time.
+            Overloaded: the queue stayed full.
         """
         if not self.has_room(encodings, kind=kind, caller=caller):
             await self._submissions.wait_for_room(
@@ -235,7 +236,7 @@ class SharedRows:
     def _size(
         self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
     ) -> tuple[int, int]:
-        """Return how many rows are neither cached nor in flight, and their tokens."""
+        """Return the number and the tokens of rows that are neither cached nor in flight."""
         keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
         fresh = {
             key: len(each.ids)
@@ -284,7 +285,7 @@ class SharedRows:
         waiter.pending.append(row)
 
     def _withdraw(self, rows: list[Row]) -> int:
-        """Remove rows without callers from the queue; return how many those are."""
+        """Remove rows without callers from the queue, and return their number."""
         withdrawn = self._submissions.withdraw(rows)
         for row in withdrawn:
             row.span.end("withdrawn")
@@ -321,7 +322,7 @@ class SharedRows:
             return
         self._computed += 1
         self.cache.put(row.key, value)
-        # The row counts as computed for the first of its callers that still waits.
+        # The row counts as computed for the first caller that still waits.
         tokens = row.length
         for waiter, index in waiters:
             counted = tokens if waiter.is_awaited else 0
@@ -330,6 +331,6 @@ class SharedRows:
 
 
 def _may_join(row: Row, caller: RowCaller) -> bool:
-    """Whether to wait for a row in flight: not if it is lost or would run too late."""
+    """Return whether a caller may wait for a row in flight: it is live and runs early enough."""
     is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

@@ -1,4 +1,4 @@
-"""Admits rows to the queue of worker threads; `queue` and `policy` decide which run together."""
+"""Admits rows to the queue of the worker threads, limited by size and deadline."""
 
 import asyncio
 from collections import Counter
@@ -15,28 +15,28 @@ from backends.errors import BackendError, ExecutorDied, Overloaded
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
 
-# Weight of a new row in the moving average of predicted seconds per row.
+# Weight of a new submission in the moving average of predicted seconds per row.
 _AVERAGE_WEIGHT = 0.02
-# Items wait for room no longer than this share of their time: what remains is for the rows, or
-# for another backend.
+# An item waits for room at most this fraction of its time left. The rest is for its rows, or for
+# another backend.
 _ROOM_WAIT_SHARE = 0.5
-# The eighth part of a queue is kept for flows that hold no more than the 64th part of its rows.
+# An eighth of a queue is reserved for flows that hold at most a 64th of its rows.
 _RESERVE = 8
 _FEW = 64
-# The items that wait for room hold at most so many times the rows of a full queue.
+# Items that wait for room have at most this many times the rows of a full queue.
 _MAX_WAITING_QUEUES = 16
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds the rows and tokens that wait in a queue."""
+    """Limits the rows and tokens that wait in a queue."""
 
     rows: int = 4096
     tokens: int = 262_144
 
     def admit(self, *, rows: int, tokens: int, held: int) -> bool:
-        """Whether so much may wait in all, for a flow that would hold `held` of the rows.
+        """Return whether the queue may hold these totals if one flow holds `held` of the rows.
 
-        The last eighth is for flows that hold few: no tenant shuts out the others.
+        The last eighth is reserved for flows with few rows, so that no tenant fills the queue.
         """
         few = self.rows // _FEW
         if held <= few or not few:
@@ -44,31 +44,34 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.admit_any(rows=rows, tokens=tokens)
 
     def admit_any(self, *, rows: int, tokens: int) -> bool:
-        """Whether so much may wait in all, whatever a flow holds of it."""
+        """Return whether the queue may hold these totals without its reserved eighth."""
         most_rows = self.rows - self.rows // _RESERVE
         return rows <= most_rows and tokens <= self.tokens - self.tokens // _RESERVE
 
 
 class RoomQueue:
-    """Lets items wait for room in order. Belongs to the loop; `rows` counts what waits."""
+    """Lets items wait for room, first come first served; `rows` counts their rows.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self) -> None:
-        # asyncio's lock is fair: its holder is the head of the queue and checks for room.
+        # asyncio's lock is fair. Its holder is the first item and checks for room.
         self._head = asyncio.Lock()
         self._freed = asyncio.Event()
         self._flows: Counter[FlowKey] = Counter()
         self.rows = 0
 
     def holds(self, flow: FlowKey) -> bool:
-        """Whether an item of this flow waits."""
+        """Return whether an item of this flow waits."""
         return flow in self._flows
 
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Wait until this item is first and `fits()`; return `False` when `max_wait` is over.
+        """Wait until this item is first and `fits()`; return `False` after `max_wait` seconds.
 
-        After `True` the caller must submit before it awaits anything else.
+        After `True`, the caller must submit before it awaits anything else.
         """
         self.rows += rows
         self._flows[flow] += 1
@@ -85,14 +88,14 @@ class RoomQueue:
         return True
 
     def notify(self) -> None:
-        """Let the head of the queue check for room again."""
+        """Let the first item check for room again."""
         self._freed.set()
 
 
 class SubmissionQueue:
-    """Collects the rows of an event-loop iteration and hands them to the queue together.
+    """Collects the rows of an event-loop iteration and adds them to the queue together.
 
-    Belongs to the event loop. `admission` decides by deadline, `limits` by size.
+    Belongs to the event loop. `admission` limits rows by their deadline, `limits` by queue size.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class SubmissionQueue:
         self.queue = queue
         self.admission = admission
         self.refused = 0
-        """Rows that were refused since the start."""
+        """The number of rows refused since the start."""
         self._limits = limits
         self._cost = cost
         self._share = share
@@ -121,26 +124,24 @@ class SubmissionQueue:
 
     @property
     def rows(self) -> int:
-        """How many rows wait."""
+        """The number of waiting rows."""
         return self.queue.rows + len(self._incoming)
 
     @property
     def tokens(self) -> int:
-        """How many tokens the waiting rows have."""
+        """The number of tokens of the waiting rows."""
         return self.queue.tokens + self._incoming_tokens
 
     def submit(self, rows: Sequence[Row], reservation: QueueReservation | None = None) -> float:
-        """Queue an item's rows, for which there is room; return their predicted seconds.
-
-        Rows of one event-loop iteration reach the threads together.
+        """Queue an item's rows and return their predicted seconds. There must be room for them.
 
         Raises:
-            Overloaded: they would be late.
+            Overloaded: the rows would be late.
             ExecutorDied: no worker thread runs any more.
         """
         if self.queue.is_closed:
             name = self.admission.name
-            raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
+            raise ExecutorDied(f"the executor of `{name}` has died; restart the backend")
         tokens, work, now = 0, 0.0, self._clock()
         for row in rows:
             row.submitted = now
@@ -163,7 +164,7 @@ class SubmissionQueue:
         return work
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
-        """Remove rows that no caller waits for any more from the queue; return those."""
+        """Remove and return the waiting rows among `rows` that have no caller any more."""
         if self._incoming:
             self._flush()
         removed = self.queue.withdraw(rows)
@@ -174,13 +175,12 @@ class SubmissionQueue:
     async def wait_for_room(
         self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
     ) -> None:
-        """Wait until the queue has room for an item's rows: submit them at once then.
+        """Wait until the queue has room for an item's rows. The caller must then submit at once.
 
-        `size` returns how many rows and tokens it would be: answers that arrive meanwhile make
-        it less.
+        `size` returns the number of rows and tokens, which may fall as other rows finish.
 
         Raises:
-            Overloaded: the queue stays full, or too much waits for room already.
+            Overloaded: the queue stays full, or too many rows wait for room already.
         """
         rows, _ = size()
         has_room = False
@@ -193,24 +193,23 @@ class SubmissionQueue:
             raise self._refusal(rows)
 
     def _refusal(self, rows: int) -> Overloaded:
-        """Count rows for which there is no room; return the error."""
+        """Count refused rows and return the error for a full queue."""
         self.refused += rows
         detail = f"the queue of `{self.admission.name}` is full; try again later"
         return Overloaded(detail, retry_after=self.admission.backlog())
 
     def count_refused(self, rows: int) -> None:
-        """Count rows that were refused before their length was known."""
+        """Count refused rows of unknown length."""
         self.refused += rows
         self._note_arrival(rows * self._average_work)
 
     def _note_arrival(self, work: float) -> None:
-        # Refused work counts, too: the shares follow demand. By the cost model alone: that a model
-        # with little traffic runs in small batches, which are slower than predicted, must not earn
-        # it a larger share.
+        # Refused rows count, too, because shares follow demand. Count predicted and not measured
+        # time: a model with small batches is slower than predicted, which must not raise its share.
         self._share.arrived(work)
 
     def is_full(self, flow: FlowKey) -> bool:
-        """Whether not even one more row of a flow would be admitted now."""
+        """Return whether the queue has no room for even one more row of a flow."""
         return self._room_queue.holds(flow) or not self.fits(1, 1, flow)
 
     def held(self, flow: FlowKey) -> int:
@@ -218,16 +217,16 @@ class SubmissionQueue:
         return self.queue.waiting(flow) + self._incoming_flows[flow]
 
     def fits_any(self, rows: int, tokens: int) -> bool:
-        """Whether there is room for so many rows, whatever their flows hold."""
+        """Return whether there is room for rows, regardless of their flow."""
         return self._limits.admit_any(
             rows=self.queue.rows + len(self._incoming) + rows,
             tokens=self.queue.tokens + self._incoming_tokens + tokens,
         )
 
     def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
-        """Whether there is room for so many rows of a flow; an empty queue admits any item.
+        """Return whether there is room for rows of a flow.
 
-        An item whose rows are all cached or in flight always fits.
+        An empty queue has room for any item. An item without new rows always fits.
         """
         waiting = self.queue.rows + len(self._incoming)
         if not waiting or not rows:
@@ -237,11 +236,11 @@ class SubmissionQueue:
         )
 
     def close(self, error: BackendError) -> None:
-        """Close the queue and fail the rows that wait in it."""
+        """Close the queue and fail all waiting rows."""
         self.deliver([(row, error) for row in self.queue.close()])
 
     def deliver(self, outcomes: Iterable[Outcome]) -> None:
-        """Settle rows with their outcomes; items that wait for room check again."""
+        """Pass outcomes to the callers of rows, and let waiting items check for room."""
         for row, value in outcomes:
             if row.span is not NO_SPAN:
                 row.span.end(value.code if isinstance(value, BackendError) else None)
@@ -254,6 +253,6 @@ class SubmissionQueue:
         self._incoming_flows.clear()
         self._incoming_tokens, self.admission.incoming = 0, 0.0
         if self.queue.is_closed:
-            self.deliver([(row, ExecutorDied("the executor is gone")) for row in rows])
+            self.deliver([(row, ExecutorDied("the executor has died")) for row in rows])
         else:
             self.queue.put(rows)

@@ -1,4 +1,4 @@
-"""Runs batches in worker threads, each of which takes its next batch from the queue itself."""
+"""Runs batches in worker threads, which take batches from the queue themselves."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from backends.batching.loop_wakeup import CoreAffinity, LoopWakeup
 from backends.batching.meter import Meter
 from backends.batching.queue import DequeuedBatch
 from backends.batching.row import Outcome
-from backends.batching.runner import Runner
+from backends.batching.runner import BatchRunner
 from backends.batching.submission import SubmissionQueue
 from backends.errors import ExecutorDied
 
@@ -19,11 +19,11 @@ _JOIN_TIMEOUT = 5.0
 
 
 class WorkerThreads:
-    """Owns `count` threads, which run batches and send their outcomes to the event loop.
+    """Owns `count` threads, which run batches and send outcomes to the event loop.
 
-    Threads do not wait for the loop between two batches. When the last one has died, the queue is
-    closed and its rows fail; `failure` says why. With `affinity` the loop wakes up on the core of
-    the thread that has run a batch, where all slots of the device are in use.
+    Threads do not wait for the loop between two batches. When the last thread has died, the queue
+    is closed and its rows fail; `failure` tells why. If all slots of the device are in use and
+    there is an `affinity`, the loop wakes up on the core of the thread that has run a batch.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class WorkerThreads:
         submissions: SubmissionQueue,
         meter: Meter,
         share: DeviceShare,
-        runner: Runner,
+        runner: BatchRunner,
         affinity: CoreAffinity | None = None,
     ) -> None:
         self.failure: str | None = None
@@ -51,7 +51,7 @@ class WorkerThreads:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start the threads; they deliver to the running loop."""
+        """Start the threads. They send outcomes to the running event loop."""
         wakeup = LoopWakeup(asyncio.get_running_loop().call_soon_threadsafe, self._affinity)
         for number in range(self.count):
             thread = threading.Thread(
@@ -61,21 +61,21 @@ class WorkerThreads:
             thread.start()
 
     async def stop(self) -> None:
-        """Fail what waits, and wait for the threads to end, some seconds at most each."""
+        """Fail all waiting rows and wait for the threads to end, up to a timeout each."""
         self._submissions.close(ExecutorDied("the backend is stopping"))
         for thread in self._threads:
-            # A run that hangs must not keep the process; its thread is a daemon.
+            # A thread that hangs does not keep the process alive, because it is a daemon.
             await asyncio.to_thread(thread.join, _JOIN_TIMEOUT)
         if not any(thread.is_alive() for thread in self._threads):
             self._share.close()
-        # Outcomes sent before the threads ended are scheduled on the loop; let them arrive.
+        # Let the loop deliver outcomes that the threads have already sent.
         await asyncio.sleep(0)
 
     def _run(self, wakeup: LoopWakeup) -> None:
         ended = 0
         try:
             while self._queue.wait(ended):
-                # The batch is chosen when it can run, among all that waits by then.
+                # Take the batch only once a slot is free, from all rows that wait by then.
                 with self._share.slot() as use:
                     batch = self._queue.take()
                     ended = len(batch.rows) if batch is not None else 0
@@ -83,11 +83,11 @@ class WorkerThreads:
                         use.seconds = batch.seconds * self._queue.slowness
                         try:
                             self._run_batch(batch, wakeup, alone=use.alone)
-                        except BaseException:  # whatever ends the thread ends its batch
+                        except BaseException:  # any error ends the thread, and so its batch
                             self._queue.end_running(ended)
                             raise
                     use.more = self._queue.runnable > 0
-        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
+        except BaseException as error:  # noqa: BLE001 - the death of a thread must be reported
             wakeup.call(partial(self._on_death, error))
 
     def _run_batch(self, batch: DequeuedBatch, wakeup: LoopWakeup, *, alone: bool) -> None:
@@ -97,7 +97,7 @@ class WorkerThreads:
             outcomes += self._runner.expire(batch.dropped)
             outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)
         finally:
-            # A thread that dies here leaves no row behind.
+            # Settle all rows, even if this thread dies here.
             if len(outcomes) < len(batch.rows) + len(batch.dropped):
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")

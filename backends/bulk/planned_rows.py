@@ -1,7 +1,8 @@
-"""Runs rows in batches that their texts alone decide, so that equal work has equal answers.
+"""Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
-A serving backend batches whatever waits at the moment. A bulk job that is resumed must answer as
-one that was not interrupted: here the rows of one part of a job are divided by their lengths.
+A serving backend batches the rows that happen to wait. A resumed bulk job must give the same
+results as an uninterrupted job. So here, the rows of a part of the job are divided into batches by
+their lengths.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from backends.tokenization.text_queue import TextQueue
 from backends.types import Encoding, FloatArray, OutputKind
 
 RowValue = FloatArray | BackendError
-# Event-loop iterations without a new row after which no item of a part can ask for one more: each
-# waits for the round, but those whose texts a thread reads, which are counted.
+# After this many event-loop iterations without a new request for rows, all items wait for rows or
+# for the tokenizer.
 _QUIET_ITERATIONS = 32
 _Answer = TypeVar("_Answer")
 
 
 class PlannedBatches:
-    """Runs rows of one executor by length, in threads of `pool`; any thread may call it."""
+    """Runs rows of one executor in batches by length, in threads of `pool`. Safe in any thread."""
 
     def __init__(
         self, executor: ModelExecutor, limits: BatchLimits, pool: ThreadPoolExecutor
@@ -40,13 +41,14 @@ class PlannedBatches:
         self._pool = pool
 
     def run(self, encodings: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
-        """Return the output of each row, or why it has none; equal rows are computed once.
+        """Return the output or the error of each row. Equal rows are computed once.
 
         Raises:
-            BackendError: no row can be run any more.
+            BackendError: the executor cannot run any row.
         """
         unique = list({each.key: each for each in encodings}.values())
-        # The longest first: what is left at the end is short. Items may ask in any order.
+        # Sort, because items may request rows in any order. Longest first, so that threads finish
+        # at nearly the same time.
         unique.sort(key=_place, reverse=True)
         batches = divide(unique, self._limits)
         running = [self._pool.submit(self._run, batch, kind) for batch in batches]
@@ -62,21 +64,21 @@ class PlannedBatches:
         return [values[each.key] for each in encodings]
 
     def _run(self, batch: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
-        """Run a batch; halve one that fails until the row to blame is alone."""
+        """Run a batch. Halve a failing batch until the failing row is alone."""
         try:
             output = self._executor.run(pad_encodings(batch, kind))
         except (ModelFailed, MemoryError) as error:
             if len(batch) == 1:
                 if isinstance(error, ModelFailed):
                     return [error]
-                return [OutOfMemory("there was no memory for the row")]
+                return [OutOfMemory("the machine is out of memory for this row")]
             half = len(batch) // 2
             return self._run(batch[:half], kind) + self._run(batch[half:], kind)
         return split_output(output, list(map(_length, batch)), kind)
 
 
 def divide(encodings: Sequence[Encoding], limits: BatchLimits) -> list[list[Encoding]]:
-    """Return the batches of rows that come longest first."""
+    """Divide rows, sorted from long to short, into batches."""
     batches: list[list[Encoding]] = []
     most = 0
     for encoding in encodings:
@@ -95,8 +97,8 @@ def _place(encoding: Encoding) -> tuple[int, bytes]:
     return len(encoding.ids), encoding.key
 
 
-class _Question(msgspec.Struct, frozen=True, eq=False):
-    """Holds the rows that an item waits for."""
+class _RowRequest(msgspec.Struct, frozen=True, eq=False):
+    """Holds the rows for which an item waits."""
 
     batches: PlannedBatches
     kind: OutputKind
@@ -105,14 +107,15 @@ class _Question(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowRounds:
-    """Gathers the rows that the items of one part ask for, and runs them together.
+    """Collects the rows that the items of a part need, and runs them together in rounds.
 
-    A round begins when every item waits, however long that takes. Belongs to an event loop.
+    A round begins when every item waits for rows, however long that takes. Belongs to an event
+    loop.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._questions: list[_Question] = []
+        self._requests: list[_RowRequest] = []
         self._reading = 0
         self._quiet = 0
         self._is_watching = False
@@ -121,16 +124,16 @@ class RowRounds:
     async def ask(
         self, batches: PlannedBatches, encodings: Sequence[Encoding], kind: OutputKind
     ) -> list[RowValue]:
-        """Return the output of each row, or why it has none, after the round that it is in."""
+        """Wait for the next round and return the output or the error of each row."""
         answer: asyncio.Future[list[RowValue]] = self._loop.create_future()
-        self._questions.append(_Question(batches, kind, encodings, answer))
+        self._requests.append(_RowRequest(batches, kind, encodings, answer))
         self._quiet = 0
         self._watch()
         return await answer
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Begin no round while a thread reads a text of an item."""
+        """Prevent a new round while a thread tokenizes a text, in the `with` block."""
         self._reading += 1
         try:
             yield
@@ -140,7 +143,7 @@ class RowRounds:
             self._watch()
 
     def _watch(self) -> None:
-        can_begin = self._questions and not self._reading and self._round is None
+        can_begin = self._requests and not self._reading and self._round is None
         if can_begin and not self._is_watching:
             self._quiet = 0
             self._is_watching = True
@@ -158,37 +161,37 @@ class RowRounds:
         self._round = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
-        questions, self._questions = self._questions, []
-        groups: dict[tuple[PlannedBatches, OutputKind], list[_Question]] = {}
-        for question in questions:
-            groups.setdefault((question.batches, question.kind), []).append(question)
+        requests, self._requests = self._requests, []
+        groups: dict[tuple[PlannedBatches, OutputKind], list[_RowRequest]] = {}
+        for request in requests:
+            groups.setdefault((request.batches, request.kind), []).append(request)
         for (batches, kind), group in groups.items():
             await _answer(group, batches, kind)
         self._round = None
         self._watch()
 
 
-async def _answer(group: Sequence[_Question], batches: PlannedBatches, kind: OutputKind) -> None:
-    encodings = [each for question in group for each in question.encodings]
+async def _answer(group: Sequence[_RowRequest], batches: PlannedBatches, kind: OutputKind) -> None:
+    encodings = [each for request in group for each in request.encodings]
     try:
         values = iter(await asyncio.to_thread(batches.run, encodings, kind))
-    except Exception as error:  # noqa: BLE001 - the items would wait for ever
-        for question in group:
-            if not question.answer.done():
-                question.answer.set_exception(error)
+    except Exception as error:  # noqa: BLE001 - otherwise, the items would wait forever
+        for request in group:
+            if not request.answer.done():
+                request.answer.set_exception(error)
         return
-    for question in group:
-        own = [next(values) for _ in question.encodings]
-        if not question.answer.done():
-            question.answer.set_result(own)
+    for request in group:
+        own = [next(values) for _ in request.encodings]
+        if not request.answer.done():
+            request.answer.set_result(own)
 
 
 ROUNDS: ContextVar[RowRounds] = ContextVar("ROUNDS")
-"""Of the part whose items are answered in this context."""
+"""The rounds of the part whose items run in this context."""
 
 
 class PartTextQueue(TextQueue):
-    """Reads the texts of parts, all of which are in memory anyway: none is refused."""
+    """Tokenizes texts without a limit on their memory, because a whole part is in memory anyway."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         super().__init__(pool)
@@ -201,7 +204,7 @@ class PartTextQueue(TextQueue):
 
 
 class PlannedRows(SharedRows):
-    """Answers the rows of one encoder by rounds, without a queue, a row cache or a deadline."""
+    """Answers the rows of one encoder in rounds, without a queue, a row cache or deadlines."""
 
     def __init__(
         self, *, digest: str, cache: RowCache, batcher: Batcher, pool: ThreadPoolExecutor
@@ -223,10 +226,10 @@ class PlannedRows(SharedRows):
 def count_rows(
     values: Sequence[RowValue], encodings: Sequence[Encoding], caller: RowCaller
 ) -> list[FloatArray]:
-    """Return the values of an item's rows, which are counted to it.
+    """Add an item's rows to the counts of `caller`, and return their outputs.
 
     Raises:
-        BackendError: one of them has none.
+        BackendError: a row has failed.
     """
     found = []
     for value in values:

@@ -1,4 +1,4 @@
-"""Runs items through one model of a repository in this process, for callers in plain threads."""
+"""Runs items through one model of a repository in this process, for synchronous callers."""
 
 import asyncio
 import threading
@@ -40,15 +40,16 @@ from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
 
 _SCOPE = "bulk"
-# What algorithms keep of the parameters is computed beside this text, whatever comes first.
+# The first text to run. It makes algorithms compute and cache vectors of the parameters always in
+# the same batch, whatever text comes first.
 _FIRST_TEXT = "warm-up"
-# No item takes this long; hosts of algorithms need a finite time.
+# No item takes this long, but algorithm hosts need a finite time.
 _LONGEST = 3600.0
 _Answer = TypeVar("_Answer")
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds an item's answer: a JSON value, in which numpy arrays of floats stand for lists."""
+    """Holds an item's result: a JSON value that may contain numpy arrays instead of lists."""
 
     value: Any
     rows: int = 0
@@ -56,12 +57,12 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     truncated_from: int = 0
 
     def as_json(self) -> bytes:
-        """Return the answer as the gateway sends it."""
+        """Return the result as JSON, as the gateway sends it."""
         return encode_result(self.value)
 
 
 class BulkFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Says why an item has no answer."""
+    """Tells why an item has no result."""
 
     code: str
     detail: str
@@ -71,7 +72,7 @@ Outcome = BulkResult | BulkFailure
 
 
 class _OpenQuery(msgspec.Struct, frozen=True, eq=False):
-    """Holds an item that is one query, while its part is run."""
+    """Holds an item in progress whose algorithm is a `QueryAlgorithm`."""
 
     index: int
     caller: RowCaller
@@ -79,12 +80,11 @@ class _OpenQuery(msgspec.Struct, frozen=True, eq=False):
 
 
 class BulkRunner:
-    """Answers items of one task by one model, as a backend does, without HTTP, queues or deadlines.
+    """Answers items of one task with one model, without HTTP, queues or deadlines.
 
-    It needs no event loop of its caller's. Any thread may call `run`, and two at a time keep a
-    device busy: one part is tokenized while another runs. The same items in one call have the
-    same answers, to the last bit, whatever ran before. `settings` come before the environment's
-    (`SLUICEGATE_BACKEND_...`).
+    The caller needs no event loop. Any thread may call `run`. Two concurrent calls keep a device
+    busy: one tokenizes while the other runs. Calls with equal items return bit-identical results.
+    `settings` override the environment (`SLUICEGATE_BACKEND_...`).
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class BulkRunner:
         truncate: bool = True,
         **settings: object,
     ) -> None:
-        """Load the model and those it builds on.
+        """Load the model and the models that it builds on.
 
         Raises:
-            StartProblem: the repository has no such model, it lacks the task, the parameters are
-                none of the task, or the model cannot be loaded.
+            StartProblem: the repository does not have the model, the model does not have the task,
+                the parameters are invalid, or the model cannot be loaded.
         """
         quiet_libraries()
         self._truncate = truncate
@@ -114,7 +114,7 @@ class BulkRunner:
             self._load(self.settings, model)
             self._loop = self._stack.enter_context(_LoopThread())
             self._warm_up()
-        except BaseException:  # whatever it was, threads and processes would go on
+        except BaseException:  # after any error, threads and processes must end
             self.close()
             raise
 
@@ -130,14 +130,14 @@ class BulkRunner:
         self.close()
 
     def close(self) -> None:
-        """End its threads and processes."""
+        """End all threads and processes."""
         self._stack.close()
 
     def run(self, items: Sequence[Any]) -> list[Outcome]:
-        """Return the outcome of each item, of the type that `protocol.ITEMS` has for the task.
+        """Return the outcome of each item; `protocol.ITEMS` gives the type of items.
 
         Raises:
-            BackendError: the model cannot run any more.
+            BackendError: the model cannot run any more, or a failure may be temporary.
         """
         query = self._algorithm.as_query
         if query is not None:
@@ -171,7 +171,7 @@ class BulkRunner:
         self.info = served_model.info
         self._algorithm: Algorithm = algorithm
         self._pipelines = found.pipelines
-        # Without one, such as for tokens alone, nothing is run.
+        # Empty if the task only needs the tokenizer.
         self.provider = ", ".join(sorted({each.batcher.provider for each in found.encoders}))
         limits = {(each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.encoders}
         batches = ", ".join(f"{rows} rows, {tokens} tokens" for rows, tokens in sorted(limits))
@@ -179,7 +179,7 @@ class BulkRunner:
         self._plan_rows(found, pool)
 
     def _plan_rows(self, found: ModelSet, tokenizer_pool: ThreadPoolExecutor) -> None:
-        """Have rows run in planned batches, by as many threads as the executor takes."""
+        """Make encoders run planned batches, in as many threads as the executor supports."""
         threads = max((each.batcher.worker_threads for each in found.encoders), default=1)
         workers = self._stack.enter_context(
             ThreadPoolExecutor(threads, thread_name_prefix="bulk-rows")
@@ -196,7 +196,7 @@ class BulkRunner:
             self.run([_FIRST_TEXT])
 
     def _run_queries(self, items: Sequence[Any], algorithm: QueryAlgorithm) -> list[Outcome]:
-        """Answer items that are one query each, without a coroutine for any of them."""
+        """Answer items with a `QueryAlgorithm`, without a coroutine per item."""
         outcomes: list[Outcome | None] = [None] * len(items)
         pipeline = self._pipelines[algorithm.model]
         encoder, rows = pipeline.encoder, pipeline.encoder.rows
@@ -229,7 +229,7 @@ class BulkRunner:
     def _open(
         self, items: Sequence[Any], algorithm: QueryAlgorithm, outcomes: list[Outcome | None]
     ) -> list[_OpenQuery]:
-        """Return the items with their texts; what is refused is an outcome."""
+        """Return the valid items with their texts; add refused items to `outcomes`."""
         encoder = self._pipelines[algorithm.model].encoder
         opened = []
         for index, item in enumerate(items):
@@ -263,11 +263,11 @@ class BulkRunner:
         try:
             return msgspec.convert(item, ITEMS[self.task])
         except msgspec.ValidationError as error:
-            raise ItemRefused("bad_item", f"it is none of this task: {error}") from None
+            raise ItemRefused("bad_item", f"the item is not valid for its task: {error}") from None
 
     def _read_text(self, text: str) -> str:
         if self.task in {Task.CHOOSE, Task.DETOKENIZE}:
-            raise ItemRefused("bad_item", "it is a text, which is no item of this task")
+            raise ItemRefused("bad_item", "the item is a text, which this task does not take")
         return text
 
     def _caller(self) -> RowCaller:
@@ -283,24 +283,24 @@ def _read_parameters(task: str, given: Mapping[str, Any]) -> Parameters:
     kinds = {str(each): kind for each, kind in PARAMETERS.items()}
     if task not in kinds:
         tasks = ", ".join(f"`{each}`" for each in kinds)
-        raise StartProblem(f"there is no task `{task}`; there are {tasks}")
+        raise StartProblem(f"the task `{task}` is unknown; use one of {tasks}")
     try:
         return msgspec.convert(dict(given), kinds[task])
     except msgspec.ValidationError as error:
-        raise StartProblem(f"the parameters are none of `{task}`: {error}") from None
+        raise StartProblem(f"invalid parameters for the task `{task}`: {error}") from None
 
 
 def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
-    """Return the part of a catalogue that one model needs, without shadows.
+    """Return a catalogue of one model and all models below it, without shadow revisions.
 
     Raises:
-        StartProblem: there is no such model, or it is broken.
+        StartProblem: the repository does not have the model, or the model is broken.
     """
     if name in catalogue.problems:
         raise ModelProblem(f"model `{name}` is broken: {catalogue.problems[name]}")
     if name not in catalogue.models:
         known = ", ".join(f"`{each}`" for each in catalogue.models) or "none"
-        raise StartProblem(f"there is no model `{name}` in the repository; there are {known}")
+        raise StartProblem(f"the repository has no model `{name}`; it has {known}")
     needed, waiting = {name}, [name]
     while waiting:
         below = set(builds_on(catalogue.models[waiting.pop()].manifest)) - needed
@@ -315,10 +315,10 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Return why an item has no answer, now and whenever it is asked for again.
+    """Convert an error that would occur again to the outcome of its item.
 
     Raises:
-        BackendError: that may pass; the item is not to blame.
+        BackendError: the error may be temporary, so that a retry may succeed.
     """
     is_of_item = isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory)
     if error.retryable and not is_of_item:
@@ -336,7 +336,7 @@ def _result(answer: Any, caller: RowCaller) -> BulkResult:
 
 
 class _LoopThread:
-    """Runs an event loop in a thread of its own."""
+    """Runs an event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -354,7 +354,7 @@ class _LoopThread:
         self._loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """Return what a coroutine returns; blocks the calling thread, which must be another."""
+        """Run a coroutine in the loop and return its result; blocks the calling thread."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except BaseExceptionGroup as group:

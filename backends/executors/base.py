@@ -1,4 +1,4 @@
-"""Declares the interface by which the batcher runs a graph."""
+"""Declares the interface between the batcher and whatever runs a model's graph."""
 
 from abc import abstractmethod
 from typing import Protocol
@@ -9,34 +9,36 @@ from backends.types import FloatArray
 
 
 class ModelExecutor(Protocol):
-    """Runs padded batches through one encoder graph, blocking.
+    """Runs padded batches through one encoder graph; blocks the calling thread.
 
-    `run` returns float32, `(rows, dimensions)` for pooled and `(rows, length, dimensions)` for
-    tokens, in the order of the rows. It raises `ModelFailed` when this batch cannot be computed
-    (`OutOfMemory` when a smaller one might be), `UpstreamUnavailable` or `Overloaded` when no batch
-    can be now, and `ExecutorDied` when none ever will be again.
+    `run` returns a float32 array in the order of the rows. Its shape is `(rows, dimensions)` for
+    pooled output and `(rows, length, dimensions)` for token output. It raises:
+
+    - `ModelFailed` if this batch cannot be computed, and `OutOfMemory` if a smaller batch may fit;
+    - `UpstreamUnavailable` or `Overloaded` if no batch can be computed at present;
+    - `ExecutorDied` if no batch can ever be computed again.
     """
 
     provider: str
-    """The execution provider that really runs."""
+    """The execution provider in use."""
     worker_threads: int
-    """How many threads may be inside `run` at once."""
+    """The maximum number of concurrent calls of `run`."""
     dimensions: int
     cost: CostModel
-    """Predicts a batch in one of the worker threads."""
+    """Predicts the time of `run` in one worker thread."""
     shares_cores: bool = False
-    """Whether its runs take the cores that the event loop needs, and not a device of their own."""
+    """Whether runs use the same processor cores as the event loop."""
     most_rows: int | None = None
-    """The most rows of a batch; `None` where memory alone bounds them."""
+    """The maximum rows of a batch; `None` if only memory limits them."""
     wide_cost: CostModel | None = None
-    """Predicts a batch in `run_wide`; `None` where that is `run`."""
+    """Predicts the time of `run_wide`; `None` if it is the same as `run`."""
 
     def run_wide(self, batch: PaddedBatch) -> FloatArray:
-        """Return what `run` does, on all cores: for a batch that is alone."""
+        """Run one batch on all cores. The caller runs no other batch meanwhile."""
         return self.run(batch)
 
     def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
-        """Return what `run` does; executors on another machine raise after `time_left` seconds."""
+        """Run one batch. An executor that calls another server gives up after `time_left` s."""
         return self.run(batch)
 
     @abstractmethod

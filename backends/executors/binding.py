@@ -1,4 +1,4 @@
-"""Binds tensors of one shape to a session once and refills them for every run."""
+"""Binds tensors of a shape to a session once, and reuses them for all batches of this shape."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +16,7 @@ BoundKey = tuple[Shape, OutputKind]
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the tensors of a session: inputs by role, the output's name, the device."""
+    """Describes the input and output tensors of a session, and the device that holds them."""
 
     session: Any
     inputs: dict[str, np.dtype[Any]]
@@ -25,11 +25,11 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     device: int
     keep_on_device: bool
-    """Whether the output lies on the device too: a captured graph writes where it did before."""
+    """Whether the output is in device memory. A captured graph needs a fixed output address."""
 
 
 class BoundTensors:
-    """Holds inputs and output of one shape at fixed addresses; one run at a time."""
+    """Holds the inputs and output of one shape at fixed addresses, for one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
         # Imported here because the library's environment is set when a session is opened.
@@ -62,11 +62,11 @@ class BoundTensors:
 
     @property
     def size_bytes(self) -> int:
-        """What it holds of this machine's memory."""
+        """The host memory of the tensors, without device memory."""
         return self._result.nbytes + sum(array.nbytes for array in self._staged.values())
 
     def run(self, batch: PaddedBatch, run: Callable[[Any], None]) -> FloatArray:
-        """Copy a batch in, let `run` run the binding, and return a copy of the real rows."""
+        """Copy a batch in, call `run` with the binding, and return a copy of the real rows."""
         self._fill(batch)
         run(self._binding)
         result = self._output.numpy() if self._on_device else self._result
@@ -76,7 +76,7 @@ class BoundTensors:
         return copy
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Return the host memory to its allocator."""
         for array in (*self._staged.values(), self._result):
             self._host.give_back(array)
 
@@ -86,11 +86,11 @@ class BoundTensors:
         plain = not batch.type_ids.any()
         for name, staged in self._staged.items():
             if name == "token_type_ids" and plain and self._clean:
-                continue  # zeros are there already
+                continue  # the tensor is zero already
             staged.fill(0)
             staged[:rows, :length] = given[name]
             if name == "attention_mask":
-                # A row without a token is fed to no kernel: padding rows have one.
+                # Padding rows get one token, because kernels may fail on a row without tokens.
                 staged[rows:, 0] = 1
             self._values[name].update_inplace(staged)
         self._clean = plain
@@ -122,7 +122,7 @@ class Bindings:
         return bound
 
     def keep(self, key: BoundKey) -> None:
-        """Never drop the binding of a shape: a captured graph holds its addresses."""
+        """Never evict the binding of a shape, because a captured graph uses its addresses."""
         self._kept.add(key)
 
     def _evict(self, newest: BoundKey) -> None:

@@ -1,4 +1,4 @@
-"""Rounds the shapes of batches up to a few, so that memory and graphs are reused."""
+"""Rounds batch shapes up to a few buckets, so that memory and captured graphs are reused."""
 
 from typing import NamedTuple
 
@@ -13,15 +13,16 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many places for tokens it has, padding included."""
+        """The number of token positions, including padding."""
         return self.rows * self.length
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """Rounds shapes up: `steps` sizes in each doubling, lengths to a multiple too.
+    """Rounds row counts and lengths up to buckets.
 
-    With 4 steps nothing grows by more than a quarter, and there are 4 shapes where there would be
-    hundreds. A length is never rounded beyond `max_length`, for which a model has no positions.
+    There are `row_steps` or `length_steps` buckets between a power of two and the next. With 4
+    steps, rounding adds at most a quarter. Lengths are also multiples of `length_multiple`, and at
+    most `max_length`, the number of positions of the model.
     """
 
     length_multiple: int = 8
@@ -30,18 +31,18 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int | None = None
 
     def fit(self, rows: int, length: int) -> Shape:
-        """Return the shape that a batch of this size runs in."""
+        """Return the bucket shape for a batch of this size."""
         wide = round_up(length, multiple=self.length_multiple, steps=self.length_steps)
         if self.max_length is not None:
             wide = max(length, min(wide, self.max_length))
         return Shape(round_up(rows, multiple=1, steps=self.row_steps), wide)
 
     def most_rows(self, rows: int) -> int:
-        """Return the most rows that are a bucket and no more than `rows`."""
+        """Return the largest bucket of at most `rows` rows."""
         return next(n for n in range(rows, 0, -1) if self.fit(n, 1).rows == n)
 
     def shapes(self, *, max_rows: int, max_length: int, max_tokens: int) -> list[Shape]:
-        """Return every shape within these bounds, the largest first."""
+        """Return every bucket shape within these bounds, the largest first."""
         rows = {self.fit(number, 1).rows for number in range(1, max_rows + 1)}
         lengths = {self.fit(1, number).length for number in range(1, max_length + 1)}
         found = [Shape(r, n) for r in rows for n in lengths if r * n <= max_tokens]
@@ -49,7 +50,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def round_up(size: int, *, multiple: int, steps: int) -> int:
-    """Return the least bucket that holds `size`: a multiple of `multiple`, `steps` a doubling."""
+    """Return the smallest bucket of at least `size`, as described in `Buckets`."""
     units = -(-size // multiple)
     octave = 1 << max(0, (units - 1).bit_length() - 1)
     step = max(1, octave // steps)

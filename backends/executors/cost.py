@@ -1,4 +1,4 @@
-"""Predicts the time of a batch by a cost model, fitted to a few runs at warm-up."""
+"""Predicts the time of a batch with a cost model that is fitted to trial runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from backends.executors.trial_shapes import CPU_TRIALS, Lengths
 from backends.types import OutputKind
 
 _REPEATS = 3
-# As many as the model has terms.
+# The cost model has this many terms.
 _LEAST_SAMPLES = 4
-# The longest trial row of a graph that states no maximum.
+# The longest trial row of a graph without a stated maximum.
 _MAX_TOKENS = 512
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicts a batch's seconds: fixed, per token, per padded token, per length^2.
+    """Predicts the seconds of a batch.
 
-    `token` is the price of a real token, `padded` that of a position of the padded batch. A graph
-    that skips padding has `padded` near 0. The defaults apply where nothing was measured.
+    The terms are: `base` per batch, `token` per real token, `padded` per position of the padded
+    batch, and `square` per position times length. A graph that skips padding has `padded` near 0.
     """
 
     base: float = 1e-3
@@ -39,17 +39,20 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def padding(self, seconds: float, *, alone: float) -> float:
-        """Return what padding takes of a batch's `seconds`; `alone` is the sum of its rows'."""
-        # Rounding may leave less than nothing where there is no padding.
+        """Return the seconds that padding takes of a batch.
+
+        `alone` is the sum of `self.alone(length)` over its rows.
+        """
+        # Rounding errors may make this negative.
         return max(0.0, seconds - self.base - alone)
 
     def alone(self, length: int) -> float:
-        """Return what a row adds to a batch of its own length."""
+        """Return the seconds that a row adds to a batch of rows of the same length."""
         return (self.token + self.padded + self.square * length) * length
 
 
 class CostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a batch that was run and the time it took."""
+    """Holds the size of a batch and its measured time."""
 
     rows: int
     longest: int
@@ -58,7 +61,7 @@ class CostSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(trials: Sequence[CostSample]) -> CostModel:
-    """Return the model with the least relative error whose terms are not negative."""
+    """Return the cost model with non-negative terms and the least relative squared error."""
     seconds = np.array([trial.seconds for trial in trials])
     padded = np.array([trial.rows * trial.longest for trial in trials])
     longest = np.array([trial.longest for trial in trials])
@@ -66,7 +69,7 @@ def fit(trials: Sequence[CostSample]) -> CostModel:
     terms = np.stack([np.ones_like(tokens), tokens, padded, padded * longest], axis=1)
     used = [0, 1, 2, 3]
     while True:
-        # Relative errors: a short batch matters as much as a long one.
+        # Relative errors give short batches the same weight as long batches.
         found = np.linalg.lstsq(terms[:, used] / seconds[:, None], np.ones(len(trials)))[0]
         if (found >= 0).all():
             break
@@ -85,11 +88,10 @@ def measure_cost(
     most_rows: int | None = None,
     seconds: float = math.inf,
 ) -> CostModel:
-    """Run batches of these row lengths, and return the model that fits their times.
+    """Run trial batches and return the cost model that fits their times.
 
-    After `seconds` the batches that are left are not run, but for the first few. A batch that
-    there is no memory for is left out. A graph that refuses some of the shapes gets the default,
-    which is corrected while it serves.
+    No more batches run after `seconds`, apart from the few that a fit needs. Batches that run out
+    of memory are left out. If a batch fails otherwise, the default cost model is returned.
     """
     samples: list[CostSample] = []
     began = clock()
@@ -122,6 +124,6 @@ def _run_trial(
         rows=len(lengths),
         longest=max(lengths),
         tokens=sum(lengths),
-        # The quickest: other load on the machine only adds time.
+        # Take the fastest run, because other load on the machine only adds time.
         seconds=max(min(seconds), 1e-9),
     )

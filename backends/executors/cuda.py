@@ -1,7 +1,6 @@
-"""Runs an encoder graph on a GPU: bound memory, few shapes, one to three runs in flight.
+"""Runs an encoder graph with ONNX Runtime on a GPU, with bound tensors and captured CUDA graphs.
 
-The same code runs on the CPU provider, which is how its tests run it; `OnnxExecutor` is the better
-choice there.
+The tests run this code on the CPU provider. To serve on a CPU, `OnnxExecutor` is faster.
 """
 
 import re
@@ -30,18 +29,18 @@ from backends.executors.trial_shapes import device_trials
 from backends.types import FloatArray, OutputKind
 
 _BINDING_BYTES = 256 * 1024 * 1024
-# ONNX Runtime captures a graph in the run after the first; a third proves that it replays.
+# ONNX Runtime captures a graph in its second run. The third run proves that it replays.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
-# Seconds for which batches are measured when a model is loaded.
+# Seconds to measure batches when a model is loaded.
 _MEASURING = 10.0
-# CUDA reports a broken device in the message only; no later run can succeed in this process.
+# Messages that report a broken device. No later run can succeed in this process.
 _FATAL = (
     *("cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "device-side assert"),
     *("CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
 )
-# The device is gone or held by others, its memory or links are faulty, or a kernel has broken the
-# context: the errors that the reference of the CUDA runtime says no process recovers from.
+# Error codes from which a process cannot recover, by the CUDA runtime's reference: the device is
+# gone or held by others, its memory or links are faulty, or a kernel corrupted the context.
 _FATAL_CODES = {46, 100, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 999}
 _CODE = re.compile(r"CUDA failure (\d+)")
 _MEMORY = (
@@ -51,12 +50,11 @@ _MEMORY = (
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Configures runs: how many at a time, their shapes, which are captured or outsized.
+    """Configures the runs of an executor.
 
-    `batch` bounds what is run but for single long rows.
-    Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs
-    (0: none). After one of more than `outsized_tokens` (0: never) the arena gives back what is
-    free.
+    Up to `runs` batches are in flight. `batch` bounds all batches but single long rows. Batches of
+    up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs (0: none). After a
+    batch of more than `outsized_tokens`, the arena frees its unused memory (0: never).
     """
 
     runs: int = 2
@@ -67,12 +65,12 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     outsized_tokens: int = 0
 
     def within(self, max_tokens: int | None) -> Self:
-        """Return the same for a model of no more than `max_tokens` positions."""
+        """Return these limits for a model that reads at most `max_tokens` tokens."""
         buckets = msgspec.structs.replace(self.buckets, max_length=max_tokens)
         return msgspec.structs.replace(self, buckets=buckets)
 
     def captured(self) -> list[Shape]:
-        """Return the shapes to capture, the largest first: the smaller ones fit in its memory."""
+        """Return the shapes to capture, the largest first: smaller graphs then reuse its memory."""
         longest = self.buckets.max_length or self.graph_tokens
         return self.buckets.shapes(
             max_rows=self.graph_rows,
@@ -82,7 +80,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts an executor's runs since it started; `bucket_tokens` counts all padding."""
+    """Counts an executor's runs since it started; `bucket_tokens` includes padding."""
 
     runs: int = 0
     tokens: int = 0
@@ -96,9 +94,9 @@ class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class CudaExecutor(ModelExecutor):
     """Runs sessions on one device. Without CUDA graphs, all runs share one session.
 
-    A captured graph is replayed by the session and thread that captured it, so with graphs each
-    run in flight has its own of both. `capture` is held while capturing: no two executors of a
-    device may do that at a time.
+    Only the session and thread that captured a graph can replay it. So with CUDA graphs, each run
+    slot has its own session and thread. `capture` is entered while capturing, because two executors
+    of a device must not capture at the same time.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class CudaExecutor(ModelExecutor):
             options,
             graphs=limits.graph_rows > 0,
             precision=source.profile,
-            # Each session has an arena of its own.
+            # Each session has its own arena.
             memory_bytes=options.memory_bytes // sessions,
         )
         opened = [_open(source.path, options) for _ in range(sessions)]
@@ -148,14 +146,14 @@ class CudaExecutor(ModelExecutor):
             self._free.put(slot)
 
     def statistics(self) -> DeviceStatistics:
-        """Return what all slots have done together."""
+        """Return the sums over all run slots."""
         found = [slot.statistics() for slot in self._slots]
         names = DeviceStatistics.__struct_fields__
         return DeviceStatistics(**{n: sum(getattr(each, n) for each in found) for n in names})
 
 
 class _RunSlot:
-    """Holds one run in flight: bindings, run options, and a thread where graphs need one."""
+    """Serves one run at a time; owns its bindings, its run options and, for graphs, a thread."""
 
     def __init__(
         self, session: Any, source: GraphSource, options: DeviceOptions, limits: RunLimits
@@ -179,12 +177,12 @@ class _RunSlot:
         return self._thread.submit(self._run, batch).result()
 
     def warm_up(self) -> None:
-        """Capture graphs of the shapes to capture, and run each output once.
+        """Capture CUDA graphs, and run each output once.
 
         Raises:
-            ModelProblem: the graph cannot answer.
-            OutOfMemory: the device has no memory for it now.
-            ExecutorDied: it broke the device.
+            ModelProblem: a run failed.
+            OutOfMemory: the device does not have enough memory at present.
+            ExecutorDied: a run broke the device.
         """
         for output in self._source.outputs:
             captured = self._captured(output)
@@ -202,7 +200,7 @@ class _RunSlot:
         return DeviceStatistics(**self._done, shapes=len(self._bindings))
 
     def _captured(self, output: OutputKind) -> list[Shape]:
-        # Only what most rows ask for; a graph of each output would take the memory twice.
+        # Capture only the output that most rows need. Graphs for each output need twice the memory.
         if not self._options.graphs or output is not self._source.first_output:
             return []
         return self._limits.captured()
@@ -221,7 +219,7 @@ class _RunSlot:
             if graph:
                 self._bindings.keep(key)
             result = self._bindings.get(key).run(batch, run)
-        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
             failure = explain(error)
             self._done["out_of_memory"] += isinstance(failure, OutOfMemory)
             raise failure from error
@@ -233,7 +231,10 @@ class _RunSlot:
         return result
 
     def _options_of_run(self, graph: int, *, shrink: bool) -> Any:
-        """Return cached options that replay `graph` (0: none) or `shrink` the arena afterwards."""
+        """Return run options that use the captured graph number `graph` (0: none).
+
+        With `shrink`, the arena frees its unused memory after the run.
+        """
         if (made := self._run_options.get((graph, shrink))) is None:
             # Imported here because the library's environment is set when a session is opened.
             from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
@@ -261,8 +262,8 @@ def _open(path: Path, options: DeviceOptions) -> Any:
     """Open a session of a graph.
 
     Raises:
-        ModelProblem: it is no graph, or would run on another provider.
-        OutOfMemory: the device has no memory for it now.
+        ModelProblem: the file is not a valid graph, or would run on another provider.
+        OutOfMemory: the device does not have enough memory at present.
         ExecutorDied: the device is broken.
     """
     try:
@@ -278,7 +279,7 @@ def _open(path: Path, options: DeviceOptions) -> Any:
 
 
 def explain(error: Exception) -> BackendError:
-    """Return what an error of ONNX Runtime means for the batch, and for those after it."""
+    """Convert an error of ONNX Runtime to ours, which tells whether later batches can succeed."""
     text = str(error)
     code = _CODE.search(text)
     if any(mark in text for mark in _FATAL) or (code and int(code[1]) in _FATAL_CODES):
@@ -289,10 +290,10 @@ def explain(error: Exception) -> BackendError:
 
 
 def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str, str]:
-    """Return the entries of a run's configuration."""
+    """Return the configuration entries of a run."""
     entries = {}
     if options.graphs:
-        # -1 captures nothing; 0 is ONNX Runtime's default.
+        # -1 disables capture. ONNX Runtime's default graph is 0.
         entries["gpu_graph_id"] = str(graph or -1)
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name

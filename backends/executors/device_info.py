@@ -1,7 +1,7 @@
-"""Reads a GPU's name and memory by the CUDA driver, which numbers devices as sessions do.
+"""Reads a GPU's name and memory with the CUDA driver, which numbers devices like ONNX Runtime.
 
-NVIDIA's management library numbers them otherwise where `CUDA_VISIBLE_DEVICES` leaves some out, and
-gives the memory of a whole card for a slice of it.
+NVIDIA's management library (NVML) ignores `CUDA_VISIBLE_DEVICES` in its numbers, and reports the
+memory of the whole card for a MIG slice.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ import msgspec
 from backends.gpus import cuda_library
 
 _NAME_BYTES = 256
-# The driver's numbers of these two attributes.
+# CUDA's numbers of the attributes COMPUTE_CAPABILITY_MAJOR and COMPUTE_CAPABILITY_MINOR.
 _MAJOR, _MINOR = 75, 76
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what the driver says of a device; the fields are empty where it says nothing."""
+    """Describes a device; fields are empty if the driver does not tell."""
 
     name: str = ""
     memory_bytes: int = 0
@@ -25,15 +25,15 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_device(number: int) -> DeviceInfo:
-    """Return what the driver of this machine says of a device."""
+    """Return the description of a device by this machine's driver."""
     try:
         return device_info(cuda_library(), number)
-    except AttributeError:  # there is no library, or it does not have a function
+    except AttributeError:  # the library or a function of it is missing
         return DeviceInfo()
 
 
 def device_info(library: Any, number: int) -> DeviceInfo:
-    """Return what `library`, whose functions take pointers, says of a device."""
+    """Return the description of a device by `library`, a CUDA driver loaded with `ctypes`."""
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     major, minor = ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(_NAME_BYTES)

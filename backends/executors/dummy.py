@@ -14,12 +14,12 @@ from backends.executors.cost import CostModel
 from backends.executors.padded_batch import PaddedBatch
 from backends.types import FloatArray, OutputKind
 
-# The different answers of `SimulatedExecutor`.
+# The number of different outputs of `SimulatedExecutor`.
 _TABLE_LINES = 1021
 
 
 class DummyExecutor(ModelExecutor):
-    """Answers each row by its own ids alone; a row that holds a `poison` id fails its batch."""
+    """Computes each row from its token ids; a row with the id `poison` makes its batch fail."""
 
     def __init__(
         self, *, dimensions: int = 8, worker_threads: int = 1, poison: int | None = None
@@ -31,7 +31,7 @@ class DummyExecutor(ModelExecutor):
         self._poison = poison
         self._frequencies = np.arange(1, dimensions + 1, dtype=np.float32)
         self._lock = threading.Lock()
-        # The latest: a process may run for days.
+        # Bounded, because a process may run for days.
         self.shapes: deque[tuple[int, int]] = deque(maxlen=4096)
 
     @override
@@ -45,14 +45,14 @@ class DummyExecutor(ModelExecutor):
         tokens: FloatArray = np.sin(values[:, :, None] * self._frequencies).astype(np.float32)
         if batch.output is OutputKind.TOKENS:
             return tokens
-        # Summed a row at a time and without its padding: no answer may depend on batch-mates.
+        # Reduce each row without its padding, so that no row depends on other rows of its batch.
         return np.stack(
             [row[: int(n)].mean(axis=0) for row, n in zip(tokens, mask.sum(axis=1), strict=True)]
         )
 
 
 class PacedExecutor(DummyExecutor):
-    """Calls `pace(rows, length)` before each batch, which may wait or raise."""
+    """Calls `pace(rows, length)` before each batch; `pace` may wait or raise."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class PacedExecutor(DummyExecutor):
 
 
 class SimulatedExecutor(ModelExecutor):
-    """Sleeps `base` seconds a batch and `token` for each padded token, and declares so.
+    """Sleeps `base` seconds per batch and `token` seconds per padded token.
 
-    Its answers are lines of a table, by a row's ids and their places: nearly nothing is computed,
-    so that a measurement shows what surrounds a model, and a mix-up of answers shows, too.
+    Its outputs are rows of a fixed table, selected by a row's token ids. So it computes nearly
+    nothing, and benchmarks measure everything but the model. Mixed-up rows are still detected.
     """
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
@@ -92,7 +92,7 @@ class SimulatedExecutor(ModelExecutor):
         time.sleep(self._base + self._token * batch.ids.size)
         values = batch.ids + batch.type_ids
         if batch.output is OutputKind.POOLED:
-            # May overflow, which is the same however far a row is padded.
+            # This may overflow, but in the same way for any padding.
             values = values @ np.arange(1, values.shape[1] + 1, dtype=values.dtype)
         lines: FloatArray = self._table[values % _TABLE_LINES]
         return lines

@@ -1,4 +1,4 @@
-"""Loads TensorRT, and says for which shapes it builds engines and where these are kept."""
+"""Loads TensorRT, and defines the shapes and the cache folders of its engines."""
 
 import ctypes
 import importlib.util
@@ -17,18 +17,19 @@ from backends.executors.device_info import DeviceInfo
 from backends.executors.graph import GraphSource
 
 _log = logging.getLogger(__name__)
-# Of the version that ONNX Runtime's provider is linked to, in the order in which they need another.
+# The version that ONNX Runtime's provider is linked to, ordered by dependency.
 LIBRARIES: Final = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 _PACKAGE: Final = "tensorrt_libs"
-# Longest rows of neighbouring ranges: fewer ranges take less memory, more waste less of a range.
+# The ratio of the longest rows of neighbouring profiles. A larger ratio saves memory, a smaller
+# ratio saves time.
 _GROWTH = 4
 _LONGEST = 512
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the shapes of one engine: batches of up to `rows` rows of up to `longest` tokens.
+    """Describes the batches of one engine: up to `rows` rows of up to `longest` tokens.
 
-    `usual` is the length that kernels are chosen for.
+    TensorRT chooses the kernels that are fastest for rows of `usual` tokens.
     """
 
     rows: int
@@ -36,7 +37,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
     usual: int
 
     def options(self, inputs: Sequence[str]) -> dict[str, str]:
-        """Return what ONNX Runtime is told of a graph with these inputs."""
+        """Return ONNX Runtime's profile options for a graph with these inputs."""
         shapes = {
             "min": (1, 1),
             "opt": (self.rows, self.usual),
@@ -51,10 +52,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
 def engine_profiles(
     bounds: BatchBounds, max_tokens: int | None, buckets: Buckets
 ) -> list[EngineProfile]:
-    """Return the profiles of a graph, the one of the shortest rows first.
+    """Return the profiles of a graph, from the shortest to the longest rows.
 
-    Each has as many rows as `bounds` has tokens for at its longest, one at least. The first reaches
-    as far as a batch of all rows may.
+    A profile has as many rows as fit into `bounds.tokens` at its longest length, and at least one.
+    The first profile covers the longest rows of which a batch may have `bounds.rows`.
     """
     most = max_tokens or _LONGEST
     longest = [min(most, max(1, bounds.tokens // bounds.rows))]
@@ -79,9 +80,10 @@ def engine_folder(
     tensorrt: str,
     runtime: str,
 ) -> Path:
-    """Return the folder of the engine of a graph: of nothing that it depends on there is another.
+    """Return the cache folder of an engine.
 
-    An engine of another device or version lies in another folder, so it is built anew.
+    Its name contains everything that the engine depends on, such as the device and versions. So a
+    change of any of them leads to another folder and a new engine.
     """
     words = (
         source.digest,
@@ -97,12 +99,12 @@ def engine_folder(
 
 
 def make_engine_folder(folder: Path) -> Path | None:
-    """Return the folder, made where it is not there; `None` where it cannot be."""
+    """Create the folder if it is missing and return it; return `None` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         _log.warning(
-            "engines of TensorRT are built at every start",
+            "cannot write the engine cache; TensorRT builds its engines at every start",
             extra={"folder": str(folder), "why": error.strerror},
         )
         return None
@@ -112,10 +114,10 @@ def make_engine_folder(folder: Path) -> Path | None:
 def load_tensorrt(
     load: Callable[[str], ctypes.CDLL] = lambda name: ctypes.CDLL(name, ctypes.RTLD_GLOBAL),
 ) -> str:
-    """Load the libraries of TensorRT, from their wheel or the system; return their version.
+    """Load TensorRT's libraries from their wheel or the system, and return their version.
 
     Raises:
-        ModelProblem: they are not there.
+        ModelProblem: the libraries are missing.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []

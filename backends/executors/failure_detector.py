@@ -1,34 +1,34 @@
-"""Detects failing executors by the outcomes of their runs, even if they report to be ready."""
+"""Detects failing executors from their runs, even if their server reports that it is ready."""
 
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# A run is suspect after this multiple of its predicted time, and these seconds at least.
+# A run is too long after this multiple of its predicted time, and at least these seconds.
 _TIMES = 5.0
 _LEAST = 1.0
 
 
 class FailureDetector:
-    """Watches the runs of an executor, from any number of threads.
+    """Watches the runs of an executor; safe in any thread.
 
-    It is true (the executor is suspect) after a failed run, and while a run takes far too long,
-    until another run succeeds.
+    The detector is truthy if the executor is suspected to have failed: the last run failed, or a
+    run takes far too long. A successful run ends the suspicion.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        # When each run began, and how long none of its kind takes.
+        # For each run, when it began and after how many seconds it is too long.
         self._running: dict[int, tuple[float, float]] = {}
         self._answered = clock()
         self._failed = False
 
     @contextmanager
     def run(self, expected: float) -> Iterator[None]:
-        """Watch a run that should take `expected` seconds; one that raises has failed."""
+        """Watch the run in a `with` block, which should take `expected` seconds."""
         with self._lock:
             number = next(self._numbers)
             self._running[number] = (self._clock(), max(_LEAST, _TIMES * expected))
@@ -45,7 +45,7 @@ class FailureDetector:
 
     @property
     def max_wait(self) -> float:
-        """The seconds to allow a short run that waits behind those in flight."""
+        """The timeout for a short run that waits behind the runs in flight, in seconds."""
         with self._lock:
             return max((max_wait for _, max_wait in self._running.values()), default=_LEAST)
 

@@ -1,4 +1,4 @@
-"""Describes a graph file, and checks that a session over it is an encoder."""
+"""Describes a graph file, and checks that its inputs and outputs are an encoder's."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a graph file: its outputs, and the longest row it has positions for.
+    """Describes a graph file and its outputs.
 
-    A `digest` of what the file depends on lets its packed weights be kept beside it. With an
-    `upstream` another server runs it, and there is no file. `profile` is the precision that the
-    model declares.
+    `max_tokens` is the longest row that the graph reads. `digest` identifies the model's files;
+    without it, packed weights are not cached. `profile` is the precision that the model declares.
+    With an `upstream`, another server runs the graph and there is no file.
     """
 
     path: Path
@@ -35,34 +35,35 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_output(self) -> OutputKind:
-        """The output that most rows ask for."""
+        """The output that most rows need."""
         return next(iter(self.outputs))
 
 
 def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
-    """Return the graph's inputs and the integers each takes.
+    """Return the graph's inputs and their integer types.
 
     Raises:
-        ModelProblem: one of them is none of an encoder's.
+        ModelProblem: an input is not one of `INPUTS`, or not an integer.
     """
     inputs = {node.name: _INTEGERS.get(node.type) for node in session.get_inputs()}
     for name, kind in inputs.items():
         if name not in INPUTS or kind is None:
-            raise ModelProblem(f"{path}: input `{name}` is none of an encoder's integer inputs")
+            expected = ", ".join(INPUTS)
+            raise ModelProblem(f"{path}: input `{name}` is not an integer input of: {expected}")
     return {name: kind for name, kind in inputs.items() if kind is not None}
 
 
 def check_outputs(session: Any, source: GraphSource) -> None:
-    """Make sure that the outputs are there, as wide as declared where the graph says it.
+    """Check that the graph has the declared outputs and, if it states their width, the dimensions.
 
     Raises:
-        ModelProblem: one is not.
+        ModelProblem: an output is missing, or has another width.
     """
     widths = {node.name: node.shape[-1] for node in session.get_outputs()}
     for name in source.outputs.values():
         if name not in widths:
             raise ModelProblem(
-                f"{source.path}: it has no output `{name}`; it has {', '.join(widths)}"
+                f"{source.path}: the graph has no output `{name}`; it has {', '.join(widths)}"
             )
         if isinstance(widths[name], int) and widths[name] != source.dimensions:
             raise ModelProblem(

@@ -1,4 +1,4 @@
-"""Allocates host memory that a device copies from and to, pinned where there is a device."""
+"""Allocates host memory for copies to and from a device; pinned memory for a GPU."""
 
 import ctypes
 import math
@@ -16,19 +16,19 @@ _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
 
 
 class HostMemory(Protocol):
-    """Makes arrays for reuse, which must be given back."""
+    """Allocates arrays. The caller must give back each array."""
 
     def array(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
         """Return an array of zeros."""
         ...
 
     def give_back(self, array: Array) -> None:
-        """Take back an array that nobody copies from or to any more."""
+        """Free an array that no copy uses any more."""
         ...
 
 
 class PageableMemory(HostMemory):
-    """Allocates plain memory: for the CPU, and where pages cannot be pinned."""
+    """Allocates ordinary memory, for the CPU and for systems that cannot pin pages."""
 
     @override
     def array(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
@@ -40,23 +40,23 @@ class PageableMemory(HostMemory):
 
 
 class PinnedMemory(HostMemory):
-    """Allocates page-locked memory, which devices copy directly; falls back to plain.
+    """Allocates page-locked memory, which a device can copy directly.
 
-    Each array has pages of its own: a copy from memory that is pinned in part is refused. What is
-    still pinned when this goes is unpinned before its pages are used for anything else.
-    `runtime` is CUDA's runtime library; what it refuses to pin is counted in `refused`.
+    Each array has its own pages, because CUDA refuses copies from partly pinned memory. When this
+    object is collected, it unpins all its arrays. `runtime` is the CUDA runtime library. Arrays
+    that it cannot pin stay pageable and are counted in `refused`.
     """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._pinned: dict[int, Array] = {}
         self.refused = 0
-        # Not at the interpreter's end: the library has released everything by then.
+        # Not at interpreter exit: by then the CUDA library has released everything.
         weakref.finalize(self, _unpin_all, runtime, self._pinned).atexit = False
 
     @property
     def pinned_bytes(self) -> int:
-        """How much is page-locked now."""
+        """The bytes that are page-locked at present."""
         return sum(array.nbytes for array in self._pinned.values())
 
     @override
@@ -90,7 +90,7 @@ def _pointer(address: int) -> ctypes.c_void_p:
 
 
 def host_memory(device: str) -> HostMemory:
-    """Return the memory for a device: pinned for CUDA where its runtime library is loaded."""
+    """Return the allocator for a device: pinned memory for CUDA if its runtime library loads."""
     if device == "cuda":
         for name in _RUNTIMES:
             try:

@@ -25,12 +25,12 @@ _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad alloc
 
 
 class OnnxExecutor(ModelExecutor):
-    """Runs a narrow session, `worker_threads` runs at a time, and a wide one.
+    """Runs batches in two sessions: a narrow session and a wide session.
 
-    ONNX Runtime's `run` is thread-safe and releases the interpreter's lock, and with one intra-op
-    thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.
-    The wide session runs one batch on that many threads, over the same mapped weights; where those
-    cannot be kept on disk there is none.
+    The narrow session has one intra-op thread, so each run computes in its caller's thread. Up to
+    `worker_threads` runs share its weights. ONNX Runtime's `run` is thread-safe and releases the
+    GIL. The wide session runs one batch on `worker_threads` threads. It maps the same packed
+    weights, and does not exist if they cannot be cached on disk.
     """
 
     shares_cores = True
@@ -48,7 +48,7 @@ class OnnxExecutor(ModelExecutor):
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
         run_trials(self, source)
-        # A narrow run works in its caller's thread, whose own time no neighbour disturbs.
+        # A narrow run computes in its caller's thread. Other processes do not affect thread time.
         self.cost = self._measure(self._session, time.thread_time)
         if self._wide is not None:
             self.wide_cost = self._measure(self._wide, time.perf_counter)
@@ -66,7 +66,7 @@ class OnnxExecutor(ModelExecutor):
         feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
             (result,) = session.run([self._source.outputs[batch.output]], feeds)
-        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
             raise explain(error) from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
@@ -76,15 +76,15 @@ class OnnxExecutor(ModelExecutor):
 
 
 def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:
-    """Return what an error of a run means for its batch."""
+    """Convert an error of a run to ours."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(mark in text for mark in _MEMORY):
-        return OutOfMemory("there was no memory for the batch")
+        return OutOfMemory("the machine is out of memory for this batch")
     return ModelFailed(f"{runtime} failed with `{type(error).__name__}`")
 
 
 def _keep_packed(source: GraphSource) -> Path | None:
-    """Return the graph with its weights packed for this machine, where that can be kept."""
+    """Return the graph with weights packed for this machine, or `None` if it cannot be cached."""
     if not source.digest:
         return None
     return prepacked_graph(

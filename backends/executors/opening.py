@@ -1,4 +1,4 @@
-"""Opens graphs as the settings of a process say."""
+"""Opens graphs with the executor that the settings select."""
 
 import gc
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
-    """Return a function that opens graphs by the settings; one graph of a device at a time."""
+    """Return a function that opens graphs; it captures one CUDA graph at a time."""
     capture = threading.Lock()
     others = servers(settings)
     memory = SessionMemory(max_bytes=settings.session_memory_bytes)
@@ -48,7 +48,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         if source.upstream is not None:
             token = others.token_for(source.upstream)
             return UpstreamExecutor(source, source.upstream, token=token)
-        # What another server runs is opened here only to compare.
+        # With `open_inference`, a graph is opened here only for a comparison.
         if settings.provider in ("cpu", "openvino", "open_inference"):
             return _open_on_cpu(source, settings)
         if settings.provider == "paced":
@@ -66,19 +66,19 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
 def open_capturing(
     open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
 ) -> ModelExecutor:
-    """Open a graph that is captured; it runs uncaptured where that fails and nobody asked for it.
+    """Open a graph with CUDA graphs. If capture fails and is only the default, open it without.
 
     Raises:
-        ModelProblem: it cannot be opened.
-        OutOfMemory: the device has no memory for it now.
+        ModelProblem: the graph cannot be opened.
+        OutOfMemory: the device does not have enough memory at present.
     """
     try:
         return open_executor(limits)
     except (ModelProblem, OutOfMemory) as error:
         if is_asked_for or not limits.graph_rows:
             raise
-        _log.warning("a graph runs without being captured", extra={"why": str(error)})
-    # The error holds the sessions that were opened, and they hold the device's memory.
+        _log.warning("cannot capture a CUDA graph; running without it", extra={"why": str(error)})
+    # The error refers to the opened sessions, which hold memory of the device.
     gc.collect()
     return open_executor(msgspec.structs.replace(limits, graph_rows=0))
 
@@ -95,7 +95,7 @@ def _open_on_gpu(
 
     if settings.provider == "tensorrt":
         if not settings.gpu_tf32:
-            # TensorRT has no other way to be told.
+            # TensorRT has no other way to disable TF32.
             process_environment().setdefault("NVIDIA_TF32_OVERRIDE", "0")
         return open_engines(source, options, limits, open_on_device)
     return open_capturing(
@@ -110,8 +110,8 @@ def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecuto
         return OpenVinoExecutor(source, worker_threads=settings.worker_threads)
     if settings.provider == "cpu" and source.profile == "bf16":
         raise ModelProblem(
-            f"{source.path}: ONNX Runtime computes no `profile: bf16` on a CPU: set "
-            "SLUICEGATE_BACKEND_PROVIDER to `openvino`, or name the revision in fp32 in "
+            f"{source.path}: ONNX Runtime cannot run `profile: bf16` on a CPU; set "
+            "`SLUICEGATE_BACKEND_PROVIDER` to `openvino`, or select a revision in fp32 in "
             "`serving.yaml`"
         )
     return OnnxExecutor(
@@ -120,25 +120,25 @@ def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecuto
 
 
 def _graph_files(graph: Path) -> list[Path]:
-    """Return the graph's file and those beside it that may hold its weights."""
+    """Return the graph's file and the files beside it that may hold its weights."""
     return [file for file in graph.parent.iterdir() if file.is_file() and file.suffix != ".json"]
 
 
 def device_options(settings: BackendSettings) -> DeviceOptions:
-    """Return what a session on the device may take."""
+    """Return the options of a session on a GPU."""
     return DeviceOptions(
         provider=settings.provider,
         device=settings.device,
         memory_bytes=settings.gpu_memory_bytes,
         arena=settings.gpu_arena,
         attention_kernels=settings.gpu_attention_kernels,
-        # Hidden, so that it is no model.
+        # A hidden folder is not taken for a model.
         engine_cache=settings.gpu_engine_cache or settings.models / ".engines",
     )
 
 
 def run_limits(settings: BackendSettings, graph: Path) -> RunLimits:
-    """Return the limits of a graph's runs; a batch beyond `batch_tokens` is a single long row."""
+    """Return the limits of a graph's runs on a GPU."""
     return RunLimits(
         runs=settings.gpu_runs,
         batch=batch_bounds(settings),
@@ -149,6 +149,6 @@ def run_limits(settings: BackendSettings, graph: Path) -> RunLimits:
         ),
         graph_rows=graph_rows(settings, graph),
         graph_tokens=settings.gpu_graph_tokens,
-        # Rounding up may pass the bound by itself.
+        # Twice the bound, because rounding to a bucket may exceed the bound itself.
         outsized_tokens=2 * batch_tokens(settings),
     )

@@ -22,11 +22,11 @@ _LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
 
 
 class OpenVinoExecutor(ModelExecutor):
-    """Runs one compiled graph, `worker_threads` runs at a time, in as many streams of one thread.
+    """Runs one compiled graph, with `worker_threads` single-threaded runs at a time.
 
-    Each run has a request of its own, which owns the arrays of the outputs; requests share the
-    weights. OpenVINO generates kernels for each shape, at its first run, and keeps them: lengths
-    are rounded up to a few, which costs a graph that skips padding next to nothing.
+    Each run has its own infer request, which owns its output arrays. Requests share the weights.
+    OpenVINO generates and keeps kernels for each new shape. To bound them, lengths are rounded up
+    to buckets, which costs little because OpenVINO's graph skips padding.
     """
 
     provider = "OpenVINOExecutionProvider"
@@ -49,7 +49,8 @@ class OpenVinoExecutor(ModelExecutor):
         for _ in range(worker_threads):
             self._requests.put(graph.model.create_infer_request())
         run_trials(self, source)
-        # A thread of OpenVINO works while its caller waits; other processes do not count.
+        # OpenVINO computes in its own thread, so measure process time, which excludes other
+        # processes.
         self.cost = measure_cost(source, self.run, time.process_time)
 
     @override
@@ -57,7 +58,7 @@ class OpenVinoExecutor(ModelExecutor):
         length = batch.ids.shape[1]
         given = _widened(batch, self._buckets.fit(*batch.ids.shape).length).by_input()
         if self._vocabulary is not None and int(batch.ids.max()) >= self._vocabulary:
-            raise ModelFailed("a token id is beyond the embeddings")
+            raise ModelFailed("a token id is outside the model's vocabulary")
         feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         request = self._requests.get()
         try:
@@ -65,9 +66,9 @@ class OpenVinoExecutor(ModelExecutor):
             values = results[self._source.outputs[batch.output]]
             if batch.output is OutputKind.TOKENS:
                 values = values[:, :length]
-            # Copied before the request is another's.
+            # Copy, because the next run reuses the request's arrays.
             return np.array(values, dtype=np.float32)
-        except Exception as error:  # OpenVINO's errors have no common base but this one
+        except Exception as error:  # OpenVINO's errors only share the base `Exception`
             raise explain(error, "OpenVINO") from error
         finally:
             self._requests.put(request)

@@ -1,4 +1,4 @@
-"""Compiles graphs with OpenVINO for this CPU, in fp32 or bf16; refuses what the CPU has not."""
+"""Compiles graphs with OpenVINO for this CPU, in fp32 or bf16."""
 
 import sys
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from backends.executors.provider import first_line
 from backends.installing import install_command
 
 _CPU_INFO = Path("/proc/cpuinfo")
-# What OpenVINO computes in bf16 without these is slower than fp32.
+# Without these CPU features, bf16 in OpenVINO is slower than fp32.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 _KERNELS = 1000
-# OpenVINO's names of the precisions it is asked for, by profile; any other graph says its own.
+# OpenVINO's precision by our profile. Other profiles run as `f32`.
 _PRECISIONS: Mapping[str, str] = MappingProxyType({"bf16": "bf16"})
 _TYPES: Mapping[str, str] = MappingProxyType({"i64": "tensor(int64)", "i32": "tensor(int32)"})
-# Between a graph's input and its embeddings only these are passed on the way back.
+# Operators that may lie between `input_ids` and the embedding table.
 _SHAPING = frozenset({"Convert", "GatherND", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 class _Port(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output as ONNX Runtime does; a size that varies is `None`."""
+    """Describes an input or output like ONNX Runtime does; a dynamic size is `None`."""
 
     name: str
     type: str
@@ -33,25 +33,26 @@ class _Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a graph compiled for this CPU, and how many ids its embeddings have, where found."""
+    """Holds a compiled graph and its vocabulary size, which is `None` if unknown."""
 
     model: Any
     vocabulary: int | None
 
     def get_inputs(self) -> list[_Port]:
-        """Return the inputs, by the method that a session of ONNX Runtime has."""
+        """Return the inputs, like the method of an ONNX Runtime session."""
         return [_port(each) for each in self.model.inputs]
 
     def get_outputs(self) -> list[_Port]:
-        """Return the outputs, likewise."""
+        """Return the outputs, like the method of an ONNX Runtime session."""
         return [_port(each) for each in self.model.outputs]
 
 
 def compile_graph(source: GraphSource, *, threads: int) -> CompiledGraph:
-    """Compile a graph for as many runs of one thread at a time as there are `threads`.
+    """Compile a graph for `threads` concurrent runs of one thread each.
 
     Raises:
-        ModelProblem: OpenVINO is not installed or cannot load it, or this CPU has no bf16.
+        ModelProblem: OpenVINO is not installed or cannot load the graph, or the graph is bf16 and
+            this CPU has no bf16.
     """
     check_precision(source)
     openvino = runtime()
@@ -59,24 +60,24 @@ def compile_graph(source: GraphSource, *, threads: int) -> CompiledGraph:
     try:
         graph = core.read_model(source.path)
         compiled = core.compile_model(graph, "CPU", _properties(source.profile, threads))
-    except Exception as error:  # OpenVINO's errors have no common base but this one
+    except Exception as error:  # OpenVINO's errors only share the base `Exception`
         raise ModelProblem(
-            f"{source.path}: OpenVINO cannot load it: {first_line(error)}"
+            f"{source.path}: OpenVINO cannot load the graph: {first_line(error)}"
         ) from error
     return CompiledGraph(model=compiled, vocabulary=_vocabulary(graph))
 
 
 def check_precision(source: GraphSource, cpu_info: Path = _CPU_INFO) -> None:
-    """Make sure that this CPU computes in the precision that a model declares.
+    """Check that this CPU supports the precision that a model declares.
 
     Raises:
-        ModelProblem: it does not.
+        ModelProblem: the model declares bf16 and this CPU does not have it.
     """
     if source.profile == "bf16" and not computes_bf16(cpu_info):
         raise ModelProblem(
             f"{source.path}: `profile: bf16` needs a CPU with `avx512_bf16` or `amx_bf16`, and "
-            "this one has neither: name the revision in fp32 in `serving.yaml`, or serve this one "
-            "elsewhere"
+            "this CPU has neither; select a revision in fp32 in `serving.yaml`, or serve this "
+            "revision on another machine"
         )
 
 
@@ -86,14 +87,13 @@ def computes_bf16(cpu_info: Path = _CPU_INFO) -> bool:
 
 
 def runtime() -> Any:  # it may be absent
-    """Return OpenVINO, which sends nothing.
-
-    At its import it reports itself by the package `openvino_telemetry`, where that is installed.
+    """Import OpenVINO with its telemetry disabled.
 
     Raises:
-        ModelProblem: it is not installed.
+        ModelProblem: OpenVINO is not installed.
     """
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment] # so its import fails
+    # OpenVINO sends telemetry if it can import this package, so the import must fail.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     try:
         import openvino  # noqa: PLC0415 - optional
     except ImportError as error:
@@ -106,14 +106,14 @@ def runtime() -> Any:  # it may be absent
 
 def _properties(profile: str, threads: int) -> dict[str, object]:
     return {
-        # Without this OpenVINO chooses bf16 itself where the CPU has it.
+        # Otherwise, OpenVINO chooses bf16 by itself if the CPU has it.
         "INFERENCE_PRECISION_HINT": _PRECISIONS.get(profile, "f32"),
         "EXECUTION_MODE_HINT": "PERFORMANCE" if profile in _PRECISIONS else "ACCURACY",
         "NUM_STREAMS": threads,
         "INFERENCE_NUM_THREADS": threads,
-        # Kernels that are kept, each of a shape; OpenVINO's own bound, 5,000, is a gigabyte.
+        # Each shape has its own kernels. OpenVINO's default of 5,000 takes about 1 GB.
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNELS,
-        # Containers are moved between cores, and worker threads have no core of their own.
+        # Pinning hurts where containers move between cores.
         "ENABLE_CPU_PINNING": False,
     }
 
@@ -136,9 +136,9 @@ def _port(port: Any) -> _Port:
 
 
 def _vocabulary(graph: Any) -> int | None:
-    """Return how many rows the table has that `input_ids` are looked up in, if it is found.
+    """Return the number of rows of the embedding table, or `None` if the table is not found.
 
-    OpenVINO looks up zeros for an id beyond them, and says nothing.
+    Callers must check token ids: OpenVINO silently uses zeros for an id outside the table.
     """
     for node in graph.get_ops():
         if node.get_type_name() != "Gather":

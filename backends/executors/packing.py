@@ -1,6 +1,6 @@
-"""Packs the weights of a graph: `python -m backends.executors.packing GRAPH TARGET`, a process.
+"""Packs the weights of a graph: `python -m backends.executors.packing GRAPH TARGET`.
 
-Packing leaves tens of MiB behind in the process that does it, for as long as that lives.
+Large graphs are packed in a child process, because packing leaks tens of MiB.
 """
 
 import subprocess
@@ -9,31 +9,31 @@ from pathlib import Path
 
 from backends.executors.provider import save_packed
 
-# A graph of gigabytes packs in a minute.
+# Timeout in seconds. A graph of several gigabytes takes a minute.
 _LONGEST = 300.0
-# A smaller folder's graph leaves little behind, and is packed sooner than a child has started.
+# Smaller graphs leak little, and packing them is faster than starting a process.
 _LEAST_APART = 8 * 1024 * 1024
 
 
 def save_packed_apart(graph: Path, target: Path) -> None:
-    """Do what `save_packed` does, a large graph in a child process.
+    """Call `save_packed`, in a child process if the graph is large.
 
     Raises:
-        OSError: it cannot be written, is no graph, or takes too long.
+        OSError: the target cannot be written, the graph is invalid, or packing takes too long.
     """
     command = [sys.executable, "-m", __name__, str(graph), str(target)]
     try:
-        # Weights may lie in files of their own beside the graph.
+        # Weights may be in separate files beside the graph.
         if sum(path.stat().st_size for path in graph.parent.iterdir()) < _LEAST_APART:
             save_packed(graph, target)
         else:
             subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)  # noqa: S603 - our own program
     except (OSError, subprocess.SubprocessError) as error:
-        raise OSError(f"{graph}: its weights cannot be packed: {error}") from error
+        raise OSError(f"{graph}: cannot pack its weights: {error}") from error
 
 
 def main() -> None:
-    """Pack what the command line names; exit with 1 where that fails."""
+    """Pack the graph that the command line names; exit with status 1 on failure."""
     graph, target = map(Path, sys.argv[1:])
     try:
         save_packed(graph, target)

@@ -1,4 +1,4 @@
-"""Holds rows as a graph takes them: padded on the right to one length."""
+"""Holds rows of token ids, padded on the right to one length."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class PaddedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds int32 arrays `[rows, length]`, and the kind of output to compute of them.
+    """Holds the int32 inputs of a graph, of shape `(rows, length)`, and the output to compute.
 
-    Row `i` holds `mask[i].sum()` tokens, then zeros.
+    Row `i` has `mask[i].sum()` tokens, followed by zeros.
     """
 
     ids: IntArray
@@ -22,12 +22,12 @@ class PaddedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     output: OutputKind
 
     def by_input(self) -> dict[str, IntArray]:
-        """Return the arrays by the names of an encoder's inputs."""
+        """Return the arrays by the names of the graph's inputs."""
         return dict(zip(INPUTS, (self.ids, self.mask, self.type_ids), strict=True))
 
 
 def pad(rows: Sequence[IntArray], output: OutputKind, *, length: int = 0) -> PaddedBatch:
-    """Return rows of token ids, all of type 0, padded to the longest and at least to `length`."""
+    """Pad rows of token ids to the longest row, and to at least `length`; all type ids are 0."""
     ids, mask = np.zeros((2, len(rows), max(length, *map(len, rows))), dtype=np.int32)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row
@@ -36,5 +36,5 @@ def pad(rows: Sequence[IntArray], output: OutputKind, *, length: int = 0) -> Pad
 
 
 def ones(rows: int, length: int, output: OutputKind) -> PaddedBatch:
-    """Return rows without padding, for trial runs: every id is 1."""
+    """Return a batch for trial runs, without padding, in which every token id is 1."""
     return pad([np.ones(length, dtype=np.int32)] * rows, output)

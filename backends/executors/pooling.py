@@ -1,4 +1,4 @@
-"""Pools token vectors into one vector per text, for graphs that leave this to their users."""
+"""Pools token vectors into one vector per text, for graphs without a pooled output."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from backends.types import FloatArray, IntArray, OutputKind, Pooling
 
 
 class PoolingExecutor(ModelExecutor):
-    """Pools the token vectors of another executor: their mean, first or maximum."""
+    """Pools the token vectors of another executor by their mean, first token or maximum."""
 
     def __init__(self, inner: ModelExecutor, pooling: Pooling) -> None:
         self._inner = inner
@@ -45,10 +45,10 @@ class PoolingExecutor(ModelExecutor):
 
 
 def pool(tokens: FloatArray, mask: IntArray, pooling: Pooling) -> FloatArray:
-    """Return `[rows, width]` of `[rows, length, width]`; each row has `mask[row].sum()` tokens."""
+    """Pool token vectors of shape (rows, length, width) to shape (rows, width)."""
     if pooling == "cls":
         return np.ascontiguousarray(tokens[:, 0])
-    # Row by row: sums over padding would add its rounding to a row's answer.
+    # Reduce each row without its padding, which would change the rounding of sums.
     reduced = np.empty((len(tokens), tokens.shape[2]), dtype=np.float32)
     for number, length in enumerate(mask.sum(axis=1)):
         real = tokens[number, :length]

@@ -1,8 +1,8 @@
-"""Keeps a graph beside its model as ONNX Runtime packs its weights for this machine.
+"""Caches graphs whose weights ONNX Runtime has packed for this kind of processor.
 
-Sessions over such files map the same pages: a further session costs no second copy of the weights,
-nor does a second process. Made at the first start, in `.prepacked` beside the graph; what this
-kind of machine packed there of other graphs or with other versions is deleted then.
+Sessions and processes that open a packed graph map the same pages, so they share one copy of the
+weights. The first start writes the packed graph to `.prepacked` beside the graph, and deletes
+outdated packed graphs of this kind of processor.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
 _LOCK = "lock"
 _LOCK_TIMEOUT, _PAUSE = 60.0, 0.02
-# Smaller tensors stay in the graph; those that are packed are all larger.
+# Smaller tensors stay in the graph. All packed tensors are larger.
 _LEAST_BYTES = "1024"
-# The alignment for the widest loads of a processor; the attribute of a packed weight's offset.
+# The alignment in bytes that the widest vector loads need, and the pattern of a packed weight's
+# offset in the graph file.
 _ALIGNMENT = 64
 _PACKED = re.compile(rb"\+\d+\|(\d+);\d+;\d")
 
-# Session options that make it write its graph.
+# Session options that make ONNX Runtime write the packed graph.
 SAVING = {
     "session.optimized_model_external_initializers_file_name": _WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": _LEAST_BYTES,
@@ -37,10 +38,9 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed form of `graph`; `save` writes it to a path where it is not there yet.
+    """Return the packed form of `graph`. If it is missing, `save` writes it to a path.
 
-    `None` when it cannot be kept: the folder is read-only, the disk is full, or a weight would lie
-    where the processor cannot load it from.
+    The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """
     machine = _short(_processor())
     folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime}')}"
@@ -59,9 +59,10 @@ def prepacked_graph(
 
 @contextlib.contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock: of processes that start together, one packs and the others wait.
+    """Hold the folder's lock, so that one of several starting processes packs and others wait.
 
-    After a timeout they go on without it: two that pack at once write the same files.
+    After a timeout, a process continues without the lock. That is safe, because all write equal
+    files.
     """
     with (folder / _LOCK).open("w") as lock:
         for _ in range(int(_LOCK_TIMEOUT / _PAUSE)):
@@ -78,7 +79,7 @@ def _build(folder: Path, save: Callable[[Path], None]) -> None:
     try:
         building.mkdir()
         save(building / _GRAPH)
-        # Another process may have been quicker; its files are the same.
+        # Another process may have been faster. Its files are equal.
         with contextlib.suppress(OSError):
             building.rename(folder)
     finally:
@@ -86,9 +87,9 @@ def _build(folder: Path, save: Callable[[Path], None]) -> None:
 
 
 def _delete_stale(folder: Path, machine: str) -> None:
-    """Delete what `folder` replaces; processes that run it keep its pages until they end."""
+    """Delete the folders that `folder` replaces. Running processes keep their mapped pages."""
     for other in folder.parent.iterdir():
-        # Another machine may share the folder and cleans up its own files.
+        # Another kind of machine may share the folder and deletes its own files.
         if other != folder and other.name.startswith(f"{machine}-"):
             shutil.rmtree(other, ignore_errors=True)
 
@@ -98,17 +99,17 @@ def _short(text: str) -> str:
 
 
 def _aligned(graph: Path) -> Path | None:
-    """Return the graph unless a packed weight is not aligned.
+    """Return the graph, or `None` if one of its packed weights is misaligned.
 
-    ONNX Runtime 1.31 writes weights one behind the other, whatever their size, and maps the file:
-    its kernels end the process when they load a packed weight from an odd place.
+    ONNX Runtime 1.31 writes weights without alignment and maps the file. Its kernels crash the
+    process when they load a misaligned weight.
     """
     places = _PACKED.finditer(graph.read_bytes())
     return graph if all(int(place[1]) % _ALIGNMENT == 0 for place in places) else None
 
 
 def _processor() -> str:
-    """Name what the packing depends on: the instructions this processor has."""
+    """Return the instruction sets of this processor, on which the packing depends."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):

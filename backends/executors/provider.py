@@ -1,4 +1,4 @@
-"""Opens sessions with bounded memory on the requested provider; refuses any other provider."""
+"""Opens ONNX Runtime sessions on the requested execution provider, without fallback."""
 
 import functools
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NAMES: dict[Provider, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-# On a CPU the fused operator takes six times as long as those it replaces.
+# On a CPU, the fused operator takes six times as long as the operators that it replaces.
 _UNWANTED = {"cpu": ["SkipLayerNormFusion"]}
 _REMEDIES = {
     "cuda": "install the GPU build of ONNX Runtime and its CUDA libraries",
@@ -27,12 +27,12 @@ _REMEDIES = {
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the provider that runs a graph, and the memory it may use.
+    """Configures the execution provider of a session.
 
-    `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
-    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice). In the `precision`
-    `tf32` products of float32 lose bits; TensorRT also computes in `fp16` and `bf16` by itself. It
-    builds an engine for the shapes of `profile`, and keeps it under `engine_cache`.
+    `memory_bytes` bounds the arena (0: the whole device). `graphs` enables CUDA graphs.
+    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). `precision` is the model's
+    profile: `tf32` allows TF32 matrix products, and `fp16` and `bf16` let TensorRT use these types.
+    TensorRT builds an engine for the shapes of `profile` and caches it in `engine_cache`.
     """
 
     provider: Provider = "cuda"
@@ -47,21 +47,21 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> Literal["cpu", "cuda"]:
-        """The memory of a run's tensors."""
+        """The kind of memory that holds the tensors of a run."""
         return "cpu" if self.provider == "cpu" else "cuda"
 
     @property
     def arena_name(self) -> str:
-        """The arena's name in the options of a run."""
+        """The arena's name in ONNX Runtime's run options."""
         return "cpu:0" if self.provider == "cpu" else f"gpu:{self.device}"
 
 
 def provider_options(
     options: DeviceOptions, inputs: Sequence[str] = ()
 ) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers to request, the preferred one first, with their options.
+    """Return the execution providers to request, in order of preference, with their options.
 
-    `inputs` are those of the graph, where there is a `profile`.
+    `inputs` are the names of the graph's inputs. They are only needed with a `profile`.
     """
     if options.provider == "cpu":
         return [(NAMES["cpu"], {})]
@@ -70,7 +70,7 @@ def provider_options(
         "arena_extend_strategy": options.arena,
         "use_tf32": str(int(options.precision == "tf32")),
         "enable_cuda_graph": str(int(options.graphs)),
-        # Copies share the stream of the kernels: nothing reads what has not arrived.
+        # Copies run in the stream of the kernels, so no kernel reads data before it has arrived.
         "do_copy_in_default_stream": "1",
     }
     if options.memory_bytes:
@@ -85,7 +85,7 @@ def provider_options(
 
 
 def _tensorrt(options: DeviceOptions) -> dict[str, str]:
-    """Return TensorRT's options: an engine is built for a shape once, and kept."""
+    """Return the options of the TensorRT provider."""
     found = {
         "device_id": str(options.device),
         "trt_fp16_enable": str(int(options.precision == "fp16")),
@@ -131,10 +131,10 @@ def runtime_version() -> str:
 
 
 def save_packed(graph: Path, target: Path) -> None:
-    """Write `graph` to `target` as it runs on this CPU, its weights packed and in a file beside it.
+    """Write `graph` to `target`, optimized and with weights packed for this CPU.
 
     Raises:
-        OSError: it cannot be written, or is no graph: that is named where it is opened as it is.
+        OSError: the target cannot be written, or the graph is invalid.
     """
     onnxruntime = _runtime()
     options = _session_options(onnxruntime, DeviceOptions(provider="cpu"), threads=1)
@@ -145,21 +145,21 @@ def save_packed(graph: Path, target: Path) -> None:
         onnxruntime.InferenceSession(
             str(graph), options, providers=[NAMES["cpu"]], disabled_optimizers=_UNWANTED["cpu"]
         )
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise OSError(first_line(error)) from error
 
 
 def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any:
-    """Open a graph; its runs use `threads` threads of this machine each.
+    """Open a graph. Each run uses `threads` CPU threads.
 
     Raises:
-        ModelProblem: it is no graph, or would run on another provider.
+        ModelProblem: the file is not a valid graph, or would run on another provider.
     """
     onnxruntime = _runtime()
     check_build(path, options)
     if options.provider != "cpu":
-        # Before the first session: the driver's library may be on no search path, and those that
-        # come as wheels are on none.
+        # Load these before the first session, because the driver may not be on a library search
+        # path, and libraries in wheels never are.
         cuda_library()
         onnxruntime.preload_dlls(directory="")
     if options.provider == "tensorrt":
@@ -173,7 +173,7 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
             enable_fallback=False,
             disabled_optimizers=_UNWANTED.get(options.provider, []),
         )
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise _unloadable(path, error) from error
     session.disable_fallback()
     check_provider(session, path, options)
@@ -184,17 +184,17 @@ def check_build(path: Path, options: DeviceOptions) -> None:
     """Check that this build of ONNX Runtime has the requested provider.
 
     Raises:
-        ModelProblem: it has not.
+        ModelProblem: it does not.
     """
     if NAMES[options.provider] not in _runtime().get_available_providers():
         raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
 
 
 def read_input_names(path: Path) -> list[str]:
-    """Return the names of a graph's inputs, which a CPU opens as it is to tell them.
+    """Return the names of a graph's inputs.
 
     Raises:
-        ModelProblem: it is no graph.
+        ModelProblem: the file is not a valid graph.
     """
     onnxruntime = _runtime()
     options = onnxruntime.SessionOptions()
@@ -202,30 +202,30 @@ def read_input_names(path: Path) -> list[str]:
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=[NAMES["cpu"]])
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+    except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
         raise _unloadable(path, error) from error
     return [node.name for node in session.get_inputs()]
 
 
 def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
-    """Check that a session runs on the requested provider: ONNX Runtime logs it only.
+    """Check that a session runs on the requested provider; ONNX Runtime itself only logs it.
 
     Raises:
-        ModelProblem: it does not.
+        ModelProblem: the session runs on another provider.
     """
     running = session.get_providers()[0]
     if running != NAMES[options.provider]:
-        raise ModelProblem(_not_there(path, options, f"`{running}` would run"))
+        raise ModelProblem(_not_there(path, options, f"ONNX Runtime would use `{running}`"))
 
 
 def _unloadable(path: Path, error: Exception) -> ModelProblem:
-    return ModelProblem(f"{path}: ONNX Runtime cannot load it: {first_line(error)}")
+    return ModelProblem(f"{path}: ONNX Runtime cannot load the graph: {first_line(error)}")
 
 
 def _not_there(path: Path, options: DeviceOptions, instead: str) -> str:
     return (
-        f"{path}: `{NAMES[options.provider]}` was asked for and {instead}; "
-        f"{_REMEDIES.get(options.provider, 'install ONNX Runtime anew')}, or set the provider to "
+        f"{path}: cannot use the execution provider `{NAMES[options.provider]}`: {instead}; "
+        f"{_REMEDIES.get(options.provider, 'reinstall ONNX Runtime')}, or set the provider to "
         "`cpu`"
     )
 

@@ -1,6 +1,6 @@
 """Limits the memory of open sessions by closing the least recently used ones.
 
-The first batch of a model whose session is closed waits until it is open again.
+A batch for a closed session waits until the session is open again.
 """
 
 import logging
@@ -21,25 +21,25 @@ _log = logging.getLogger(__name__)
 
 
 class SessionMemory:
-    """Closes the sessions used longest ago while all together are over `max_bytes`.
+    """Closes the least recently used sessions while open sessions use more than `max_bytes`.
 
-    A session in use is never closed: models that are all busy may be over the limit together.
+    It never closes a session in use, so busy models may exceed the limit.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        # An executor may go while the lock is held, and is forgotten under it.
+        # Reentrant, because an executor may be collected, and so removed, while the lock is held.
         self._lock = threading.RLock()
         self._open: OrderedDict[weakref.ref[ResidentExecutor], int] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
-        """What the open sessions take."""
+        """The bytes of all open sessions."""
         with self._lock:
             return sum(self._open.values())
 
     def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
-        """Count an executor that is open and was used just now; make room for it."""
+        """Count an executor that has just opened, and close others to make room."""
         with self._lock:
             self._open[weakref.ref(executor, self._remove)] = size_bytes
             for reference in list(self._open):
@@ -50,7 +50,7 @@ class SessionMemory:
                     self._remove(reference)
 
     def used(self, executor: "ResidentExecutor") -> None:
-        """Note that an executor was used just now."""
+        """Mark an executor as the most recently used one."""
         with self._lock:
             reference = weakref.ref(executor)
             if reference in self._open:
@@ -62,7 +62,7 @@ class SessionMemory:
 
 
 class ResidentExecutor(ModelExecutor):
-    """Opens another executor on demand, which may be closed when it is not in use."""
+    """Wraps an executor that may be closed when it is not in use, and reopens it on demand."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ResidentExecutor(ModelExecutor):
         self._users = 0
         inner = open_executor()
         self._inner: ModelExecutor | None = inner
-        # Sessions that are opened later have the same properties.
+        # All later sessions have the same properties.
         self.provider = inner.provider
         self.worker_threads = inner.worker_threads
         self.dimensions = inner.dimensions
@@ -89,7 +89,7 @@ class ResidentExecutor(ModelExecutor):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a session."""
+        """Whether the session is open."""
         return self._inner is not None
 
     @override
@@ -103,7 +103,7 @@ class ResidentExecutor(ModelExecutor):
             return inner.run_wide(batch)
 
     def close(self) -> bool:
-        """Close the session unless it is in use; return whether it is closed now."""
+        """Close the session if it is not in use; return whether it was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -112,7 +112,7 @@ class ResidentExecutor(ModelExecutor):
             self._inner = None
         finally:
             self._lock.release()
-        _log.info("a session was closed to make room", extra={"model": self._name})
+        _log.info("closed a session to free memory", extra={"model": self._name})
         return True
 
     @contextmanager
@@ -137,4 +137,4 @@ class ResidentExecutor(ModelExecutor):
         try:
             return self._open_executor()
         except (ModelProblem, OutOfMemory) as error:
-            raise ExecutorDied("the model's session cannot be opened again") from error
+            raise ExecutorDied("cannot reopen the model's session") from error

@@ -1,9 +1,9 @@
-"""Runs a graph by TensorRT: engines for ranges of lengths, built when the graph is opened.
+"""Runs a graph with TensorRT: one engine per range of lengths, built when the graph is opened.
 
-TensorRT builds an engine for a range of shapes, in minutes. Without a given range ONNX Runtime
-builds one anew for each batch that is larger than those before. With one, it builds when a session
-is opened, and never later. A session has one range (onnxruntime pull request 31624), so each range
-has a session; a batch that has too many rows for its range runs in pieces.
+TensorRT takes minutes to build an engine for a range of shapes. If ONNX Runtime is not given a
+range, it builds a new engine for each batch that is larger than all before. With a range, it builds
+the engine when a session is opened. A session can only have one range (onnxruntime pull request
+31624), so each range has its own session.
 """
 
 import time
@@ -32,22 +32,26 @@ from backends.executors.provider import DeviceOptions, check_build, runtime_vers
 from backends.executors.trial_shapes import device_trials
 from backends.types import FloatArray
 
-# Seconds for which batches are measured when a model is loaded.
+# Seconds to measure batches when a model is loaded.
 _MEASURING = 10.0
 OpenOnDevice = Callable[[GraphSource, DeviceOptions, RunLimits], ModelExecutor]
 
 
 class TensorRtExecutor(ModelExecutor):
-    """Runs each batch in the engine of its length; `parts` are the engines, shortest rows first."""
+    """Runs each batch in the engine for its length.
+
+    `engines` are ordered from short to long rows. A batch with more rows than its engine takes runs
+    in several pieces.
+    """
 
     def __init__(
-        self, source: GraphSource, parts: Sequence[tuple[EngineProfile, ModelExecutor]]
+        self, source: GraphSource, engines: Sequence[tuple[EngineProfile, ModelExecutor]]
     ) -> None:
-        first, last = parts[0], parts[-1]
+        first, last = engines[0], engines[-1]
         self.provider = first[1].provider
         self.worker_threads = first[1].worker_threads
         self.dimensions = source.dimensions
-        self._parts = parts
+        self._engines = engines
         bounds = BatchBounds(rows=first[0].rows, tokens=first[0].rows * first[0].longest)
         self.cost = measure_cost(
             source,
@@ -61,7 +65,7 @@ class TensorRtExecutor(ModelExecutor):
     def run(self, batch: PaddedBatch) -> FloatArray:
         rows, length = batch.ids.shape
         profile, executor = next(
-            (part for part in self._parts if length <= part[0].longest), self._parts[-1]
+            (engine for engine in self._engines if length <= engine[0].longest), self._engines[-1]
         )
         if rows <= profile.rows:
             return executor.run(batch)
@@ -85,16 +89,16 @@ def open_engines(
     limits: RunLimits,
     open_on_device: OpenOnDevice,
 ) -> TensorRtExecutor:
-    """Open a session for each range of lengths, which builds its engine or finds it in the cache.
+    """Open a session for each range of lengths; build engines that are not in the cache.
 
     Raises:
-        ModelProblem: one cannot be opened.
+        ModelProblem: a session cannot be opened.
     """
     check_build(source.path, options)
     profiles = engine_profiles(limits.batch, source.max_tokens, limits.buckets)
     root = options.engine_cache if source.digest else None
     folder_of = _engine_folders(root, source, options) if root is not None else lambda _: None
-    parts: list[tuple[EngineProfile, ModelExecutor]] = []
+    engines: list[tuple[EngineProfile, ModelExecutor]] = []
     for profile in profiles:
         executor = open_on_device(
             msgspec.structs.replace(source, max_tokens=profile.longest),
@@ -110,14 +114,14 @@ def open_engines(
                 graph_rows=min(limits.graph_rows, profile.rows),
             ),
         )
-        parts.append((profile, executor))
-    return TensorRtExecutor(source, parts)
+        engines.append((profile, executor))
+    return TensorRtExecutor(source, engines)
 
 
 def _engine_folders(
     root: Path, source: GraphSource, options: DeviceOptions
 ) -> Callable[[EngineProfile], Path | None]:
-    """Return what makes the folder of the engine of a profile."""
+    """Return a function that makes the cache folder for the engine of a profile."""
     device, version = read_device(options.device), load_tensorrt()
 
     def make(profile: EngineProfile) -> Path | None:

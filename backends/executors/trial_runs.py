@@ -1,4 +1,4 @@
-"""Runs a graph once before it serves, so that what cannot answer is found before it is served."""
+"""Runs a graph once before it serves, to detect a graph that cannot run."""
 
 import itertools
 
@@ -8,17 +8,17 @@ from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import ones
 
 _TRIAL = 4
-# A longer row would take seconds at every start.
+# Longer rows would add seconds to every start.
 _LONGEST_TRIAL = 2048
 
 
 def run_trials(executor: ModelExecutor, source: GraphSource) -> None:
-    """Run a short row and the longest, for each output.
+    """Run a short row and the longest row for each output.
 
-    The memory of a run is allocated then, too, and not while somebody waits.
+    These runs also allocate memory, so that no caller has to wait for it.
 
     Raises:
-        ModelProblem: one fails, or an output is not as wide as declared.
+        ModelProblem: a run fails, or the width of an output is not `dimensions`.
     """
     lengths = {_TRIAL, min(source.max_tokens or _TRIAL, _LONGEST_TRIAL)}
     for output, length in itertools.product(source.outputs, sorted(lengths)):

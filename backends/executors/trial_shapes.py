@@ -1,7 +1,7 @@
-"""Says which batches an executor is tried with, as the row lengths of each.
+"""Defines the batches that measure an executor, as the row lengths of each batch.
 
-A CPU is tried with a few rows. A GPU takes about as long for one row as for many, so that small
-batches measure how fast kernels are started: it is tried with all that a batch may hold.
+For a CPU, a few rows are enough. A GPU takes about as long for one row as for many: small batches
+only measure kernel launches, so its batches are up to the maximum size.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from backends.device_defaults import BatchBounds
 
 Lengths = tuple[int, ...]
-# Single rows and several, of one length and of different ones.
+# Single rows and several rows, of equal and of different lengths.
 CPU_TRIALS: tuple[Lengths, ...] = (
     (4,),
     (12,),
@@ -22,19 +22,19 @@ CPU_TRIALS: tuple[Lengths, ...] = (
     (6, 10, 14, 64),
     (48,) * 4,
 )
-# A batch as callers of a CPU make it: sixteen rows of 240 tokens together.
+# A typical batch on a CPU: 16 rows with 240 tokens in total.
 CPU_BATCH: Lengths = (24, *(15,) * 6, *(14,) * 9)
-# Lengths of texts are lognormal: a third of the longest is usual, and few are much longer.
+# The lengths of texts follow a lognormal distribution whose median is a third of the longest text.
 _USUAL, _SPREAD, _SHORTEST = 1 / 3, 0.6, 4
 _SHORT, _ROWS = 32, (1, 8, 64)
-# The longest row of a graph that states no maximum.
+# The longest row of a graph without a stated maximum.
 _MAX_TOKENS = 512
 
 
 def device_trials(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
-    """Return batches for a device, the smallest first: from one row to as many as a batch holds.
+    """Return trial batches for a GPU, the smallest first, from one row up to a full batch.
 
-    They are of one length, as sorted rows nearly are, and of lengths as texts have them.
+    Some batches have rows of equal length. Others have the lengths of typical texts.
     """
     longest = max_tokens or _MAX_TOKENS
     found: set[Lengths] = set()
@@ -47,7 +47,7 @@ def device_trials(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
 
 
 def full_batches(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
-    """Return what a device runs under load: short texts, usual ones, and the longest."""
+    """Return full batches, as a device runs under load: of short, usual and longest texts."""
     longest = max_tokens or _MAX_TOKENS
     fitting = max(1, min(longest, bounds.tokens // bounds.rows))
     return [
@@ -58,7 +58,7 @@ def full_batches(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
 
 
 def text_lengths(rows: int, longest: int) -> Lengths:
-    """Return the lengths of rows as texts have them, of which one at least is `longest`."""
+    """Return `rows` lengths of typical texts, of which the first is `longest`."""
     drawn = np.random.default_rng(rows).lognormal(np.log(longest * _USUAL), _SPREAD, rows)
     shortest = min(_SHORTEST, longest)
     return (longest, *np.clip(drawn[1:], shortest, longest).astype(int).tolist())

@@ -1,4 +1,4 @@
-"""Runs batches on another server by the Open Inference Protocol, which carries the tensors."""
+"""Runs batches on another server over the Open Inference Protocol."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from backends.types import FloatArray, OutputKind
 _TRIAL_TOKENS = 4
 _AXES = 2  # rows, tokens
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
-# The batch cannot be computed, or the server is broken: its readiness probe decides which.
+# Either the batch is at fault or the server is broken. The server's readiness tells which.
 _BATCH_STATUSES = frozenset({400, 413, 422, 500})
 _RETRY_AFTER = 0.1
 _BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
@@ -43,12 +43,12 @@ class UpstreamExecutor(ModelExecutor):
         """Read the model's metadata, run it once, and measure the time of batches.
 
         Raises:
-            ModelProblem: the server does not answer, or its model is no such encoder.
+            ModelProblem: the server does not answer, or its model does not match `source`.
         """
         self._source = source
         self._upstream = upstream
         self._client = UpstreamClient(upstream, token=token)
-        # Executors have no `close`: connections are closed when the executor is collected.
+        # Executors have no `close`, so connections are closed when the executor is collected.
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
         self.provider = "OpenInferenceExecutionProvider"
@@ -67,7 +67,7 @@ class UpstreamExecutor(ModelExecutor):
                 self._run_trial(output, math.inf)
             self.cost = measure_cost(source, self.run, time.perf_counter, most_rows=self.most_rows)
         except BackendError as error:
-            raise ModelProblem(f"{upstream}: a trial failed: {error}") from error
+            raise ModelProblem(f"{upstream}: a trial run failed: {error}") from error
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:
@@ -95,7 +95,7 @@ class UpstreamExecutor(ModelExecutor):
         return values
 
     def is_well(self) -> bool:
-        """Return whether the server answers; sends a trial batch if runs failed or are late."""
+        """Return whether the server works. Sends a trial batch if runs have failed or are late."""
         if not self._failures:
             return True
         try:
@@ -107,15 +107,16 @@ class UpstreamExecutor(ModelExecutor):
         return True
 
     def _check_version(self, version: str | None) -> None:
-        """Refuse a response whose model version differs from the first: another revision."""
+        """Refuse a response of another model version than the first response."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(
-                f"{self._upstream.title} answers as version {version}, no longer {self._version}"
+                f"{self._upstream.title} has changed its model from version {self._version} to "
+                f"{version}"
             )
 
     def _error_of(self, reply: Reply) -> BackendError:
-        """Map an error response to a failed batch, an overloaded server or a broken one."""
+        """Map an error response to a failed batch, a busy server or a broken server."""
         answer = f"{self._upstream.title} answers {reply.status}"
         if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
             return Overloaded(
@@ -126,14 +127,14 @@ class UpstreamExecutor(ModelExecutor):
         return UpstreamUnavailable(answer)
 
     def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
-        """Return the largest batch, by the inputs' shapes and Triton's `max_batch_size`."""
+        """Return the maximum rows by the inputs' shapes and Triton's `max_batch_size`."""
         batches = {tensor.shape[0] for tensor in metadata.inputs}
         if batches == {1}:
             return 1
         if batches != {-1}:
             raise ModelProblem(
-                f"{self._upstream}: its inputs take {sorted(batches)} rows, no more and no fewer; "
-                "serve it with batches of any size, or of 1"
+                f"{self._upstream}: its inputs take exactly {sorted(batches)} rows; serve the "
+                "model with a variable batch size, or with 1"
             )
         if _CONFIGURATION not in extensions:
             return None
@@ -148,16 +149,16 @@ def _check_inputs(metadata: ModelMetadata, upstream: RemoteModelServer) -> dict[
     for tensor in metadata.inputs:
         if tensor.name not in INPUTS or tensor.datatype not in INTEGERS:
             raise ModelProblem(
-                f"{upstream}: input `{tensor.name}` of {tensor.datatype} is none of an encoder's "
-                f"integer inputs: {', '.join(INPUTS)}"
+                f"{upstream}: input `{tensor.name}` of type {tensor.datatype} is not an integer "
+                f"input of: {', '.join(INPUTS)}"
             )
         if len(tensor.shape) != _AXES or tensor.shape[1] != -1:
             raise ModelProblem(
-                f"{upstream}: input `{tensor.name}` is of shape {tensor.shape}; an encoder here "
-                "takes rows of any length: [-1, -1]"
+                f"{upstream}: input `{tensor.name}` has the shape {tensor.shape}; the model must "
+                "take rows of any length: [-1, -1]"
             )
     if "input_ids" not in {tensor.name for tensor in metadata.inputs}:
-        raise ModelProblem(f"{upstream}: it has no input `input_ids`")
+        raise ModelProblem(f"{upstream}: the model has no input `input_ids`")
     return {tensor.name: tensor.datatype for tensor in metadata.inputs}
 
 
@@ -167,10 +168,14 @@ def _check_outputs(
     found = {tensor.name: tensor for tensor in metadata.outputs}
     for name in source.outputs.values():
         if name not in found:
-            raise ModelProblem(f"{upstream}: it has no output `{name}`; it has {', '.join(found)}")
+            raise ModelProblem(
+                f"{upstream}: the model has no output `{name}`; it has {', '.join(found)}"
+            )
         tensor = found[name]
         if tensor.datatype not in FLOATS:
-            raise ModelProblem(f"{upstream}: output `{name}` is {tensor.datatype}, no floats")
+            raise ModelProblem(
+                f"{upstream}: output `{name}` has type {tensor.datatype}; it must be a float"
+            )
         width = tensor.shape[-1] if tensor.shape else -1
         if width not in (-1, source.dimensions):
             raise ModelProblem(

@@ -1,1 +1,1 @@
-"""Calls servers of the Open Inference Protocol v2: Triton, KServe, MLServer."""
+"""Calls servers that speak the Open Inference Protocol v2, such as Triton, KServe and MLServer."""

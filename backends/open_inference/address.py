@@ -1,4 +1,4 @@
-"""Declares which server runs a model, and reads it from settings and manifests."""
+"""Declares the address of a model on another server, and the server's metadata."""
 
 import re
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identifies a model on another server; without a `version` the server chooses one.
+    """Identifies a model on another server.
 
-    An empty `url` means the server of the process's settings. Operators change `revision` when
-    weights were replaced under the same version. A run may take `timeout` seconds; at most `runs`
-    are in flight at a time.
+    An empty `url` means the default server of the settings. Without a `version`, the server chooses
+    one. Operators change `revision` after replacing weights under the same version. A run may take
+    `timeout` seconds, and at most `runs` are in flight.
     """
 
     url: Annotated[str, msgspec.Meta(pattern=f"^({_URL})?$")] = ""
@@ -31,7 +31,7 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def path(self) -> str:
-        """The path of the model, below the URL."""
+        """The path of the model, relative to the URL."""
         version = f"/versions/{quote(self.version, safe='')}" if self.version else ""
         return f"/v2/models/{quote(self.model, safe='')}{version}"
 
@@ -51,10 +51,10 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the default server of a process, and its token.
+    """Holds the default server of a process and its token.
 
-    With `runs_graphs` it runs every graph of the repository; the folder's name is the model's, the
-    revision's number the version.
+    With `runs_graphs`, this server runs every graph of the repository. There, a model has the name
+    of its folder, and a version has the number of its revision.
     """
 
     url: str = ""
@@ -65,7 +65,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return the remote server that runs a model, if any; its manifest names `upstream`."""
+        """Return the remote server of a model, or `None`; `upstream` is from its manifest."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:
@@ -86,8 +86,8 @@ def servers(settings: BackendSettings) -> Servers:
     runs_graphs = settings.provider == "open_inference"
     if not re.fullmatch(_URL if runs_graphs else f"({_URL})?", settings.upstream_url):
         raise StartProblem(
-            f"`{PREFIX}UPSTREAM_URL` must be the address of a server of the Open Inference "
-            "Protocol, as `http://triton:8000`"
+            f"`{PREFIX}UPSTREAM_URL` must be the URL of a server that speaks the Open Inference "
+            "Protocol, such as `http://triton:8000`"
         )
     return Servers(
         url=settings.upstream_url,
@@ -98,7 +98,7 @@ def servers(settings: BackendSettings) -> Servers:
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output of a model; a dimension of -1 has any size."""
+    """Describes an input or output of a model; -1 is a dimension of any size."""
 
     name: str
     datatype: str
@@ -117,7 +117,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds Triton's batch configuration; with 0 only the tensor shapes bound a batch."""
+    """Holds Triton's batch configuration; with 0, only the tensor shapes limit a batch."""
 
     max_batch_size: int = 0
 

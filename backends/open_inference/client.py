@@ -1,7 +1,7 @@
-"""Calls a server of the Open Inference Protocol from threads, over persistent connections.
+"""Calls a server with the Open Inference Protocol, from threads and with persistent connections.
 
-httpx is not used here, for two reasons. Its read timeout restarts with each chunk, so a response
-that arrives slowly outlives the deadline of the call. On a reused connection it takes unsolicited
+It does not use httpx, for two reasons. The read timeout of httpx restarts with each chunk, so a
+slow response exceeds the deadline of the call. On a reused connection, httpx takes unsolicited
 bytes after a response for the response to the next call.
 """
 
@@ -30,7 +30,7 @@ from backends.open_inference.address import (
 )
 from backends.protocol import UNREADABLE
 
-# Seconds for readiness and metadata, which a healthy server answers at once.
+# Timeouts in seconds for readiness and metadata, which a healthy server answers immediately.
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
 _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
@@ -45,9 +45,10 @@ _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a response. Where binary tensors follow, `json_bytes` is the length of the JSON part.
+    """Holds a response of the server.
 
-    `retry_after` is in seconds, where the server sent one.
+    `json_bytes` is the length of the JSON head, if binary tensors follow it. `retry_after` is the
+    header of this name, in seconds.
     """
 
     status: int
@@ -57,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamClient:
-    """Calls one server. Any number of threads may use it at once."""
+    """Calls one server. Safe in any thread."""
 
     def __init__(self, upstream: RemoteModelServer, *, token: str = "") -> None:
         self._upstream = upstream
@@ -75,15 +76,15 @@ class UpstreamClient:
         """Return the metadata of the model.
 
         Raises:
-            UpstreamUnavailable: there is no response, or none of the protocol.
+            UpstreamUnavailable: there is no response, or it does not follow the protocol.
         """
         return self._read(self._upstream.path, ModelMetadata)
 
     def config(self) -> ModelConfig:
-        """Return the batch configuration, of a server with the extension `model_configuration`.
+        """Return the batch configuration, if the server has the extension `model_configuration`.
 
         Raises:
-            UpstreamUnavailable: there is no response, or none of the protocol.
+            UpstreamUnavailable: there is no response, or it does not follow the protocol.
         """
         return self._read(f"{self._upstream.path}/config", ModelConfig)
 
@@ -91,28 +92,28 @@ class UpstreamClient:
         """Return the metadata of the server.
 
         Raises:
-            UpstreamUnavailable: there is no response, or none of the protocol.
+            UpstreamUnavailable: there is no response, or it does not follow the protocol.
         """
         return self._read("/v2", ServerMetadata)
 
     def is_ready(self) -> bool:
-        """Return whether server and model are ready.
+        """Return whether both the server and the model report that they are ready.
 
-        Both are asked: a server that is shutting down may still report its models as ready.
+        A server that is shutting down may still report its models as ready.
         """
         try:
             server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # A proxy may expose only the routes of models.
+        # A proxy may expose only the models' routes.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
         """Run the model.
 
         Raises:
-            UpstreamUnavailable: no whole response came within `timeout` seconds.
+            UpstreamUnavailable: no complete response arrived within `timeout` seconds.
         """
         return self._call("POST", f"{self._upstream.path}/infer", body, headers, timeout=timeout)
 
@@ -131,8 +132,8 @@ class UpstreamClient:
             return msgspec.json.decode(reply.body, type=kind)
         except UNREADABLE as error:
             raise UpstreamUnavailable(
-                f"{self._upstream.title} answers {path} with what is not of the Open Inference "
-                f"Protocol: {error}"
+                f"{self._upstream.title} answers {path} with a response that does not follow the "
+                f"Open Inference Protocol: {error}"
             ) from None
 
     def _call(
@@ -149,7 +150,7 @@ class UpstreamClient:
         try:
             idle = self._take_idle()
             if idle is not None:
-                # Inference has no side effects: the request may be sent again.
+                # Inference has no side effects, so the request may be sent again.
                 with contextlib.suppress(*_STALE):
                     return self._exchange(idle, request, until)
             new = self._connection_class(self._netloc, timeout=_time_left(until))
@@ -160,7 +161,7 @@ class UpstreamClient:
             ) from error
 
     def _take_idle(self) -> http.client.HTTPConnection | None:
-        """Return an open idle connection; close those with unsolicited bytes."""
+        """Return an open idle connection or `None`; close connections with unsolicited bytes."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -181,7 +182,7 @@ class UpstreamClient:
                 connection.connect()
                 _enable_keepalive(connection)
             connection.sock.settimeout(_time_left(until))
-            # It is only called.
+            # http.client only calls this attribute, so a function is enough.
             connection.response_class = partial(  # type: ignore[assignment]
                 _DeadlineResponse, left=lambda: _time_left(until)
             )
@@ -195,7 +196,7 @@ class UpstreamClient:
                 retry_after=_number(response.getheader("Retry-After")),
             )
         except BaseException:
-            # The exchange is incomplete: the connection cannot be reused.
+            # The exchange is incomplete, so the connection cannot be reused.
             connection.close()
             raise
         with self._lock:
@@ -210,10 +211,10 @@ class UpstreamClient:
         while chunk := response.read1(_CHUNK):
             body += chunk
             if len(body) > _MOST_BYTES:
-                raise http.client.HTTPException("the response does not end")
+                raise http.client.HTTPException("the response is too large")
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
-        # `read1` leaves a response of known length open, and its connection unusable.
+        # After `read1`, a response of known length is still open, and blocks its connection.
         response.close()
         return bytes(body)
 
@@ -226,7 +227,7 @@ def _time_left(until: float) -> float:
 
 
 class _DeadlineResponse(http.client.HTTPResponse):
-    """Reads head and body of a response before the deadline of the call."""
+    """Is an HTTP response whose reads fail after the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any
@@ -236,7 +237,7 @@ class _DeadlineResponse(http.client.HTTPResponse):
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads from a socket with the remaining time of the call as the timeout of each read."""
+    """Reads from a socket. The timeout of each read is the remaining time of the call."""
 
     def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
         self._wire = wire
@@ -279,10 +280,10 @@ def _number(text: str | None) -> int | None:
 
 
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
-    """Return a digest of a model's metadata; "" where server or model are not ready.
+    """Return a digest of a model's metadata, or "" if the server or model is not ready.
 
-    It covers inputs, outputs and, unless one is chosen, the versions. Weights that were replaced
-    under the same version do not change it.
+    The digest covers inputs and outputs, and the versions unless `upstream` names one. It does not
+    change if weights are replaced under the same version.
     """
     client = UpstreamClient(upstream, token=token)
     try:

@@ -1,4 +1,4 @@
-"""Encodes and decodes tensors: in JSON, or with binary values after it where supported."""
+"""Encodes and decodes tensors as JSON, or as binary values after a JSON head."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class _Outputs(msgspec.Struct, frozen=True):
 
 
 class Decoded(NamedTuple):
-    """Holds an output of a run, and the version of the model that the server reports."""
+    """Holds an output, and the version of the model that the server reports."""
 
     values: FloatArray
     version: str | None
@@ -55,9 +55,10 @@ def encode(
     binary: bool,
     timeout: float,
 ) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of a request; an input is a data type of the protocol and values.
+    """Return the body and headers of a request.
 
-    Servers that support the parameter `timeout` drop a request that did not begin within it.
+    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds; servers
+    that support this parameter drop a request that has not begun after it.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -81,16 +82,16 @@ def encode(
 
 
 def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
-    """Return an output of a run in float32.
+    """Return an output as float32.
 
     Raises:
-        UpstreamUnavailable: it is not there, or not of `shape`.
+        UpstreamUnavailable: the response is invalid, or has no such output of this `shape`.
     """
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:
         response = msgspec.json.decode(head, type=_Outputs)
     except UNREADABLE:
-        raise UpstreamUnavailable("the server's response is not of the protocol") from None
+        raise UpstreamUnavailable("the server's response does not follow the protocol") from None
     at = len(head)
     for tensor in response.outputs:
         size = max(0, tensor.parameters.binary_data_size or 0)
@@ -105,13 +106,13 @@ def _values(tensor: _Output, raw: bytes, shape: tuple[int, ...]) -> FloatArray:
     kind = FLOATS.get(tensor.datatype)
     if kind is None or tuple(tensor.shape) != shape:
         raise UpstreamUnavailable(
-            f"the server's output `{tensor.name}` is {tensor.datatype} of {tensor.shape}, not "
-            f"floats of {list(shape)}"
+            f"the server's output `{tensor.name}` is {tensor.datatype} of shape {tensor.shape}, "
+            f"not floats of shape {list(shape)}"
         )
     try:
         flat = np.frombuffer(raw, kind) if tensor.data is None else np.array(tensor.data, kind)
-        with np.errstate(over="ignore"):  # what is not finite is found row by row
+        with np.errstate(over="ignore"):  # the batcher checks each row for infinity
             values: FloatArray = flat.reshape(shape).astype(np.float32)
     except (ValueError, TypeError, OverflowError):
-        raise UpstreamUnavailable(f"the server's output `{tensor.name}` is not whole") from None
+        raise UpstreamUnavailable(f"the server's output `{tensor.name}` is incomplete") from None
     return values

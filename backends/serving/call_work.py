@@ -1,4 +1,4 @@
-"""Admits the predicted work of a call and reserves queue time for its items."""
+"""Admits the items of a call by their predicted work, and reserves device time for them."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_wor
 
 
 class CallWork:
-    """Admits the items of a call: those of one request together, others each by itself."""
+    """Admits the items of a call: all together if they are one request, else one by one."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class CallWork:
         self.hosted = HostedItems()
 
     def has_progressed(self) -> bool:
-        """Tell whether the call does not hang: its model has run batches since the last time.
+        """Return whether the call has made progress since the last time that this was called.
 
-        Or it has read texts, and no row waits or runs: texts that are read beside a batch that
-        hangs are no progress. Or a bulk pause keeps its rows waiting. Hosts of algorithms bound the
-        time of an item themselves, and end it when it is over.
+        One of these is progress: the model ran a batch; the tokenizer read text while no row was
+        waiting or running; a bulk pause makes the call's rows wait; an algorithm host is running an
+        item, because hosts limit the time of items themselves.
         """
         (batches, portions), batcher = self._seen, self._batcher
         self._seen = batcher.batches, self._portions()
@@ -49,16 +49,16 @@ class CallWork:
         return batches != self._seen[0] or has_read or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
-        """Return the seconds after which such a call, sent again, would find room."""
+        """Return the seconds until the waiting rows have run, as a `retry_after`."""
         return self._batcher.admission.backlog()
 
     def admit(self) -> None:
-        """Reserve the work of one request; refuse a call of which no item would be admitted.
+        """Reserve the work of a whole request, or check that any item of the call can be admitted.
 
-        A call that runs no model is admitted however many rows wait.
+        A call that only needs the tokenizer is always admitted.
 
         Raises:
-            Overloaded: the request would be late as a whole, or there is no room for any item.
+            Overloaded: the request would be late, or no item of the call could be admitted.
         """
         if not self._has_rows:
             return
@@ -73,7 +73,7 @@ class CallWork:
         scopes = {item.scope for item in call.items} if not self._is_atomic else ()
         flows = [(call.lane, scope) for scope in scopes or (call.items[0].scope,)]
         if all(map(batcher.submissions.is_full, flows)):
-            raise Overloaded("the queue is full", retry_after=self.backlog())
+            raise Overloaded("the queue is full; try again later", retry_after=self.backlog())
         ratio = self._estimates.ratio(self._kinds)
         works = [seconds * ratio for seconds in self._predicted]
         if self._is_atomic:
@@ -81,21 +81,21 @@ class CallWork:
                 works, time_left=min([item.remaining for item in call.items]), flow=flows[0]
             )
             return
-        # Refuse before tokenizing if not even the smallest item would be in time.
+        # Refuse before tokenization if not even the smallest item would be in time.
         batcher.admission.check(
             min(works),
             time_left=max(item.remaining for item in call.items),
-            # The flow whose rows would run first.
+            # The flow with the fewest waiting rows, which would run first.
             flow=min(flows, key=batcher.submissions.held),
         )
 
     def reservation(
         self, index: int, item: CallItem, *, time_left: float
     ) -> QueueReservation | None:
-        """Return the reservation of an item, made now if it has none.
+        """Return the reservation of an item; make it now unless the request has made it.
 
         Raises:
-            Overloaded: it would be late.
+            Overloaded: the item would be late.
         """
         if not self._is_atomic and self._has_rows:
             work = self._predicted[index] * self._estimates.ratio(self._kinds)
@@ -110,9 +110,10 @@ class CallWork:
         return self._reservations[index]
 
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
-        """Release what an item did not use, and learn from the work it brought.
+        """Release the unused reservation of an item, and learn from its actual work (`brought`).
 
-        `late_rows` is how many ran or waited when its deadline passed; `None`: it was in time.
+        `late_rows` is the number of rows that a late item wasted. It is `None` for an item that
+        ended in time.
         """
         reservation = self._reservations[index]
         if reservation is None:
@@ -127,7 +128,7 @@ class CallWork:
         )
 
     def close(self) -> None:
-        """Release the reservations of items that never began."""
+        """Release the reservations of items that have not begun."""
         for reservation in self._reservations:
             if reservation is not None:
                 reservation.release()

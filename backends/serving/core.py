@@ -19,24 +19,25 @@ from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head
 from backends.plans import NO_MODEL, Assignment
 from backends.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
-from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
 from backends.serving.item_memory import open_memory
+from backends.serving.revision_counts import RevisionCounts
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
-# A gateway predicts with these numbers; a batch takes longer than they live.
+# The maximum age of a load report in seconds. A batch takes longer, so newer numbers tell nothing.
 _REPORT_AGE = 0.01
 
-# The name, revision and profile that a call asks for.
+# The (name, revision, profile) of a model that a call names.
 Variant = tuple[str, str, str]
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an encoder's pipeline, batcher and rows; `digest` is that of what it runs.
+    """Holds a loaded encoder: its pipeline, batcher and rows.
 
-    `profile` is the precision that it runs in, which may differ from the declared one on a GPU.
-    With an `upstream` another server runs it; `is_well` checks that it still does.
+    `digest` identifies the model's files. `profile` is the precision in use, which may differ from
+    the declared precision on a GPU. With an `upstream`, another server runs the graph, and
+    `is_well` checks that this server works.
     """
 
     name: str
@@ -46,23 +47,23 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     batcher: Batcher
     rows: SharedRows
     tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
-    """Returns the durations of its tokenizer so far."""
+    """Returns the tokenizer's durations: counts by bucket, and the sum in seconds."""
     portions: Callable[[], int] = lambda: 0
-    """Returns how many portions of text its tokenizer has read."""
+    """Returns how many chunks of text the tokenizer has read."""
     upstream: RemoteModelServer | None = None
     is_well: Callable[[], bool] = lambda: True
 
     @property
     def failure(self) -> str | None:
-        """What ended a thread that it cannot do without, if anything has."""
+        """Why a thread that the encoder needs has ended, or `None`."""
         return self.batcher.failure or self.pipeline.failure
 
 
 class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the loaded models of a repository, what runs below them, and what is broken.
+    """Holds the loaded models of a repository, their encoders, and the problems of broken models.
 
-    The problems in `blocked` are caused by that of another model. `needs` names for each model
-    all that it may ask. `kept` holds models that are broken now and answer as before.
+    Models in `blocked` are broken because another model is. `needs` maps a model to itself and all
+    models below it. `kept` has earlier versions of models whose present files are broken.
     """
 
     served_models: Mapping[str, ModelAlgorithms]
@@ -74,7 +75,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     kept: Mapping[str, "ModelSetEntry"] = {}
 
     def sources(self) -> dict[str, "ModelSetEntry"]:
-        """Return every model by name, with the set that it is served with."""
+        """Return every model by name, with the model set that it belongs to."""
         own = {
             name: ModelSetEntry(served_model=served_model, model_set=self)
             for name, served_model in self.served_models.items()
@@ -82,14 +83,14 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.kept, **own}
 
     def find(self, name: str) -> "ModelSetEntry | None":
-        """Return the model of a name, with the set that it is served with."""
+        """Return a model with the model set that it belongs to, or `None`."""
         served_model = self.served_models.get(name)
         if served_model is not None:
             return ModelSetEntry(served_model=served_model, model_set=self)
         return self.kept.get(name)
 
-    def part(self, name: str) -> "ModelSet":
-        """Return what the model `name` needs, and nothing else."""
+    def subset(self, name: str) -> "ModelSet":
+        """Return the subset of pipelines and encoders that the model `name` needs."""
         needed = self.needs.get(name, frozenset())
         return ModelSet(
             served_models={},
@@ -100,24 +101,24 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def all_encoders(self) -> list[RunningEncoder]:
-        """Return every encoder that runs, those of models kept from before after the others."""
+        """Return every running encoder, the encoders of kept models last."""
         used = [self, *(kept.model_set for kept in self.kept.values())]
         return list({id(e.batcher): e for model_set in used for e in model_set.encoders}.values())
 
     def infos(self) -> list[ModelInfo]:
-        """Return the info of each model."""
+        """Return the info of every model."""
         return [source.served_model.info for source in self.sources().values()]
 
 
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model and the set that it is served with."""
+    """Holds a model and the model set that it belongs to."""
 
     served_model: ModelAlgorithms
     model_set: ModelSet
 
 
 class CallsInFlight:
-    """Counts calls in flight: each is one while it is inside as a context manager."""
+    """Counts calls in flight; use it as a context manager around a call."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -131,7 +132,7 @@ class CallsInFlight:
         self.count += 1
 
     def end(self) -> None:
-        """Count a call no more."""
+        """Stop counting a call."""
         self.count -= 1
         if not self.count:
             self.idle.set()
@@ -144,17 +145,17 @@ class CallsInFlight:
 
 
 class ServingCore:
-    """Admits calls, and reports models, load and problems.
+    """Admits calls, and reports the backend's models, load and problems.
 
-    It is ready while every loaded encoder runs and at least one model is served, or none is
-    assigned to it; one that serves none is not while the first ones load. Models that were
-    broken at the start are reported as missing and do not affect others.
+    The backend is ready while every loaded encoder runs and it serves at least one model. It is
+    also ready without models if no model is assigned to it. Broken models are reported as missing
+    and do not affect other models.
 
-    The model set can be replaced; calls that name an old revision get it until `forget`.
+    `replace` changes the model set. Until `forget`, calls that name an old revision still get it.
     """
 
     gpu: GpuState | None = None
-    """Its GPU a moment ago, if it has one."""
+    """The latest state of the GPU, if there is one."""
 
     def __init__(
         self,
@@ -169,28 +170,28 @@ class ServingCore:
         expanded_bytes: int,
     ) -> None:
         self.memory = open_memory(expanded_bytes, clock)
-        """The memory of large items in progress, divided among scopes."""
+        """The memory budget of large items in progress, shared fairly among scopes."""
         self._backend_id, self._region = backend_id, region
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
-        # What calls found of the present models, with the encoder that answers.
+        # Caches `_find` for the present model set.
         self._found: dict[Variant, tuple[ModelSetEntry, RunningEncoder]] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self.calls = CallsInFlight()
         self.draining = False
-        """It accepts no more calls."""
+        """The backend accepts no more calls."""
         self.leaving = False
-        """It reports that it is not ready, and still answers calls."""
+        """The backend reports that it is not ready, but still answers calls."""
         self.plans = 0
-        """The version of the operators' plans that it follows."""
+        """The version of the operators' plans that are in effect."""
         self.assignment = Assignment()
-        """What gateways have assigned; the models follow once they are loaded."""
+        """The latest assignment by a gateway; its models may still be loading."""
         self.patterns: Collection[str] = ("*",)
-        """The patterns of the models that it serves."""
+        """The name patterns of the models that are served."""
         self.wanted: Collection[str] = ("*",)
-        """The patterns of those that it will serve once they are loaded."""
-        self.arms = ArmCounts()
-        # Upstream servers that are not ready now.
+        """The name patterns of the models that will be served once they are loaded."""
+        self.revision_counts = RevisionCounts()
+        # Upstream servers that are not ready at present.
         self.unready: frozenset[RemoteModelServer] = frozenset()
         self._clock = clock
         self._device = device
@@ -201,7 +202,7 @@ class ServingCore:
         self._report_frame = b""
 
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
-        """Serve another set from now on; return the retired models, to be forgotten later."""
+        """Serve another model set; return the retired models, for a later `forget`."""
         before, self.model_set = self.model_set, model_set
         self._found.clear()
         kept = {_variant(info) for info in model_set.infos()}
@@ -216,28 +217,28 @@ class ServingCore:
         return retired
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Stop answering calls that name these, unless they are served again."""
+        """Stop answering calls that name retired models, unless they are served again."""
         self._found.clear()
         for variant, entry in retired.items():
             if self._retired.get(variant) is entry:
                 del self._retired[variant]
 
     def revisions(self) -> set[tuple[str, str]]:
-        """Return the name and revision of every model that a call may still name."""
+        """Return the name and revision of every model that calls may name."""
         served = {(info.name, info.revision) for info in self.model_set.infos()}
         return served | {(name, revision) for name, revision, _ in self._retired}
 
     def running(self) -> list[RunningEncoder]:
-        """Return every encoder that a call may still need."""
+        """Return every encoder that calls may need, including retired models' encoders."""
         used = [self.model_set, *(retired.model_set for retired in self._retired.values())]
         found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
 
     def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
-        """Return the model that answers a call, and the call's work, which is not admitted yet.
+        """Return the model for a call, and a `CallWork` that the caller must still admit.
 
         Raises:
-            CallRefused: it is not served here, or not now.
+            CallRefused: the model or task is not served here, or is not ready.
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
@@ -250,7 +251,7 @@ class ServingCore:
         if served_model.find(call.task) is None:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
         if running.failure is not None:
-            raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
+            raise NotReady(f"the encoder of `{call.model}` has failed: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
         work = CallWork(
@@ -273,13 +274,15 @@ class ServingCore:
             raise ModelNotFound(f"model `{name}` is not served here")
         else:
             info = present.served_model.info
-            raise RevisionMismatch(f"`{name}` runs here as `{info.revision}` in `{info.profile}`")
+            raise RevisionMismatch(
+                f"`{name}` is served here as revision `{info.revision}` in `{info.profile}`"
+            )
         encoder = entry.served_model.encoder
         return entry, next(each for each in entry.model_set.encoders if each.name == encoder)
 
     @property
     def calls_in_flight(self) -> int:
-        """How many calls are being answered."""
+        """The number of calls in flight."""
         return self.calls.count
 
     async def idle(self) -> None:
@@ -287,11 +290,11 @@ class ServingCore:
         await self.calls.idle.wait()
 
     def count_item(self, call: Call, outcome: str) -> None:
-        """Count an item's end; `outcome` is of a closed set."""
+        """Count the end of an item; `outcome` is a label of the metric `items_total`."""
         self._items[call.model, call.task, outcome] += 1
 
     def failures(self) -> list[str]:
-        """Return why the device cannot be used, and the loaded encoders that have died since."""
+        """Return why the device or any loaded encoder has failed for good."""
         device = [] if self._device.failure is None else [self._device.failure]
         return device + [
             f"{encoder.name}: {encoder.failure}"
@@ -300,7 +303,7 @@ class ServingCore:
         ]
 
     def state(self) -> ServingState:
-        """Return identity, readiness, models and load."""
+        """Return the identity, readiness, models and load of the backend."""
         failures = self.failures()
         problems = [f"{name}: {reason}" for name, reason in self.model_set.problems.items()]
         away = [
@@ -329,13 +332,13 @@ class ServingCore:
             problems=dict(self.model_set.problems),
             plans=self.plans,
             assignment=self.assignment,
-            arms=self.arms.statistics(self._mirror.statistics()),
+            arms=self.revision_counts.statistics(self._mirror.statistics()),
             gpu=self.gpu,
             report=self.report(),
         )
 
     def _infos(self) -> list[ModelInfo]:
-        """Return the info of each model, with earlier revisions that still answer."""
+        """Return the info of every model, with earlier revisions that are still answered."""
         earlier: dict[str, list[str]] = {}
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)
@@ -347,14 +350,14 @@ class ServingCore:
         ]
 
     def report_frame(self) -> bytes:
-        """Return the report as the last frame of a reply, made anew every few milliseconds."""
+        """Return the encoded load report, cached for `_REPORT_AGE` seconds."""
         now = self._clock()
         if now - self._reported >= _REPORT_AGE:
             self._reported, self._report_frame = now, encode_frame(self.report())
         return self._report_frame
 
     def report(self) -> Report:
-        """Return how busy the encoders are, taken together."""
+        """Return the load of all encoders together."""
         statistics = [encoder.batcher.statistics() for encoder in self.model_set.all_encoders()]
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
@@ -369,7 +372,7 @@ class ServingCore:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
+        """Return the numbers for the metrics. Of two encoders with one name, the newer counts."""
         encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
@@ -386,7 +389,7 @@ class ServingCore:
                 for encoder in reversed(encoders.values())
             ],
             shadows=(shadows := self._mirror.statistics()),
-            arms=self.arms.statistics(shadows),
+            arms=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
             models={info.name: info.revision for info in self.model_set.infos()},
         )

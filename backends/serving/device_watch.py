@@ -1,4 +1,4 @@
-"""Notices that the GPU of this process is lost, or that work on it has failed for good."""
+"""Detects that the GPU of this process is lost, or that a model has broken it."""
 
 import asyncio
 import threading
@@ -13,11 +13,12 @@ from backends.serving.core import ServingCore
 from backends.settings import BackendSettings
 from backends.telemetry.nvml import GpuReader
 
-# Seconds between two looks, and how long the driver may take to answer one.
+# Seconds between two readings, and the timeout of the driver for one reading.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
-# A loop that is held up, as while a large model is opened, loses one of so many waits.
+# The timeout is split into this many waits. A blocked event loop, such as while a large model is
+# opened, then uses up only one of them.
 _WAITS: Final = 10
-# So many looks in a row must fail, unless the error says that the device does not come back.
+# This many consecutive readings must fail, unless the error says that the GPU is lost.
 _FAILED_LOOKS: Final = 3
 _GPU_IS_LOST, _RESET_REQUIRED = 15, 16
 
@@ -25,11 +26,11 @@ Look = Callable[[], GpuState | int]
 
 
 class DeviceWatch:
-    """Looks at a GPU once a second, from threads of its own: a driver that hangs holds up no loop.
+    """Reads the state of a GPU once a second, in its own threads, because the driver may hang.
 
-    `look` returns the state of the GPU, or the error of the driver. `seen` is called with each
-    state, and `failures` returns the encoders that have failed for good: after an error of the
-    device, no process recovers that was using it.
+    `look` returns the GPU's state or an error number of the driver. `seen` is called with each
+    state. `failures` returns the encoders that have failed for good: a process cannot recover from
+    an error of the device.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class DeviceWatch:
         self._answers_within = answers_within
 
     async def until_failed(self) -> str:
-        """Watch until only another process can use the GPU; return why."""
+        """Watch until this process cannot use the GPU any more; return the reason."""
         failed_looks = 0
         while True:
             found = await self._answer()
@@ -60,13 +61,13 @@ class DeviceWatch:
             else:
                 failed_looks += 1
                 if found in (_GPU_IS_LOST, _RESET_REQUIRED) or failed_looks == _FAILED_LOOKS:
-                    return f"the driver says that the GPU is lost (its error {found})"
+                    return f"the driver reports that the GPU is lost (error {found})"
             if failures := self._failures():
                 return "; ".join(failures)
             await asyncio.sleep(self._interval)
 
     async def _answer(self) -> GpuState | int | None:
-        """Return the driver's answer, `None` if it gives none while the loop runs."""
+        """Return the result of `look`, or `None` after the timeout."""
         answer = _in_thread(self._look)
         for _ in range(_WAITS):
             done, _ = await asyncio.wait([answer], timeout=self._answers_within / _WAITS)
@@ -78,7 +79,7 @@ class DeviceWatch:
 def watch_device(
     settings: BackendSettings, core: ServingCore, gpus: GpuReader
 ) -> DeviceWatch | None:
-    """Return what watches the GPU that runs the models, `None` where no GPU of `gpus` does."""
+    """Return a watch over the GPU that runs the models, or `None` if no GPU of `gpus` does."""
     look = _look_at_device(settings, gpus)
     if look is None:
         return None
@@ -93,9 +94,9 @@ def watch_device(
 def watch_while_loading(
     settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """Call `failed` with the reason, in a thread, if the GPU fails meanwhile.
+    """Call `failed` with the reason, in a thread, if the GPU fails inside the `with` block.
 
-    The loop of the caller may be held up all the time: models are loaded.
+    The block may block the caller's event loop, as loading models does.
     """
     look = _look_at_device(settings, gpus)
     if look is None:
@@ -107,7 +108,7 @@ def watch_while_loading(
 
 @contextmanager
 def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
-    """Call `failed` with the reason if `look` tells meanwhile that the GPU has failed."""
+    """Call `failed` with the reason, in a thread, if `look` fails inside the `with` block."""
     ended = threading.Event()
     watch = DeviceWatch(
         look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None
@@ -132,7 +133,7 @@ def _look_at_device(settings: BackendSettings, gpus: GpuReader) -> Look | None:
 
 
 def _in_thread(look: Look) -> "asyncio.Future[GpuState | int]":
-    """Return the answer of `look`, which a daemon gives: it may hang for ever."""
+    """Call `look` in a daemon thread, because it may never return."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[GpuState | int] = loop.create_future()
 
@@ -142,7 +143,7 @@ def _in_thread(look: Look) -> "asyncio.Future[GpuState | int]":
 
     def run() -> None:
         found = look()
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(settle, found)
 
     threading.Thread(target=run, name="device-watch", daemon=True).start()

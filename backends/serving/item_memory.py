@@ -1,7 +1,7 @@
-"""Computes how much memory an item takes while it is answered, besides its rows in the queue.
+"""Computes how much memory an item takes while it is answered, without its rows in the queue.
 
-A gateway bounds requests, but a backend does not rely on that. The sizes are upper bounds in bytes,
-computed from the decoded item and its parameters.
+A gateway limits the size of requests, but a backend does not rely on that. Sizes are upper bounds
+in bytes, computed from the decoded item and its parameters.
 """
 
 from typing import Any, Final
@@ -10,25 +10,25 @@ from backends.byte_budget import LARGE, RETRY_AFTER, SharedBytes
 from backends.errors import ItemRefused, Overloaded
 from backends.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
 
-# Bytes of a token: a row has its number twice, since the row's key has it, too.
+# Bytes per token of a row. The row and its key both hold the token id.
 _ROW_TOKEN: Final = 16
-# Bytes for each byte of a text, which may be a token, while the tokenizer reads it: for the number
-# of its tokens alone, and with their places and what is shown of them.
+# Bytes that the tokenizer needs per byte of text, if each byte is a token: to count tokens, and to
+# return tokens with their offsets.
 _COUNTED: Final = 448
 _TOKENS: Final = {Task.TOKENIZE: 768, Task.DETOKENIZE: 64, Task.ENTITIES: 960}
 _MOST_WAITING: Final = 8192
 
 
 def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
-    """Return the budget of a backend, from which large items hold memory."""
+    """Return the memory budget of a backend for large items."""
 
     def exhausted() -> Overloaded:
         return Overloaded(
-            "other large items use all the memory for large items; try again later",
+            "the memory for large items is in use; try again later",
             retry_after=RETRY_AFTER,
         )
 
-    # All items of an admitted call may wait.
+    # All items of an admitted call may wait for memory.
     return SharedBytes(
         limit_bytes,
         exhausted=exhausted,
@@ -39,7 +39,7 @@ def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
 
 
 def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_tokens: int) -> int:
-    """Return how many bytes of memory an item of `length` bytes takes; 0 if they are few.
+    """Return the memory of an item whose body has `length` bytes, or 0 for a small item.
 
     A row has at most `max_tokens` tokens.
     """
@@ -59,14 +59,14 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
 
 
 def check_fits(memory: SharedBytes, size: int) -> None:
-    """Check that the backend can ever have room for an item.
+    """Check that an item is not larger than the whole memory budget.
 
     Raises:
-        ItemRefused: it cannot.
+        ItemRefused: the item is too large.
     """
     if size > memory.largest():
         raise ItemRefused(
             "input_too_long",
-            f"the item takes {size:,} bytes of memory with its labels or choices; at most"
-            f" {memory.largest():,} are allowed; send it in parts, or fewer labels or choices",
+            f"the item needs {size:,} bytes of memory with its labels or choices, but at most"
+            f" {memory.largest():,} are allowed; send a shorter text, or fewer labels or choices",
         )

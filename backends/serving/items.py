@@ -1,4 +1,4 @@
-"""Answers one item of a call: decodes it, runs its algorithm in its time, returns an outcome."""
+"""Answers one item of a call: decodes it, runs its algorithm, and returns its outcome."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,26 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.arms import first_label
 from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
 from backends.serving.item_memory import check_fits, item_bytes
+from backends.serving.revision_counts import first_label
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
-# No item takes this long; a timer needs a finite time.
+# No item takes this long, but a timer needs a finite time.
 _LONGEST = 3600.0
-# A caller that leaves so few seconds before its deadline leaves because of it.
+# A caller that disconnects this shortly before its deadline, in seconds, counts as late.
 _LATE_CANCELLATION = 0.05
 
 
 Outcome = Done | Failed
-# How an item ended, as it is counted.
+# How an item ended: the label `outcome` of the metric `items_total`.
 _Kind = Literal["done", "failed", "refused", "expired", "cancelled"]
 
 
 class Decoders:
-    """Holds the decoders of parameters and items, made once."""
+    """Holds the decoders of calls, parameters and items, which are made once."""
 
     def __init__(self) -> None:
         self.call = msgspec.msgpack.Decoder(Call)
@@ -54,7 +54,10 @@ class Decoders:
 
 
 class ItemAnswerer:
-    """Answers the items of one call, by a coroutine each; `QueryCall` does so without any."""
+    """Answers the items of one call, with one coroutine per item.
+
+    `QueryCall` uses its methods to answer items without a coroutine.
+    """
 
     def __init__(
         self,
@@ -82,10 +85,10 @@ class ItemAnswerer:
         try:
             self.parameters = decoders.parameters[call.task].decode(call.parameters)
         except UNREADABLE as error:
-            raise BadCall(f"the parameters are none of `{call.task}`: {error}") from None
+            raise BadCall(f"invalid parameters for task `{call.task}`: {error}") from None
 
     async def answer(self, index: int, item: CallItem) -> Outcome:
-        """Return the item's outcome; only a cancellation is raised."""
+        """Return the item's outcome. Raises nothing but a cancellation."""
         caller = self.begin(item)
         try:
             body, time_left = self.admit(index, item, caller)
@@ -97,13 +100,13 @@ class ItemAnswerer:
             self.cancelled(index, caller)
             raise
         except TimeoutError:
-            return self.failed(index, caller, self.too_late("the time of the item is over"))
-        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+            return self.failed(index, caller, self.too_late("the item's deadline has passed"))
+        except Exception as error:  # noqa: BLE001 - a failing item must not affect other items
             return self.failed(index, caller, error)
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[None]:
-        """Hold the memory of a large item; wait for room until the item's deadline."""
+        """Reserve the memory of a large item in the `with` block; wait until its deadline."""
         size = item_bytes(
             self.call.task,
             body,
@@ -123,7 +126,10 @@ class ItemAnswerer:
             memory.release(item.scope, size)
 
     def begin(self, item: CallItem) -> RowCaller:
-        """Return the caller of the item's rows; the item is then to be brought to one end."""
+        """Begin an item and return the caller of its rows.
+
+        The item must then end with exactly one of `done`, `failed` and `cancelled`.
+        """
         return RowCaller(
             scope=item.scope,
             deadline=self._received + item.remaining,
@@ -134,27 +140,27 @@ class ItemAnswerer:
         )
 
     def admit(self, index: int, item: CallItem, caller: RowCaller) -> tuple[Any, float]:
-        """Reserve the item's work and decode it; return its body and how long it may take.
+        """Reserve the item's work and decode it; return its body and its time left in seconds.
 
         Raises:
-            BackendError: it would be late, or its body is none of the task.
+            BackendError: the item would be late, or its body is invalid.
         """
         remaining = caller.deadline - self._clock()
         caller.reservation = self._work.reservation(index, item, time_left=remaining)
-        # Negated, so that NaN counts as over, too.
+        # `not >` instead of `<=`, so that NaN counts as late.
         if not remaining > 0:
-            raise self.too_late("the time of the item was over before it began")
+            raise self.too_late("the item's deadline passed before it began")
         try:
             return self._decoder.decode(item.body), min(remaining, _LONGEST)
         except UNREADABLE as error:
-            raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
+            raise ItemRefused("bad_item", f"the item is not valid for its task: {error}") from None
 
     def too_late(self, detail: str) -> DeadlineExceeded:
-        """Return the error of an item whose time is over."""
+        """Return the error of an item whose deadline has passed."""
         return DeadlineExceeded(detail, retry_after=self._work.backlog())
 
     def done(self, index: int, caller: RowCaller, answer: Any) -> Outcome:
-        """End an item with its answer."""
+        """End an item with its result."""
         if caller.arm is not None:
             caller.label = first_label(answer)
         outcome = Done(
@@ -172,7 +178,7 @@ class ItemAnswerer:
         return outcome
 
     def failed(self, index: int, caller: RowCaller, error: Exception) -> Outcome:
-        """End an item with an error; one that is none of ours is logged."""
+        """End an item with an error; log it if it is not a `BackendError`."""
         if not isinstance(error, BackendError):
             _log.error(
                 "an item failed unexpectedly", exc_info=error, extra={"model": self.call.model}
@@ -188,16 +194,18 @@ class ItemAnswerer:
     def _end(
         self, index: int, caller: RowCaller, kind: _Kind, error: BackendError | None = None
     ) -> None:
-        """Count how an item ended, and learn from it."""
+        """Count the end of an item, end its span, and learn from its work."""
         if caller.span is not NO_SPAN:
             failure = None if error is None else error.code
             caller.span.end("client_gone" if kind == "cancelled" else failure)
         self._core.count_item(self.call, kind)
         if caller.arm is not None and self._arm(caller):
-            self._core.arms.count(caller.arm, kind, self._clock() - self._received, caller.label)
+            self._core.revision_counts.count(
+                caller.arm, kind, self._clock() - self._received, caller.label
+            )
         is_late = kind == "expired"
         if kind == "cancelled":
-            # The caller gives up at the moment that the deadline passes here.
+            # A caller gives up at its own deadline, which may be slightly before the one here.
             is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
         self._work.end(
             index,
@@ -207,7 +215,7 @@ class ItemAnswerer:
         )
 
     def _arm(self, caller: RowCaller) -> str:
-        """Return the revision of the called model that answers, not those of models below."""
+        """Return the revision that answers, or "" if only a model below has a traffic split."""
         if caller.arm is None or caller.arm[0] != self.call.model:
             return ""
         return caller.arm[1]
@@ -218,7 +226,7 @@ class ItemAnswerer:
 
 
 def _kind(error: BackendError) -> _Kind:
-    """Return the label under which the end of an item that failed is counted."""
+    """Return the outcome label of a failed item."""
     if error.status == ItemRefused.status:
         return "refused"
     return "expired" if error.code == DeadlineExceeded.code else "failed"

@@ -47,14 +47,14 @@ from backends.tokenization.timed_tokenizer import TimedTokenizer
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
-# Providers that run as many batches at a time as they have threads.
+# Providers that run one batch per worker thread.
 _HOST = ("cpu", "openvino", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what loading needs and every model of a process shares."""
+    """Holds the settings, thread pools and functions that loading needs."""
 
     settings: BackendSettings
     tracing: Tracing
@@ -64,11 +64,11 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     open_executor: OpenExecutor
     qualify: Qualify
     form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext
-    """Makes what tries forms of a graph; by default they are tried in this process."""
+    """Opens a process that measures the variants of a graph; by default, this process does."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what models share and a reload keeps: device, row cache, mirror, hosts."""
+    """Holds the objects that all models share and that survive a reload."""
 
     device: Device
     cache: RowCache
@@ -77,7 +77,7 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_shared(tools: LoadingTools) -> SharedResources:
-    """Make what the models of a process share."""
+    """Create the objects that the models of a process share."""
     device = Device(
         slots=_slots(tools.settings), clock=tools.clock, bulk_share=tools.settings.bulk_share
     )
@@ -95,14 +95,14 @@ def load_models(
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
-    """Load every model of a catalogue; encoders of `running` that did not change are kept.
+    """Load every model of a catalogue; reuse unchanged encoders of `running`.
 
-    A model that cannot be loaded becomes a problem. The threads of the batchers are not started.
+    A model that cannot be loaded is reported in `problems`. This does not start worker threads.
     """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
-    # Last, so that models above ask the model without its shadow.
+    # Mirror last, so that algorithms above a model use it without its shadow.
     for model in catalogue.models.values():
         loader.mirror(model)
     return ModelSet(
@@ -141,7 +141,7 @@ class _Loader:
         self.needs: dict[str, frozenset[str]] = {}
 
     def load(self, model: Model) -> None:
-        """Load one model, after those it builds on."""
+        """Load one model. All models that it builds on must have been loaded before."""
         below = builds_on(model.manifest)
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
@@ -149,7 +149,7 @@ class _Loader:
         try:
             if isinstance(manifest, GraphManifest):
                 running = self._find_encoder(model, manifest)
-                # What the graph really runs in is part of the model's identity, and of cache keys.
+                # The precision in use is part of the model's identity and of cache keys.
                 manifest = msgspec.structs.replace(manifest, profile=running.profile)
                 model = msgspec.structs.replace(model, manifest=manifest)
             served_model = build_served_model(model, self.served_models, self._shared.hosts)
@@ -160,15 +160,15 @@ class _Loader:
         except ModelProblem as error:
             self.problems[model.name] = str(error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
+        except Exception as error:  # noqa: BLE001 - a broken model must not affect other models
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.problems[model.name] = f"{model.folder}: it cannot be loaded: {reason}"
+            self.problems[model.name] = f"{model.folder}: cannot load the model: {reason}"
             return
         self.served_models[model.name] = served_model
         self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
-        """Mirror a model's items to its shadow; a broken shadow is a problem and gets none."""
+        """Mirror a model's items to its shadow revision, unless the shadow is broken."""
         served_model = self.served_models.get(model.name)
         if model.shadow is None or served_model is None:
             return
@@ -182,10 +182,10 @@ class _Loader:
             shadow,
             plan=model.shadow,
             mirror=self._shared.mirror,
-            arm="" if is_split else model.folder.name,
+            revision="" if is_split else model.folder.name,
         )
         if both is None:
-            self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
+            self.problems[name] = f"it is the shadow of `{model.name}`, but they share no task"
         else:
             self.served_models[model.name] = both
             self.needs[model.name] |= self.needs[name]
@@ -197,7 +197,7 @@ class _Loader:
         try:
             return self._open_encoder(model, manifest)
         except BackendError as error:
-            problem = f"{model.folder}: it cannot be loaded: {error}"
+            problem = f"{model.folder}: cannot load the model: {error}"
             if isinstance(error, ExecutorDied):
                 self._shared.device.failure = problem
             raise ModelProblem(problem) from error
@@ -218,7 +218,7 @@ class _Loader:
         executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
-            # The graph that the upstream should run is opened for this comparison alone.
+            # Open the local graph only to compare its output with the upstream's.
             here = tools.open_executor(msgspec.structs.replace(source, upstream=None))
             check_agreement(_candidate(model, manifest, executor, tokenizer), executor, here)
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
@@ -240,7 +240,7 @@ class _Loader:
                 worker_threads=None if source.upstream else _worker_threads(settings, found),
                 always_wide=settings.wide == "always",
             ),
-            # A batch on another server takes no slot of the device here.
+            # A batch on another server needs no slot of the local device.
             device=None if source.upstream else self._shared.device,
             clock=tools.clock,
             tracing=tools.tracing,
@@ -288,7 +288,7 @@ class _Loader:
         )
 
     def _find_quickest(self, source: GraphSource) -> QuickestForm:
-        """Return the quickest form: the one that is judged is opened, even if nothing is kept."""
+        """Return the fastest variant of a graph; measure once per graph and precision."""
         tools, key = self._tools, (source.path, source.profile)
         if (known := self._quickest.get(key)) is not None:
             return known
@@ -307,7 +307,7 @@ class _Loader:
     ) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
         if not isinstance(below, EncoderManifest):
-            raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")
+            raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is not an encoder")
         if getattr(below.outputs, manifest.output) is None:
             raise ModelProblem(
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
@@ -318,10 +318,10 @@ class _Loader:
 
 
 def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -> TimedTokenizer:
-    """Return the tokenizer of a model, as its manifest changes it.
+    """Return the tokenizer of a model, with the options of its manifest.
 
     Raises:
-        ModelProblem: its file is none.
+        ModelProblem: the tokenizer's file is invalid.
     """
     return TimedTokenizer(
         model.file(manifest.tokenizer),
@@ -335,7 +335,7 @@ def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -
 
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
-    """Return what opens the graph of a model: its file, its outputs and how wide they are."""
+    """Return the graph source of a model, from which an executor is opened."""
     if isinstance(manifest, ClassifierManifest):
         kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
@@ -360,13 +360,13 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
 def _rows_per_batch(
     settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
 ) -> int:
-    """Return the rows of a batch; never more than the executor takes."""
+    """Return the maximum rows of a batch."""
     rows = batch_rows(settings, found.rows if found is not None else None)
     return min(rows, executor.most_rows or rows)
 
 
 def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
-    """Return the setting, or else the tuned value; `None` for all the executor has."""
+    """Return the setting, else the tuned value, else `None` for the executor's number."""
     if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None
@@ -394,5 +394,5 @@ def _candidate(
 
 
 def _slots(settings: BackendSettings) -> int:
-    """Return how many batches the device takes at a time."""
+    """Return how many batches may run on the device at a time."""
     return settings.worker_threads if settings.provider in _HOST else settings.gpu_runs

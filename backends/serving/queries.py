@@ -1,4 +1,4 @@
-"""Answers the items of a call that are one query each, without a coroutine for any of them."""
+"""Answers the items of a call whose algorithm is a `QueryAlgorithm`, without a coroutine each."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from backends.serving.items import ItemAnswerer, Outcome
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, OutputKind, RowInput
 
-# Items of one call in progress: one call must not fill the queue, and tasks are not free.
+# The maximum number of items of a call in progress, so that one call cannot fill the queue.
 ITEMS_AT_ONCE = 256
-# So many bytes of items are tokenized together, or one item: the rows of the first ones run while
-# the next are read, and little is read in vain where the caller leaves.
+# Bytes of items that are tokenized together. The rows of the first items run while the next items
+# are tokenized, and little work is wasted if the caller disconnects.
 _READ_AT_ONCE = 128 * 1024
 
 
 class _OpenItem(RowWaiter):
-    """Holds an item in progress, and waits for its rows. `until` is in the loop's time."""
+    """Holds an item in progress and waits for its rows; `until` is a time of the event loop."""
 
     __slots__ = ("caller", "index", "prepared", "until", "waiting")
 
@@ -41,13 +41,13 @@ class _OpenItem(RowWaiter):
         self.prepared = prepared
         self.until = until
         self.waiting: asyncio.Task[None] | None = None
-        """Waits for room in the queue."""
+        """The task that waits for room in the queue, if any."""
 
 
 class QueryCall:
-    """Answers the items of one call; `on_ready` is called whenever there is more to `take`.
+    """Answers the items of one call; calls `on_ready` when there are outcomes to `take`.
 
-    Who uses it calls `begin` first and after each `take`, until `is_over`, and then `close`.
+    The user calls `begin` first and after each `take`, until `is_over`, and `close` at the end.
     """
 
     def __init__(
@@ -63,32 +63,32 @@ class QueryCall:
         self._ready: list[Outcome] = []
         self._begun = 0
         self._left = len(self._items)
-        """How many outcomes are not taken."""
+        """The number of outcomes that are not taken yet."""
         self.has_failed = False
         """Whether an item failed."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
-        """Waits for the tokenizer's threads."""
+        """The task that waits for the tokenizer's threads, if any."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether every outcome is taken, or there to be taken."""
+        """Whether all remaining outcomes are ready to be taken."""
         return len(self._ready) == self._left
 
     @property
     def is_over(self) -> bool:
-        """Whether every outcome is taken."""
+        """Whether all outcomes are taken."""
         return not self._left
 
     def take(self) -> list[Outcome]:
-        """Return the outcomes that are ready and were not taken before."""
+        """Return and remove the outcomes that are ready."""
         outcomes, self._ready = self._ready, []
         self._left -= len(outcomes)
         return outcomes
 
     def begin(self) -> None:
-        """Begin as many items as there is room for, of long ones some at a time."""
+        """Begin the next items, up to `ITEMS_AT_ONCE` in progress and `_READ_AT_ONCE` bytes."""
         first, room = self._begun, ITEMS_AT_ONCE - len(self._open)
         if room and first < len(self._items) and self._reading is None:
             items = self._items[first : first + room]
@@ -98,7 +98,7 @@ class QueryCall:
             self._begin(first, items)
 
     def _begin(self, first: int, items: Sequence[CallItem]) -> None:
-        """Admit items, tokenize their texts together, and ask for their rows."""
+        """Admit items, tokenize their texts together, and submit their rows."""
         now, opened = self._loop.time(), []
         for index, item in enumerate(items, first):
             found = self._admit(index, item, now)
@@ -121,12 +121,12 @@ class QueryCall:
     async def _read(
         self, opened: Sequence[_OpenItem], groups: Sequence[Sequence[RowInput]]
     ) -> None:
-        """Wait for the tokenizer's threads, while outcomes of other items are sent."""
+        """Tokenize long texts in the tokenizer's threads, then submit their rows."""
         answers: Sequence[list[Encoding] | BackendError]
         spans = _tokenization_spans(opened)
         try:
             answers = await self._tokenizer.encode_each(groups)
-        except Exception as error:  # noqa: BLE001 - the items would wait until their time is over
+        except Exception as error:  # noqa: BLE001 - without an error, the items would only time out
             for item in opened:
                 self._fail(item, error)
             answers = ()
@@ -137,17 +137,17 @@ class QueryCall:
         if answers:
             self._ask_all(opened, answers)
         self.begin()
-        self._on_ready()  # there may be room for more
+        self._on_ready()  # the user may begin more items
 
     def _ask_all(
         self, opened: Sequence[_OpenItem], answers: Sequence[list[Encoding] | BackendError]
     ) -> None:
-        """Ask for the rows of items; whether there is room is asked for all of them at once."""
+        """Submit the rows of items, and check once whether the queue has room for all of them."""
         read = [each for found in answers if isinstance(found, list) for each in found]
         has_room = self._rows.has_room_for_any(read)
         for one, encodings in zip(opened, answers, strict=True):
             if one.index not in self._open:
-                continue  # its time ended meanwhile
+                continue  # its deadline has passed meanwhile
             if isinstance(encodings, BackendError):
                 self._fail(one, encodings)
             else:
@@ -160,13 +160,13 @@ class QueryCall:
             body, time_left = answerer.admit(index, item, caller)
             texts = self._algorithm.texts(body, answerer.parameters)
             prepared = self._pipeline.encoder.prepare(texts, self._algorithm.prompts)
-        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+        except Exception as error:  # noqa: BLE001 - a failing item must not affect other items
             self._add(answerer.failed(index, caller, error))
             return None
         return _OpenItem(index, caller, prepared, until=now + time_left, on_end=self._on_end)
 
     def _ask(self, item: _OpenItem, encodings: list[Encoding], *, has_room: bool) -> None:
-        """Ask for the rows of an item, or have it wait for room."""
+        """Submit the rows of an item, or let the item wait for room."""
         rows, kind = self._rows, OutputKind.POOLED
         try:
             self._pipeline.encoder.check(item.prepared, encodings, item.caller)
@@ -174,7 +174,7 @@ class QueryCall:
                 rows.begin(item, encodings, kind=kind, caller=item.caller)
             else:
                 item.waiting = asyncio.create_task(self._ask_later(item, encodings))
-        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+        except Exception as error:  # noqa: BLE001 - a failing item must not affect other items
             self._fail(item, error)
 
     async def _ask_later(self, item: _OpenItem, encodings: list[Encoding]) -> None:
@@ -185,7 +185,7 @@ class QueryCall:
             self._fail(item, error)
 
     def _on_end(self, item: _OpenItem, error: BackendError | None) -> None:
-        """Make an item's answer of its rows, if they are there."""
+        """Compute an item's result from its rows, or end it with their error."""
         if error is not None:
             self._fail(item, error)
             return
@@ -194,7 +194,7 @@ class QueryCall:
             vectors = self._pipeline.finish(self._rows.collect(item, item.caller))
             answer = self._algorithm.answer(vectors, answerer.parameters)
             outcome = answerer.done(item.index, item.caller, answer)
-        except Exception as failure:  # noqa: BLE001 - one item must not take the others with it
+        except Exception as failure:  # noqa: BLE001 - a failing item must not affect other items
             outcome = answerer.failed(item.index, item.caller, failure)
         del self._open[item.index]
         self._add(outcome)
@@ -204,7 +204,7 @@ class QueryCall:
             self._add(self._answerer.failed(item.index, item.caller, error))
 
     def _abandon(self, item: _OpenItem) -> bool:
-        """Close an item; return whether it was open: the end of another may have ended it."""
+        """Close an item; return whether it was still open."""
         if item.waiting is not None:
             item.waiting.cancel()
         self._rows.abandon(item, item.caller)
@@ -218,7 +218,7 @@ class QueryCall:
             self._on_ready()
 
     def _expire_in_time(self) -> None:
-        """Set the timer to when the time of the first item is over."""
+        """Set the timer to the earliest deadline of the open items."""
         if self._timer is not None:
             self._timer.cancel()
         first = min([item.until for item in self._open.values()])
@@ -227,12 +227,12 @@ class QueryCall:
     def _expire(self) -> None:
         now = self._loop.time()
         for item in [item for item in self._open.values() if item.until <= now]:
-            self._fail(item, self._answerer.too_late("the time of the item is over"))
+            self._fail(item, self._answerer.too_late("the item's deadline has passed"))
         if self._open:
             self._expire_in_time()
 
     def close(self) -> None:
-        """End the items that are open: the caller has left."""
+        """Cancel all open items, because the caller has disconnected or has all outcomes."""
         if self._timer is not None:
             self._timer.cancel()
         if self._reading is not None:

@@ -1,7 +1,7 @@
-"""Loads a repository so that a broken revision never takes a healthy one away.
+"""Loads a repository; replaces each broken revision by one that works.
 
-Its place takes, in this order: the revision that was served last, where its files still exist; the
-one that this process serves; the newest older revision that loads.
+The replacement is the first of these: the revision that was served last, if its files still exist;
+the revision that this process serves; the newest older revision that loads.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ Pinned = Mapping[str, Shares]
 
 
 class RecoveredModels(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the models to serve, and the catalogue that they were made of."""
+    """Holds the models to serve, and the catalogue from which they were loaded."""
 
     catalogue: Catalogue
     model_set: ModelSet
@@ -41,14 +41,16 @@ def load_repository(
     plans: Mapping[str, Serving],
     assigned: Collection[str],
 ) -> RecoveredModels:
-    """Return what a repository's models became; models of `before` that are broken now stay served.
+    """Load a repository; keep models of `before` whose present files are broken.
 
-    `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
-    `plans` come before what the folders of models say. Models that match none of the `assigned`
-    patterns are loaded where others build on them, and served to nobody else.
+    - `usable` returns the encoders that may keep running. A model is only kept if all its encoders
+      are usable.
+    - `plans` override the `serving.yaml` of models.
+    - Only models that match a pattern of `assigned` are served. Models that they build on are
+      loaded, too.
 
     Raises:
-        StartProblem: there is no repository.
+        StartProblem: the repository's folder is missing.
     """
     search = _Search(before)
     root, more = tools.settings.models, tools.settings.more_models
@@ -81,10 +83,10 @@ def _assigned(models: Mapping[str, T], assigned: Collection[str]) -> dict[str, T
 
 
 def _absent(catalogue: Catalogue, assigned: Collection[str]) -> dict[str, str]:
-    """Return a problem for each model that is assigned by its name and is not there."""
+    """Return a problem for each model that is assigned by name and missing in the repository."""
     names = {each for each in assigned if NAME.fullmatch(each)}
     there = catalogue.revisions.keys() | catalogue.problems.keys()
-    reason = "it is assigned to this backend, and is not in the repository"
+    reason = "it is assigned to this backend, but is not in the repository"
     return dict.fromkeys(sorted(names - there), reason)
 
 
@@ -98,10 +100,10 @@ def try_plan(
     assigned: Collection[str],
     running: Sequence[RunningEncoder],
 ) -> PlanVerdict:
-    """Load a repository as it would be served with a plan beside the other `plans`.
+    """Load a repository with a trial plan beside the other `plans`, without serving it.
 
     Raises:
-        StartProblem: there is no repository.
+        StartProblem: the repository's folder is missing.
     """
     others = {name: plan for name, plan in plans.items() if name != trial.model}
     own = {} if trial.plan is None else {trial.model: trial.plan}
@@ -121,7 +123,7 @@ def try_plan(
 
 
 class _Search:
-    """Tries one revision after another of each model that is broken."""
+    """Chooses, for each broken model, the next revision to try."""
 
     def __init__(self, before: ModelSet | None) -> None:
         self._before = before
@@ -130,9 +132,10 @@ class _Search:
         self.reasons: dict[str, str] = {}
 
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
-        """Pin the next revision to try of each broken model; return whether there is one.
+        """Pin the next revision of each broken model; return whether there is any.
 
-        Models broken because of another are tried only when no revision of that one loads.
+        A model that is broken because of a model below comes last, after all revisions of that
+        model have failed.
         """
         broken = [
             name
@@ -165,7 +168,7 @@ class _Search:
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
         if self._before is not None and self._before.find(name) is not None:
-            return  # the running one is newer, or it would have been served last
+            return  # the revision that this process serves is newer than the candidates below
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
             if (newest is None or int(number) < newest) and last != {number: 1}:
@@ -173,7 +176,7 @@ class _Search:
 
 
 def _reason(name: str, catalogue: Catalogue, model_set: ModelSet) -> str:
-    """Return why a model is broken; for one with shares, the problem of its revision."""
+    """Return why a model is broken: the problem of one of its revisions, or its own."""
     for number in catalogue.revisions[name].shares:
         if (reason := model_set.problems.get(f"{name}@{number}")) is not None:
             return reason
@@ -194,10 +197,10 @@ def _kept(
     *,
     broken: Collection[str],
 ) -> dict[str, ModelSetEntry]:
-    """Return models that were served and are broken now; none that left the repository.
+    """Return the models of `before` that are broken now and can still be served.
 
-    A revision that `serving.yaml` kept warm stays served while its model is broken: nothing
-    readable removes it, and callers may name it.
+    Models that were removed from the repository are not kept. Extra revisions of a broken model
+    (`name@number`) are kept as well, because callers may name them.
     """
     if before is None:
         return {}
@@ -207,7 +210,7 @@ def _kept(
         is_broken = name in broken or base_name(name) in broken
         if name in model_set.served_models or not is_broken or name in catalogue.waiting:
             continue
-        part = source.model_set.part(name)
+        part = source.model_set.subset(name)
         if all(id(encoder.batcher) in usable for encoder in part.encoders):
             found[name] = ModelSetEntry(served_model=source.served_model, model_set=part)
     return found
@@ -216,20 +219,20 @@ def _kept(
 def _explained(
     catalogue: Catalogue, model_set: ModelSet, kept: Mapping[str, ModelSetEntry], search: _Search
 ) -> dict[str, str]:
-    """Return the problem of each model, and which revision answers in its place."""
+    """Return the problem of each model, and which revision is served instead."""
     problems = dict(model_set.problems)
     for name, reason in search.reasons.items():
         if name in model_set.served_models:
             numbers = [f"`{number}`" for number in catalogue.revisions[name].shares]
             if len(numbers) == 1:
-                instead = f"revision {numbers[0]}, served last, answers in its place"
+                instead = f"revision {numbers[0]} is served instead"
             else:
-                instead = f"revisions {' and '.join(numbers)}, served last, answer in its place"
+                instead = f"revisions {' and '.join(numbers)} are served instead"
             problems[name] = f"{reason}; {instead}"
         else:
             problems[name] = reason
     for name, retired in kept.items():
         if name in problems:
             revision = retired.served_model.info.revision
-            problems[name] += f"; revision {revision}, served until now, answers in its place"
+            problems[name] += f"; revision {revision} is still served instead"
     return problems

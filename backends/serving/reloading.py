@@ -1,4 +1,4 @@
-"""Serves the models of a repository, and reloads its changes while calls are answered."""
+"""Serves the models of a repository, and reloads changed models without an interruption."""
 
 import asyncio
 import contextlib
@@ -19,30 +19,27 @@ from backends.serving.loading import LoadingTools, make_shared
 from backends.serving.recovery import RecoveredModels, load_repository, try_plan
 
 _log = logging.getLogger(__name__)
-# Seconds between two readiness checks of the upstream servers.
+# Seconds between two checks of the repository and of upstream servers.
 _WATCH = 0.5
 _RETRY_INTERVAL = 30.0
 
 
 class Repository:
-    """Serves a models directory: a context manager over the core and its threads.
+    """Serves the models of a repository; a context manager over the core and its threads.
 
-    A reload loads new revisions before it retires old ones: calls get the new revisions once all of
-    them are warm; calls that name an old revision get it for `retire_after` seconds more. A model
-    whose new revision is broken is served as before.
+    A reload loads all new revisions before calls get them. Calls that name an old revision get it
+    for another `retire_after` seconds. If a new revision is broken, the old one stays in service.
 
-    It serves the models that are assigned to it: by its setting, until gateways say otherwise. What
-    `models sync` puts in place is taken up.
-
-    Operators' plans come before what folders say. They are kept in memory only: gateways send them
-    to a backend that has started.
+    It serves the models that are assigned to it: by its settings, until a gateway assigns others.
+    It reloads after each `models sync`. Operators' plans override `serving.yaml` files. They are in
+    memory only, because gateways send them to each backend that starts.
     """
 
     def __init__(self, tools: LoadingTools) -> None:
-        """Read the directory and load its models.
+        """Read the repository and load its models.
 
         Raises:
-            StartProblem: there is no such directory.
+            StartProblem: the repository's folder is missing.
         """
         self._tools = tools
         self._settings = settings = tools.settings
@@ -56,11 +53,10 @@ class Repository:
         loaded = self._load(None, ())
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
-        # Whether a sync waits to be taken up, and the last attempt that failed, with its time.
+        # Whether a sync needs a reload, and the assignment and time of the last failed attempt.
         self._is_behind = False
         self._failed: tuple[Assignment, float] | None = None
-        # Seconds after which what failed is tried again: a change, or a server that is ready and
-        # whose model could not be loaded.
+        # Seconds before a failed change, or a model of a ready upstream server, is tried again.
         self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             backend_id=settings.backend_id,
@@ -74,7 +70,7 @@ class Repository:
         )
         self.core.patterns = self.core.wanted = self._patterns(self._followed)
         self._started: dict[int, RunningEncoder] = {}
-        # The reload that requests share until it begins.
+        # The next reload, which has not begun. All requests until then share it.
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
@@ -99,13 +95,13 @@ class Repository:
         await self._stop(list(self._started.values()))
 
     async def reload(self, plans: ServingPlans | None = None) -> None:
-        """Serve what the directory holds now; returns when that answers calls.
+        """Load the repository's present files, and return when calls get them.
 
-        Requests during a reload share the next one: each gets a reload that began after it. `plans`
-        are followed from then on unless newer ones came before.
+        Requests that come during a reload share one next reload. `plans` take effect unless newer
+        plans came before.
 
         Raises:
-            StartProblem: the directory is gone; what was served is served on.
+            StartProblem: the repository's folder is missing. The old models stay in service.
         """
         if plans is not None and plans.version > self._plans.version:
             self._plans = plans
@@ -115,9 +111,9 @@ class Repository:
         await asyncio.shield(self._next)
 
     def assign(self, assignment: Assignment) -> None:
-        """Serve other models from now on, unless an assignment came that is newer.
+        """Change which models are served, unless a newer assignment came before.
 
-        They are loaded and warmed first; those that leave answer calls for `retire_after` seconds.
+        New models load first. Removed models still answer calls for `retire_after` seconds.
         """
         if assignment.replaces(self._assignment):
             self._assignment = self.core.assignment = assignment
@@ -128,10 +124,10 @@ class Repository:
         return (*(assignment.models or self._settings.own_assignment), *assignment.until)
 
     async def check(self, trial: PlanTrial) -> PlanVerdict:
-        """Load what a plan would serve, and return what became of it; what is served stays so.
+        """Load the models of a trial plan and return the result, without serving them.
 
         Raises:
-            StartProblem: the directory is gone.
+            StartProblem: the repository's folder is missing.
         """
         async with self._lock:
             verdict = await asyncio.to_thread(
@@ -144,7 +140,7 @@ class Repository:
                 assigned=self._patterns(self._assignment),
                 running=self.core.running(),
             )
-            # Processes of algorithms that were started for the trial alone.
+            # Close the algorithm hosts that were started only for this trial.
             self._shared.hosts.keep(self.core.revisions())
             return verdict
 
@@ -168,7 +164,7 @@ class Repository:
         self.core.plans = plans.version
         self._followed, self.core.patterns = assignment, self._patterns(assignment)
         for name, reason in model_set.problems.items():
-            _log.error("a model is broken", extra={"model": name, "reason": reason})
+            _log.error("cannot load a model", extra={"model": name, "reason": reason})
         _log.info("models reloaded", extra={"replaced": len(retired)})
         self._own(asyncio.create_task(self._retire(retired)))
 
@@ -181,14 +177,14 @@ class Repository:
             try:
                 await self.take_up_changes()
                 await self.check_upstreams()
-            except Exception:  # noqa: BLE001 - one failed check must not be the last
+            except Exception:  # noqa: BLE001 - a failed check must not end the watch
                 _log.exception("a check of the repository or of the upstream servers failed")
 
     async def take_up_changes(self) -> None:
-        """Reload after a sync or another assignment.
+        """Reload after a sync or a new assignment.
 
         Raises:
-            StartProblem: the directory is gone; it is tried again later, or after the next change.
+            StartProblem: the repository's folder is missing. Later calls try again.
         """
         synchronised = await asyncio.to_thread(lambda: [s.has_changed() for s in self._syncs])
         self._is_behind |= (is_new := any(synchronised))
@@ -205,10 +201,10 @@ class Repository:
         self._failed, self._is_behind = None, False
 
     async def check_upstreams(self) -> None:
-        """Check the upstream servers, and reload where one has changed.
+        """Check the upstream servers, and reload if one has changed.
 
         Raises:
-            StartProblem: something is, and the directory is gone.
+            StartProblem: a server has changed, and the repository's folder is missing.
         """
         async with self._lock:
             known = list(self._upstreams)
@@ -217,14 +213,14 @@ class Repository:
             ill = await self._unresponsive({each for each in known if found[each]})
             self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
             used = {encoder.upstream for encoder in self.core.model_set.all_encoders()}
-            # A ready one whose model could not be loaded is tried again later.
+            # Try again later to load the model of a ready server that could not be loaded.
             late = self._tools.clock() - self._tried >= self.retry_interval
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:
                 await self._reload()
 
     async def _unresponsive(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
-        """Return those of the servers that report ready and do not answer."""
+        """Return the servers that report that they are ready, but do not answer calls."""
         asked = [
             encoder for encoder in self.core.model_set.all_encoders() if encoder.upstream in ready
         ]
@@ -242,7 +238,7 @@ class Repository:
 
     def _load(self, before: ModelSet | None, running: Sequence[RunningEncoder]) -> RecoveredModels:
         def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
-            # What a changed upstream runs is opened anew, even if it should be equal.
+            # Reopen the encoders of a changed upstream server, even if its model seems equal.
             changed = self._changed(catalogue.upstreams) if running else set()
             return [each for each in running if each.upstream not in changed]
 
@@ -257,7 +253,7 @@ class Repository:
         )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Wait until gateways know of the change, then stop what no call needs."""
+        """Wait until gateways know of the change, then stop encoders that no call needs."""
         await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
         self._shared.hosts.keep(self.core.revisions())

@@ -1,4 +1,4 @@
-"""Estimates the work of items by their bytes, corrected by the work that others brought."""
+"""Estimates the work of items from their size in bytes, corrected by the work of earlier items."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -7,33 +7,33 @@ import msgspec
 
 from backends.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
-# Bytes per token, more than most texts have: a low estimate refuses nothing that would be in time.
+# Bytes per token. This is more than most texts have, so that estimates are low and no item is
+# refused that would be in time.
 _TOKEN_BYTES = 6
-# Items of these tasks bring more rows the longer they are; others are truncated, or refused.
+# Longer items of these tasks have more rows. Items of other tasks are truncated or refused.
 _UNBOUNDED = frozenset({Task.INFER, Task.CHOOSE, Task.ENTITIES})
 _WINDOWS = "long-document"
 _STEP = 0.1
 # Bounds of the ratio, so that a single item cannot distort it.
 _LEAST, _MOST = 0.05, 1000.0
-# How many parameters are remembered, and how long they may be.
+# The maximum number of remembered kinds, and the maximum length of their parameters.
 _MOST_KINDS, _LONGEST_PARAMETERS = 1024, 4096
 
 Kind = tuple[str, Task, bytes]
 
 
 class WorkEstimates:
-    """Learns by how much items bring more work than is predicted by their bytes.
+    """Learns the ratio of the actual work of items to the work predicted from their bytes.
 
-    Ratios are kept by model, task and parameters; new parameters begin with the ratio of model and
-    task. They cover what bytes do not show: labels, windows, comparisons, dense scripts, cached
-    rows.
+    It keeps a ratio for each model, task and parameters. New parameters begin with the ratio of
+    their model and task. Ratios cover labels, windows, comparisons, dense scripts and cached rows.
     """
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[Kind, float] = OrderedDict()
 
     def ratio(self, kinds: Sequence[Kind]) -> float:
-        """Return the work that items of such a call bring for each predicted second."""
+        """Return the ratio of the first of these kinds that has one, or 1."""
         for kind in kinds:
             found = self._ratios.get(kind)
             if found is not None:
@@ -44,7 +44,7 @@ class WorkEstimates:
     def learn(
         self, kinds: Sequence[Kind], *, predicted: float, brought: float, is_done: bool
     ) -> None:
-        """Learn from the work of an item; of one that was not done it is a lower bound."""
+        """Learn from the actual work of an item; for a failed item, it is a lower bound."""
         if predicted <= 0.0:
             return
         measured = min(_MOST, max(_LEAST, brought / predicted))
@@ -59,9 +59,10 @@ class WorkEstimates:
 
 
 def predict_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) -> list[float]:
-    """Return the predicted seconds that each item of a call brings, by its bytes.
+    """Return the predicted seconds of work of each item of a call.
 
-    `row_work` is what a row of so many tokens takes; a zero-shot item has a row for each label.
+    `row_work` returns the seconds of a row from its number of tokens. A zero-shot item has one row
+    per label.
     """
     longest, labels = info.max_tokens, _count_labels(call)
     is_bounded = call.task not in _UNBOUNDED and info.algorithm != _WINDOWS
@@ -74,20 +75,20 @@ def predict_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) 
 
 
 def _count_labels(call: Call) -> int:
-    """Return how many labels the items of a call are scored for; 1 where there are none."""
+    """Return the number of labels of a zero-shot call, and 1 for other tasks."""
     if call.task is not Task.ZERO_SHOT:
         return 1
     try:
         return max(1, len(_zero_shot.decode(call.parameters).labels))
     except UNREADABLE:
-        return 1  # it is refused later
+        return 1  # the call will be refused
 
 
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 
 
 def kinds_of(call: Call) -> list[Kind]:
-    """Return the kinds of a call's items, the narrowest first."""
+    """Return the kinds of a call's items, the most specific first."""
     broad = (call.model, call.task, b"")
     if not call.parameters or len(call.parameters) > _LONGEST_PARAMETERS:
         return [broad]

@@ -9,7 +9,7 @@ SECONDS: Final = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of the buckets of durations."""
+"""The upper bounds of histogram buckets, in seconds."""
 
 
 def _metric(name: str, text: str, *labels: str, kind: MetricKind) -> MetricDeclaration:
@@ -30,79 +30,81 @@ _histogram = partial(_metric, kind=MetricKind.HISTOGRAM)
 
 _BACKEND: Final = (
     _gauge("ready", "Whether the backend is ready."),
-    _gauge("model_loaded", "Is 1 for each revision that it serves.", "model", "revision"),
+    _gauge("model_loaded", "Is 1 for each served revision.", "model", "revision"),
     _gauge("calls_in_flight", "Calls being answered."),
     _counter("items_total", "Items. `outcome`: `done`, `refused`, `expired`, `failed`, "
              "`cancelled`.", "model", "task", "outcome"),
-    _counter("lost_algorithm_hosts_total", "Processes of algorithms that were lost, and are "
-             "started again for the next item. `reason`: `ended` by themselves; killed as "
+    _counter("lost_algorithm_hosts_total", "Failed processes of algorithms. The next item starts "
+             "a new process. `reason`: `ended` by itself; killed as "
              "`held_by_one_step`, `held_after_its_time`, `starved`, `over_its_memory`, "
              "`over_its_threads`, `busy_without_an_item`; replaced as "
              "`worn_by_earlier_items`; `not_started`.",
              "model", "reason"),
 )  # fmt: skip
 _REVISIONS: Final = (
-    _counter("arm_items_total", "Items by the revision that answered, and outcome.",
+    _counter("arm_items_total", "Items by the revision that answered, and by outcome.",
              "model", "arm", "outcome"),
-    _histogram("arm_duration_seconds", "Time from a call's arrival to an item's answer, by the "
+    _histogram("arm_duration_seconds", "Time from a call's arrival to an item's result, by the "
                "revision that answered.", "model", "arm"),
-    _counter("arm_labels_total", "First labels of answers, by the revision that gave them.",
+    _counter("arm_labels_total", "First labels of results, by the revision that answered.",
              "model", "arm", "label"),
     _counter("shadow_items_total", "Items mirrored to a shadow revision. `outcome`: `same`, "
              "`moved`, `changed`, `failed`, `skipped`.", "model", "arm", "shadow", "outcome"),
-    _gauge("shadow_largest_difference", "The largest difference between numbers of answers that "
+    _gauge("shadow_largest_difference", "The largest difference between numbers of results that "
            "otherwise agree.", "model", "arm", "shadow"),
 )  # fmt: skip
 _ENCODERS: Final = (
-    _histogram("phase_duration_seconds", "Time of a phase. `phase`: `tokenize` (a question to the "
+    _histogram("phase_duration_seconds", "Time of a phase. `phase`: `tokenize` (a call of the "
                "tokenizer, with the wait for its thread), `queue` (the longest wait of a batch's "
                "rows), `run` (a batch).", "encoder", "phase"),
     _counter("batches_total", "Batches run.", "encoder"),
     _counter("rows_total", "Rows run through the encoder.", "encoder"),
     _counter("tokens_total", "Tokens run, without padding.", "encoder"),
-    _counter("padded_tokens_total", "Tokens of the padded batches: rows times the longest of them. "
-             "Positions that a graph skips are counted all the same; what a GPU adds by rounding "
-             "shapes up is not.", "encoder"),
-    _counter("busy_seconds_total", "Seconds that worker threads were busy, added up.", "encoder"),
-    _counter("failed_rows_total", "Rows the model could not compute.", "encoder"),
-    _counter("skipped_rows_total", "Rows whose callers had gone.", "encoder"),
-    _counter("expired_rows_total", "Rows whose time was over in the queue, or too short to run.",
+    _counter("padded_tokens_total", "Tokens of padded batches: the number of rows times the length "
+             "of the longest row. This includes positions that a graph skips, but not the rounding "
+             "of shapes on a GPU.", "encoder"),
+    _counter("busy_seconds_total", "Seconds that worker threads were busy.", "encoder"),
+    _counter("failed_rows_total", "Rows that the model could not compute.", "encoder"),
+    _counter("skipped_rows_total", "Rows dropped because their callers had disconnected.",
+             "encoder"),
+    _counter("expired_rows_total", "Rows dropped because they could not end before their deadline.",
              "encoder"),
     _counter("late_rows_total", "Rows run after their deadline; expected to stay 0.", "encoder"),
-    _counter("refused_rows_total", "Rows refused because the queue was full or too slow for their "
-             "time; items that were refused before they were tokenized count as one each.",
+    _counter("refused_rows_total", "Rows refused because the queue was full, or too slow for their "
+             "deadline. An item that is refused before tokenization counts as one row.",
              "encoder"),
     _counter("known_rows_total", "Rows answered from the row cache.", "encoder"),
-    _counter("joined_rows_total", "Rows joined to one in flight.", "encoder"),
+    _counter("joined_rows_total", "Rows coalesced with an equal row in flight.", "encoder"),
     _gauge("queued_rows", "Rows waiting.", "encoder"),
-    _gauge("queued_tokens", "Tokens waiting: what to scale on.", "encoder"),
-    _gauge("runs_in_flight", "Batches that run now.", "encoder"),
-    _gauge("rows_per_second", "Rows a busy encoder runs.", "encoder"),
-    _gauge("tokens_per_second", "Tokens a busy encoder runs.", "encoder"),
-    _gauge("queued_seconds", "Seconds that the interactive rows that wait will take.", "encoder"),
-    _gauge("padding_waste_ratio", "Share of the predicted seconds, without the fixed ones of each "
-           "batch, that padding caused; positions that a graph skips cost nothing.", "encoder"),
-    _counter("releases_total", "Batches by why they left: `idle` took all, `full`, `deadline`, "
-             "`length` left other lengths, `outlier` ran alone.", "encoder", "reason"),
+    _gauge("queued_tokens", "Tokens waiting. Use this metric for autoscaling.", "encoder"),
+    _gauge("runs_in_flight", "Batches running.", "encoder"),
+    _gauge("rows_per_second", "Rows per second while the encoder is busy.", "encoder"),
+    _gauge("tokens_per_second", "Tokens per second while the encoder is busy.", "encoder"),
+    _gauge("queued_seconds", "Predicted seconds to run the waiting interactive rows.", "encoder"),
+    _gauge("padding_waste_ratio", "Fraction of the predicted time that padding takes, without the "
+           "fixed cost of batches. Positions that a graph skips cost nothing.", "encoder"),
+    _counter("releases_total", "Batches by the reason why no more rows joined: `idle` (no more "
+             "rows), `full`, `deadline`, `length` (other lengths), `outlier` (a row runs alone).",
+             "encoder", "reason"),
 )  # fmt: skip
 _PROCESS: Final = (
-    _gauge("device_busy_share", "Share of the device in use over the last seconds."),
-    _gauge("gpu_memory_used_bytes", "Memory in use of a GPU, by all processes; where NVML is "
-           "there. Backends that share a GPU all show it, and each shows the GPUs that it can see. "
-           "`device` is the number in the driver.", "device", "uuid"),
+    _gauge("device_busy_share", "Utilization of the device over the last seconds."),
+    _gauge("gpu_memory_used_bytes", "Memory in use of a GPU by all processes, if NVML is "
+           "available. Each backend reports all GPUs that it can see. `device` is the driver's "
+           "number.", "device", "uuid"),
     _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "device", "uuid"),
-    _gauge("gpu_utilization_ratio", "Share of the last sample period in which a GPU was busy; MIG "
-           "devices do not tell.", "device", "uuid"),
-    _gauge("gpu_power_watts", "Power that a GPU draws.", "device", "uuid"),
-    _gauge("gpu_throttled", "Is 1 while clocks are low for a `reason`: `power`, `heat` or "
-           "`hardware`.", "device", "uuid", "reason"),
-    _counter("gpu_ecc_errors_total", "Errors of a GPU's memory since its driver was loaded. "
+    _gauge("gpu_utilization_ratio", "Fraction of the last sample period in which a GPU was busy. "
+           "MIG devices do not report it.", "device", "uuid"),
+    _gauge("gpu_power_watts", "Power draw of a GPU.", "device", "uuid"),
+    _gauge("gpu_throttled", "Is 1 while clocks are reduced because of the `reason`: `power`, "
+           "`heat` or `hardware`.", "device", "uuid", "reason"),
+    _counter("gpu_ecc_errors_total", "Memory errors of a GPU since its driver was loaded. "
              "`kind`: `corrected`, `uncorrected`.", "device", "uuid", "kind"),
     _gauge("row_cache_bytes", "Size of the row cache."),
-    _gauge("row_cache_rows", "Rows in it."),
+    _gauge("row_cache_rows", "Rows in the row cache."),
     _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second."),
     _gauge("resident_memory_bytes", "Resident memory of the process."),
-    _counter("cpu_seconds_total", "Processor time of the process."),
+    _counter("cpu_seconds_total", "CPU time of the process."),
     _counter("spans_total", "Spans. `outcome`: `exported`, `failed`, `dropped` (the queue was "
              "full).", "outcome"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writes logs as JSON lines to standard output: a constant message and fields, never input."""
+"""Writes logs to standard output as JSON lines, each with a constant message and fields."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from typing import TextIO
 from typing_extensions import override
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# Their warnings quote what a caller sent as `tracestate`, and headers with secrets.
+# Warnings of these loggers quote `tracestate` headers of callers, and headers with secrets.
 _QUOTING = ("opentelemetry.trace.span", "opentelemetry.util.re")
 _ErrorInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -19,9 +19,9 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object a line; what was passed as `extra` becomes fields.
+    """Formats a record as a line with one JSON object; fields of `extra` become JSON fields.
 
-    Exceptions are named, with the place they came from, no more.
+    An exception is logged with its type and source lines, but without its message.
     """
 
     @override
@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            # The lines below the first are asyncio's, of the task and of what it raised.
+            # asyncio adds further lines, which may quote an exception's message.
             "message": record.getMessage().partition("\n")[0],
         }
         line.update((k, v) for k, v in vars(record).items() if k not in _STANDARD)
@@ -40,14 +40,14 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
-        """Return an exception's type and place; not its message, which may quote a text."""
+        """Return an exception's type and source lines, without its message."""
         return trace_of(ei[1]) if ei[1] is not None else ""
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the kind of `error` and of what led to it, each with its place, innermost first.
+    """Return the types and source lines of `error` and of its causes, innermost frame first.
 
-    Never a message, which may quote a text.
+    The messages are left out, because they may quote input.
     """
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
@@ -61,9 +61,9 @@ def trace_of(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; one that cannot be written, as on a full disk, is silently lost.
+    """Writes lines; silently drops a line that cannot be written, such as on a full disk.
 
-    Else the library would print a trace of it, in the same place, for every line.
+    By default, `logging` would print a traceback for each of these lines.
     """
 
     @override
@@ -79,7 +79,7 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # Our own lines log its start and stop.
+    # We log start and stop ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for quoting in _QUOTING:
         logging.getLogger(quoting).setLevel(logging.ERROR)

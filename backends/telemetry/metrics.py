@@ -1,4 +1,4 @@
-"""Renders a backend's statistics for Prometheus, at each scrape only."""
+"""Renders a backend's statistics for Prometheus."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ from backends.telemetry.process import ProcessFigures
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-# Of the buckets that durations of revisions are counted in: each doubling from 0.1 ms to 13 s.
+# The duration buckets of revisions to export: powers of two from 0.1 ms to 13 s.
 _EDGES = range(0, 69, 4)
 _Counts = tuple[Sequence[int], float]
 _Labelled = Iterable[tuple[Sequence[str], float]]
@@ -59,7 +59,7 @@ _GPUS: Final[Mapping[str, Callable[[GpuState], float | None]]] = {
 
 
 class BackendMetrics(Collector):
-    """Reads a snapshot at each scrape: counting costs the hot path nothing."""
+    """Collects metrics from a snapshot that it reads at each scrape."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class BackendMetrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """Return the text of a scrape."""
+        """Return all metrics in the OpenMetrics or Prometheus text format."""
         return generate_latest(self._registry)
 
     @override

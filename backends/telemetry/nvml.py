@@ -1,4 +1,4 @@
-"""Reads the state of GPUs by NVIDIA's management library, where the driver brings one."""
+"""Reads the state of GPUs with NVML, NVIDIA's management library."""
 
 import ctypes
 import logging
@@ -21,7 +21,7 @@ _CORRECTED, _UNCORRECTED = ctypes.c_int(0), ctypes.c_int(1)
 _SINCE_THE_DRIVER_WAS_LOADED: Final = ctypes.c_int(0)
 _NO_FUNCTION: Final = 13
 THROTTLING: Final = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
-"""Reasons for low clocks, by the bits of the library's; an idle device has low clocks, too."""
+"""NVML's bits of the reasons for reduced clocks, without the reason of an idle device."""
 
 
 class _Utilization(ctypes.Structure):
@@ -29,9 +29,12 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuReader:
-    """Reads the devices that this process can see, by `library`; those that fail are left out."""
+    """Reads the GPUs that this process can see; leaves out devices that fail.
 
-    def __init__(self, library: Any) -> None:  # of functions that take pointers
+    `library` is NVML, loaded with `ctypes`.
+    """
+
+    def __init__(self, library: Any) -> None:
         self._library = library
         self._devices: dict[str, tuple[Gpu, ctypes.c_void_p]] = {}
         if library.nvmlInit_v2():
@@ -42,16 +45,16 @@ class GpuReader:
 
     @property
     def uuids(self) -> Sequence[str]:
-        """The devices in the order in which CUDA numbers them."""
+        """The UUIDs of the devices, in CUDA's order."""
         return list(self._devices)
 
     def read(self) -> Sequence[GpuState]:
-        """Return the state of each device now; takes about a millisecond."""
+        """Return the present state of each device. Takes about a millisecond."""
         found = map(self.read_device, self._devices)
         return [state for state in found if isinstance(state, GpuState)]
 
     def read_device(self, uuid: str) -> GpuState | int:
-        """Return the state of one of `uuids`, or the library's error where it does not answer."""
+        """Return the state of one of `uuids`, or NVML's error number."""
         gpu, handle = self._devices[uuid]
         memory = Memory()
         if error := self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
@@ -76,19 +79,19 @@ class GpuReader:
         corrected, uncorrected = ctypes.c_ulonglong(), ctypes.c_ulonglong()
         name, since = "nvmlDeviceGetTotalEccErrors", _SINCE_THE_DRIVER_WAS_LOADED
         if not self._fill(name, handle, _CORRECTED, since, corrected):
-            return None  # no card of data centers, or ECC is off
+            return None  # the GPU has no ECC, or it is disabled
         self._fill(name, handle, _UNCORRECTED, since, uncorrected)
         return corrected.value, uncorrected.value
 
     def _fill(self, name: str, *arguments: Any) -> bool:
-        """Call a function that writes to the last argument; return whether it did."""
+        """Call a function that writes to its last argument; return whether it succeeded."""
         *values, target = arguments
         function = getattr(self._library, name, None)
         return function is not None and not function(*values, ctypes.byref(target))
 
 
 class NoGpuReader(GpuReader):
-    """Reads nothing: there is no library."""
+    """Reads no GPUs, on a machine without NVML."""
 
     def __init__(self) -> None:
         super().__init__(_NoLibrary())
@@ -100,21 +103,22 @@ class _NoLibrary:
 
 
 def open_gpus(library: Any = None, patience: float = PATIENCE) -> GpuReader:
-    """Return what reads the GPUs of this machine, by the driver's library unless it is given.
+    """Return a reader of this machine's GPUs; `library` defaults to the driver's NVML.
 
-    A driver that does not answer a child process within `patience` seconds is not asked.
+    If the driver does not answer a child process within `patience` seconds, it returns a reader
+    without GPUs.
     """
     if library is None:
         if not (found := find_gpus(patience)).answers:
-            _log.warning("GPUs are not measured", extra={"reason": found.reason})
+            _log.warning("cannot measure GPUs", extra={"reason": found.reason})
             return NoGpuReader()
         library = driver_library()
     if library is None:
         return NoGpuReader()
     try:
         return GpuReader(library)
-    except AttributeError as error:  # a function that the library does not have
-        _log.debug("GPUs are not measured", extra={"reason": str(error)})
+    except AttributeError as error:  # the library lacks a function
+        _log.debug("cannot measure GPUs", extra={"reason": str(error)})
         return NoGpuReader()
 
 

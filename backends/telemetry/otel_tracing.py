@@ -1,4 +1,4 @@
-"""Records the spans of calls down to model runs with OpenTelemetry."""
+"""Records the spans of calls, rows and model runs with OpenTelemetry."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from backends.otlp_statistics import TracingStatistics
 from backends.otlp_variables import TracingProblem, exporter_names
 from backends.telemetry.spans import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
 
-# A `traceparent` of version 00 whose flag `sampled` is not set.
+# Matches a `traceparent` of version 00 whose `sampled` flag is not set.
 _UNSAMPLED: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
 
 
@@ -29,7 +29,7 @@ class SampledSpan(Span):
         self._tracer = tracer
         self.span = span
         self.queued = time_ns()
-        """When its wait in a queue began; 0 once that is over."""
+        """When the wait in the queue began (ns); 0 once it is recorded."""
 
     @override
     def child(self, name: str, attributes: Attributes) -> Span:
@@ -38,7 +38,7 @@ class SampledSpan(Span):
         return SampledSpan(self._tracer, span)
 
     def end_queue(self) -> None:
-        """Record the wait in a queue that ends now, once."""
+        """Record the wait in the queue as a span that ends now; later calls do nothing."""
         if self.queued:
             context = trace.set_span_in_context(self.span)
             self._tracer.start_span("queue", context, start_time=self.queued).end()
@@ -52,7 +52,7 @@ class SampledSpan(Span):
 
 
 class OtelTracing(Tracing):
-    """Traces through an OpenTelemetry provider, which sends its spans by `queue`."""
+    """Traces with an OpenTelemetry provider; `queue` exports the spans."""
 
     records = True
 
@@ -67,7 +67,7 @@ class OtelTracing(Tracing):
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
         parent = carrier.get("traceparent", "")
         if self._follows_parent and _UNSAMPLED.fullmatch(parent):
-            return NO_SPAN  # as the SDK decides, at a tenth of its cost
+            return NO_SPAN  # the SDK would decide the same, at ten times the cost
         context = self._propagator.extract(carrier)
         span = self._tracer.start_span(
             "POST /v1/call", context, kind=SpanKind.SERVER, attributes=dict(attributes)
@@ -100,12 +100,12 @@ class OtelTracing(Tracing):
 
 
 def otlp_tracing(environ: Mapping[str, str], region: str, backend_id: str) -> Tracing:
-    """Return tracing as the `OTEL_*` variables in `environ`, the process's own, say.
+    """Return tracing as configured by the `OTEL_*` variables of the process (`environ`).
 
-    Where they name only unknown exporters, or none, nothing is traced.
+    Without a known exporter, tracing is off.
 
     Raises:
-        StartProblem: they ask for what is not installed or impossible.
+        StartProblem: a variable is invalid, or needs a package that is not installed.
     """
     attributes = {
         "service.name": "sluicegate-backend",

@@ -1,4 +1,4 @@
-"""Measures the process of a backend: how late its event loop is, its memory, processor time."""
+"""Measures a backend's process: event-loop lag, memory and CPU time."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,26 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class ProcessFigures:
-    """Holds how late the event loop was, and reads the rest when it is asked."""
+    """Records event-loop lag, and reads memory and CPU time on demand."""
 
     def __init__(self) -> None:
         self.lags = DurationCounts(SECONDS)
 
     def resident_bytes(self) -> int:
-        """Return the resident memory; 0 where the system does not tell."""
+        """Return the resident memory, or 0 if the system does not tell."""
         try:
             return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             return 0
 
     def processor_seconds(self) -> float:
-        """Return the processor time since the start."""
+        """Return the CPU time since the start."""
         used = os.times()
         return used.user + used.system
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the running event loop twice a second; by a timer, as heartbeats are."""
+        """Measure the lag of the running event loop twice a second, in the `with` block."""
         loop = asyncio.get_running_loop()
         due = perf_counter() + _INTERVAL
         timer: asyncio.TimerHandle

@@ -1,11 +1,11 @@
-"""Declares the spans of calls down to model runs, and those of tracing that is off.
+"""Declares the interface of tracing, and implements tracing that is off.
 
-Those that are recorded are in `otel_tracing`, which is imported only where tracing is on.
+`otel_tracing` records spans. It is imported only if tracing is on. The spans are:
 
-POST /v1/call        one per item: child of the span of its caller (`traceparent`)
-├── tokenization     one per question to the tokenizer, the wait for its thread included
-└── row              one per computed row, from the queue to its result
-    ├── queue        until its batch began
+POST /v1/call        one per item, a child of the caller's span (`traceparent`)
+├── tokenization     one per call of the tokenizer, including the wait for its thread
+└── row              one per computed row, from submission to result
+    ├── queue        until the row's batch begins
     └── batch        in the trace of its first sampled row, linked to the other rows' spans
         └── model run
 """
@@ -20,9 +20,9 @@ Attributes = Mapping[str, str | int | float]
 
 
 class Span:
-    """Records work in a trace; any thread may end it. Attributes never hold input.
+    """Is a span of a trace. Any thread may end it. Attributes must not contain input.
 
-    This one records nothing: the trace is not sampled, or tracing is off.
+    This base class records nothing. It is used if the trace is not sampled or tracing is off.
     """
 
     def __enter__(self) -> Self:
@@ -40,18 +40,18 @@ class Span:
             self.end(getattr(error, "code", "") or type(error).__name__)
 
     def child(self, name: str, attributes: Attributes) -> "Span":
-        """Start a span below this one."""
+        """Start a child span."""
         return self
 
     def end(self, error: str | None = None) -> None:
-        """End it, as failed when `error` is given."""
+        """End the span, as failed if there is an `error`."""
 
 
 class Tracing:
-    """Starts the spans that have no parent in this process; this one starts none: it is off."""
+    """Starts the spans that have no parent in this process. This base class records nothing."""
 
     records = False
-    """Whether any span may be kept: where none is, a hot path need not ask for one."""
+    """Whether spans are recorded at all; if not, hot paths skip them."""
 
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
         """Start the server span of a call that came with these trace headers."""
@@ -62,11 +62,11 @@ class Tracing:
         return NO_SPAN
 
     def statistics(self) -> TracingStatistics:
-        """Return what became of the spans since the start."""
+        """Return how many spans were exported, failed or dropped since the start."""
         return TracingStatistics()
 
     def close(self) -> None:
-        """Send what is left, as far as that takes no longer than a few seconds."""
+        """Export the remaining spans, for a few seconds at most."""
 
 
 NO_SPAN: Final = Span()

@@ -27,8 +27,3 @@ def names(cell: str) -> list[str]:
 def first_cells(text: str) -> set[str]:
     """Return every name that some row begins with."""
     return {name for row in rows(text) for name in names(row[0])}
-
-
-def defaults(text: str) -> dict[str, str]:
-    """Return what the second cell of each row says, by the name in its first cell."""
-    return {name: row[1].strip("`") for row in rows(text) for name in names(row[0])}

@@ -12,11 +12,15 @@ import pytest
 
 from gateway.admin.operators import Role
 from gateway.errors import GatewayError
-from tests.docs.tables import ROOT, defaults, first_cells, page
+from tests.docs.tables import ROOT, page
 from tests.docs.test_api_page import CODES
-from tests.docs.test_configuration_page import FIELDS, VARIABLES
 from tests.support.documents import documents, operations
 from tools.reference.api_pages import PAGES
+from tools.reference.configuration_page import (
+    backend_entries,
+    document_entries,
+    gateway_entries,
+)
 from tools.reference.errors_page import ADVICE
 from tools.reference.pages import pages
 from tools.reference.units import unit
@@ -76,31 +80,10 @@ def test_the_catalogue_has_advice_for_no_other_error() -> None:
     assert ADVICE.keys() == CODES.keys() >= {GatewayError.code}
 
 
-@functools.cache
-def listed_names() -> set[str]:
-    """Return every name that the reference of the configuration lists."""
-    return first_cells(generated()["reference/configuration.md"])
+def test_every_field_and_variable_has_a_docstring() -> None:
+    sections = (*document_entries().values(), gateway_entries(), backend_entries())
 
-
-@pytest.mark.parametrize("name", sorted(FIELDS.keys() | VARIABLES.keys()))
-def test_every_field_and_variable_is_in_the_reference(name: str) -> None:
-    assert name in listed_names()
-
-
-def test_the_reference_has_the_defaults_of_the_page_beside_it() -> None:
-    told = defaults(page("docs/configuration.md"))
-
-    listed = defaults(
-        re.sub(
-            r"^(\| [^|]+\|)[^|]+\|",
-            r"\1",
-            generated()["reference/configuration.md"],
-            flags=re.MULTILINE,
-        )
-    )
-
-    for name in FIELDS.keys() | VARIABLES.keys():
-        assert listed[name].strip("`") == told[name].strip("`"), name
+    assert [entry.name for section in sections for entry in section if not entry.meaning] == []
 
 
 def test_a_number_of_no_known_unit_is_an_error_that_says_where_to_add_it() -> None:

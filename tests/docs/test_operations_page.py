@@ -13,7 +13,6 @@ from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.catalogue import gateway_metrics
 from tests.docs.tables import ROOT, page, rows
-from tools import metrics_page
 
 PAGE = page("docs/operations/commands.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,10 +54,6 @@ def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
                 if verb in {"get", "post", "put", "delete"}:
                     plain = re.sub(r":\w+}", "}", path)
                     yield f"{verb.upper()} {plain.rstrip('/')}"
-
-
-def test_the_page_of_metrics_is_that_of_the_lists() -> None:
-    assert metrics_page.PATH.read_text("utf-8") == metrics_page.metrics_page()
 
 
 def test_no_page_names_a_metric_or_label_that_does_not_exist() -> None:

@@ -48,7 +48,7 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
     assert (ready["backend_id"], ready["region"]) == ("eu-7", "eu")
     assert len(answers) == 3
     lines = [json.loads(line) for line in log.splitlines()]
-    assert [line["message"] for line in lines] == ["backend serves", "backend stopped"]
+    assert [line["message"] for line in lines] == ["backend started", "backend stopped"]
     assert "film" not in log
 
 
@@ -103,7 +103,7 @@ def test_a_busy_port_is_one_line_and_exit_code_two(models: Path) -> None:
     ("options", "environment", "message"),
     [
         (("--models", "/nowhere"), {}, "`/nowhere` does not exist"),
-        ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT` is wrong"),
+        ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT`"),
         (("--host", "192.0.2.1"), {}, "cannot listen on 192.0.2.1"),
     ],
 )

@@ -193,7 +193,7 @@ async def test_too_many_tokens_are_cut_or_refused_as_texts_are(backend: Backend)
         ("tiny", Task.EMBED, [1, 30_000], "bad_token", "`30000`"),
         ("tiny", Task.EMBED, [], "empty_input", "no tokens"),
         ("tiny", Task.EMBED, [id_of("[CLS]"), id_of("[SEP]")], "empty_input", "empty"),
-        ("tiny", Task.EMBED, [-1], "bad_item", "none of this task"),
+        ("tiny", Task.EMBED, [-1], "bad_item", "not valid"),
         ("long", Task.EMBED, [5], "bad_item", "not tokens"),
         ("tiny", Task.DETOKENIZE, [2**31 - 1], "bad_token", "`2147483647`"),
         ("tiny", Task.DETOKENIZE, [], "empty_input", "no tokens"),

@@ -165,9 +165,9 @@ async def test_it_asks_rows_and_answers_of_the_models_it_uses(shared: Backend, d
         ("stranger", "algorithm_failed", "`ValueError` in own.py"),
         ("nothing", "algorithm_failed", "`ValueError` in own.py"),
         ("rowless", "algorithm_failed", "`ValueError` in own.py"),
-        ("greedy", "too_many_rows", "may ask for 0"),
+        ("greedy", "too_many_rows", "0 rows left"),
         ("nobody", "input_too_long", "shorten it"),
-        ("sleep", "algorithm_too_slow", "more than the 1 s"),
+        ("sleep", "algorithm_too_slow", "1 s"),
     ],
 )
 async def test_an_error_is_told_by_its_kind_and_place(
@@ -236,7 +236,7 @@ async def test_a_number_that_json_does_not_have_is_an_error(shared: Backend, do:
 
     assert isinstance(outcome, Failed)
     assert (outcome.status, outcome.code) == (500, "algorithm_failed")
-    assert "NaN or an infinite number" in outcome.detail
+    assert "NaN" in outcome.detail
 
 
 async def test_a_reload_replaces_the_process_of_a_changed_model_alone(models: Path) -> None:
@@ -296,8 +296,8 @@ async def test_what_does_not_fit_its_types_is_refused(
     [
         ("def run(item, ask): ...", "no `async def run(item, ask)`"),
         ("async def go(item, ask): ...", "no `async def run(item, ask)`"),
-        ("async def run(item): ...", "`item` and `ask` first"),
-        ("async def run(item, ask, more): ...", "must come after a `*`"),
+        ("async def run(item): ...", "`item` and `ask`"),
+        ("async def run(item, ask, more): ...", "after a `*`"),
         ("async def run(item: unknown, ask): ...", "name 'unknown' is not defined"),
         ("import nothing_of_that_name", "`ModuleNotFoundError` in own.py, line 1"),
         ("raise SystemExit(1)", "`SystemExit` in own.py, line 1"),
@@ -375,7 +375,7 @@ async def test_its_process_ends_with_its_model(models: Path) -> None:
 def test_the_harness_holds_to_the_budget(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CODE)
 
-    with pytest.raises(ItemRefused, match="may ask for"):
+    with pytest.raises(ItemRefused, match="rows left"):
         answer(tmp_path / "own.py", {"do": "greedy"}, models={"mood": lambda _: [0.0]}, rows=3)
 
 

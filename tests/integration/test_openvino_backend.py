@@ -72,4 +72,4 @@ async def test_a_backend_without_bf16_names_the_revision_and_what_to_do(models: 
         problem = backend.engine.model_set.problems["tiny"]
 
     assert "tiny/2/model.onnx" in problem
-    assert "set SLUICEGATE_BACKEND_PROVIDER to `openvino`" in problem
+    assert "`SLUICEGATE_BACKEND_PROVIDER` to `openvino`" in problem

@@ -136,7 +136,7 @@ async def test_a_check_names_what_could_not_build_on_the_model_any_more(models: 
     async with running_backend(models, executor()) as backend:
         verdict = await check(backend, HALVES)
 
-        assert "whose traffic is split between revisions" in verdict.problems["moods"]
+        assert "it cannot build on `mood`" in verdict.problems["moods"]
 
 
 async def test_a_check_of_a_model_that_is_not_there_says_nothing(models: Path) -> None:

@@ -102,8 +102,8 @@ async def test_a_shadow_without_the_task_is_named(models: Path) -> None:
     async with running_backend(models, executor()) as backend:
         await backend.answer("mood", Task.CLASSIFY, "good film")
 
-        message = "mood@2: it is the shadow of `mood` and has no task of it"
-        assert message in backend.engine.state().missing
+        message = "mood@2: it is the shadow of `mood`"
+        assert any(problem.startswith(message) for problem in backend.engine.state().missing)
 
 
 async def test_a_shadow_comes_and_goes_while_serving_and_changes_no_revision(models: Path) -> None:

@@ -114,7 +114,7 @@ def test_it_serves_tls_and_takes_new_certificates_when_told(
     assert (without_certificate, status, process.returncode) == (401, 200, 0)
     lines = [json.loads(line) for line in log.splitlines()]
     assert [line["message"] for line in lines if line["level"] == "info"] == [
-        "backend serves",
+        "backend started",
         "the certificates were read again",
         "backend stopped",
     ]
@@ -124,7 +124,6 @@ def test_it_serves_tls_and_takes_new_certificates_when_told(
 def test_it_does_not_start_where_anybody_could_speak_for_any_tenant(models: Path) -> None:
     line = refused(models, host="0.0.0.0")  # noqa: S104 - what must be refused
 
-    assert "anybody who reaches 0.0.0.0 could give work in any tenant's name" in line
     assert "`SLUICEGATE_BACKEND_TOKEN`" in line
     assert "`SLUICEGATE_BACKEND_TLS_CLIENT_CA`" in line
 

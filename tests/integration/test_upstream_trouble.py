@@ -134,7 +134,7 @@ def test_answers_of_another_version_are_no_answers(server: InferenceServer) -> N
     executor = open_upstream(server)
     server.answers_as = "2"
 
-    with pytest.raises(UpstreamUnavailable, match="answers as version 2, no longer 1"):
+    with pytest.raises(UpstreamUnavailable, match="version 1 to 2"):
         ask(executor)
 
 
@@ -292,15 +292,15 @@ def tensors(*shapes: list[int], datatype: str = "INT64") -> list[dict[str, Any]]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"inputs": tensors([-1, 128])}, r"is of shape \[-1, 128\]; an encoder here takes rows"),
-        ({"inputs": tensors([8, -1])}, r"take \[8\] rows, no more and no fewer"),
-        ({"inputs": tensors([-1, -1], datatype="FP32")}, "input `input_ids` of FP32 is none"),
+        ({"inputs": tensors([-1, 128])}, r"\[-1, 128\]"),
+        ({"inputs": tensors([8, -1])}, r"\[8\] rows"),
+        ({"inputs": tensors([-1, -1], datatype="FP32")}, "input `input_ids` of type FP32"),
         ({"inputs": []}, "no input `input_ids`"),
         (
             {"outputs": [{"name": "pooled", "datatype": "FP32", "shape": [-1, 9]}]},
             "output `pooled` is 9 wide, not `dimensions: 8`",
         ),
-        ({"outputs": "many"}, "not of the Open Inference Protocol"),
+        ({"outputs": "many"}, "Open Inference Protocol"),
     ],
 )
 def test_a_model_that_is_no_such_encoder_is_refused_when_it_is_loaded(

@@ -1,6 +1,6 @@
 """Writes the reference of the configuration: every field and variable, from their types.
 
-The meaning of a field comes from docs/configuration.md.
+The meaning of a field is its docstring. docs/configuration.md says which fields take effect late.
 """
 
 import re
@@ -12,6 +12,7 @@ import msgspec
 import msgspec.inspect
 
 from backends.settings import BackendSettings
+from gateway.api.field_docs import field_descriptions
 from gateway.config.document import Document
 from gateway.settings import Settings
 from tools.reference.markdown import NOTE, cell, from_below, names, rows, table
@@ -19,8 +20,7 @@ from tools.reference.units import unit
 
 _SOURCE = "configuration.md"
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
-# The columns of that page's tables of fields, and of its table of fields that take effect late.
-_TOLD = ("field", "default", "meaning")
+# The columns of that page's table of fields that take effect late.
 _LATE = ("field", "takes effect")
 _SCALARS = {
     msgspec.inspect.StrType: "text",
@@ -57,13 +57,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Any
     """The type annotation."""
-    default: object
-    is_required: bool = False
+    default: str
+    """In backticks, or a word where there is none."""
+    meaning: str
 
 
 def configuration_page() -> str:
     """Return the page."""
-    told = {name: row for row in rows(_SOURCE) for name in names(row[0]) if len(row) == len(_TOLD)}
     late = {
         name: row[1] for row in rows(_SOURCE) for name in names(row[0]) if len(row) == len(_LATE)
     }
@@ -74,10 +74,10 @@ def configuration_page() -> str:
     ]
     for section, entries in document_entries().items():
         effects = {entry.name: _reload(entry.name, late) for entry in entries}
-        parts.append(f"### `{section}`\n\n{_table(entries, told, effects)}")
+        parts.append(f"### `{section}`\n\n{_table(entries, effects)}")
     for text, entries in ((_GATEWAY_TEXT, gateway_entries()), (_BACKEND_TEXT, backend_entries())):
         effects = {entry.name: "restart" for entry in entries}
-        parts.append(f"{text}\n{_table(entries, told, effects)}")
+        parts.append(f"{text}\n{_table(entries, effects)}")
     return "".join(parts).rstrip() + "\n"
 
 
@@ -112,33 +112,42 @@ def _below(kind: Any, path: str) -> Iterator[Entry]:
     elif get_origin(kind) is dict:
         yield from _below(get_args(kind)[1], f"{path}.*")
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        meanings = field_descriptions(kind)
         for field in msgspec.structs.fields(kind):
-            yield from _field(field, f"{path}.{field.name}")
+            yield from _field(field, f"{path}.{field.name}", meanings.get(field.name, ""))
 
 
-def _field(field: msgspec.structs.FieldInfo, name: str) -> Iterator[Entry]:
+def _field(field: msgspec.structs.FieldInfo, name: str, meaning: str) -> Iterator[Entry]:
     if not isinstance(field.default, msgspec.Struct):
         made = field.default_factory
         default = field.default if made is msgspec.NODEFAULT else made()
-        yield Entry(name=name, kind=field.type, default=default, is_required=field.required)
+        yield Entry(
+            name=name,
+            kind=field.type,
+            default="required" if field.required else _as_yaml(default),
+            meaning=meaning,
+        )
     yield from _below(field.type, name)
 
 
 def _variables(kind: type[msgspec.Struct], prefix: str) -> Iterator[Entry]:
+    meanings = field_descriptions(kind)
     for field in msgspec.structs.fields(kind):
-        yield Entry(name=prefix + field.name.upper(), kind=field.type, default=field.default)
+        default = "unset" if field.default in ("", None) else _as_yaml(field.default)
+        name = prefix + field.name.upper()
+        yield Entry(name=name, kind=field.type, default=default, meaning=meanings[field.name])
 
 
-def _table(entries: list[Entry], told: Mapping[str, list[str]], effects: Mapping[str, str]) -> str:
+def _table(entries: list[Entry], effects: Mapping[str, str]) -> str:
     return table(
         _HEAD,
         (
             (
                 f"`{entry.name}`",
                 cell(type_name(entry.kind)),
-                _default(entry, told[entry.name][1]),
+                entry.default,
                 _unit(entry),
-                from_below(told[entry.name][2], _SOURCE),
+                cell(entry.meaning),
                 from_below(effects[entry.name], _SOURCE),
             )
             for entry in entries
@@ -152,10 +161,15 @@ def _reload(name: str, late: Mapping[str, str]) -> str:
     return f"reload, {note}" if note else "reload"
 
 
-def _default(entry: Entry, told: str) -> str:
-    if entry.is_required:
-        return "required"
-    return told if told.startswith("`") or " " in told or told == "unset" else f"`{told}`"
+def _as_yaml(default: object) -> str:
+    """Return a default as the document writes it, in backticks."""
+    if isinstance(default, tuple) and default:
+        return "as described"
+    if isinstance(default, float) and default.is_integer():
+        default = int(default)
+    if isinstance(default, str | Path) and str(default):
+        return f"`{default}`"
+    return f"`{msgspec.json.encode(default).decode()}`"
 
 
 def _unit(entry: Entry) -> str:

@@ -137,7 +137,7 @@ def test_a_driver_that_hangs_is_a_reason(driver: FakeDriver) -> None:
     gpus, _, reason = found(driver.environment, patience=0.1)
 
     assert not gpus
-    assert reason == ("the NVIDIA driver has not answered for 0.1 s; see whether `nvidia-smi` ends")
+    assert reason.startswith("the NVIDIA driver has not answered for 0.1 s; ")
 
 
 def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
@@ -153,13 +153,13 @@ def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
     )
 
     assert done.stdout == "[]\n"
-    assert "GPUs are not measured" in done.stderr
+    assert "cannot measure GPUs" in done.stderr
 
 
 def test_a_driver_that_crashes_is_a_reason(driver: FakeDriver) -> None:
     driver.show(_CARDS, init=-2)
 
-    assert "the process that asked the NVIDIA driver ended with -6;" in found(driver.environment)[2]
+    assert "exited: -6;" in found(driver.environment)[2]
 
 
 def test_the_library_for_cuda_is_found_off_the_search_path(tmp_path: Path) -> None:
@@ -182,21 +182,21 @@ print(ctypes.CDLL("libcuda.so.1").cuInit(2), ctypes.CDLL(None).cuInit(3))
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [
-        ({}, "580.65.06 shows no device that models can run on; `nvidia-smi -L` lists"),
-        ({"init": 9}, "the NVIDIA driver is installed, but not loaded; `nvidia-smi` says more"),
-        ({"init": 18}, "and its libraries are of different versions: restart the machine"),
-        ({"init": 999}, "cannot be used (its error 999)"),
+        ({}, "580.65.06 has no device that models can run on; `nvidia-smi -L` lists"),
+        ({"init": 9}, "the NVIDIA driver is installed, but not loaded; "),
+        ({"init": 18}, "restart the machine"),
+        ({"init": 999}, "cannot be used (error 999)"),
         (
             {"driver": "535.104.05", "cuda": 12020},
-            "535.104.05 is for CUDA 12.2, and models need CUDA 13.0; install driver 580 or newer",
+            "535.104.05 supports CUDA 12.2, but models need CUDA 13.0; install driver 580 or newer",
         ),
-        ({"cuda": 0}, "without `libcuda.so.1`; in a container, set `NVIDIA_DRIVER_CAPABILITIES="),
+        ({"cuda": 0}, "no `libcuda.so.1`; in a container, set `NVIDIA_DRIVER_CAPABILITIES="),
         (
             {"gpus": [FakeGpu("GPU-v", capability=(7, 0), name="Tesla V100")]},
-            "`Tesla V100` has compute capability 7.0, and models need 7.5 or more",
+            "`Tesla V100` has compute capability 7.0, but models need 7.5 or more",
         ),
-        ({"gpus": [FakeGpu("GPU-m", mig={})]}, "shows no device that models can run on"),
-        ({"gpus": [_CARDS[0]._replace(code=LOST)]}, "shows no device that models can run on"),
+        ({"gpus": [FakeGpu("GPU-m", mig={})]}, "no device that models can run on"),
+        ({"gpus": [_CARDS[0]._replace(code=LOST)]}, "no device that models can run on"),
     ],
 )
 def test_a_sentence_says_why_no_gpu_can_be_used(

@@ -144,5 +144,5 @@ def test_metrics_are_pushed_where_that_is_asked_for(environ: dict[str, Any], wan
 def test_a_certificate_that_is_no_file_is_a_clear_error() -> None:
     environ = {"OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE": "/no/such"}
 
-    with pytest.raises(TracingProblem, match="names `/no/such`, which is no file"):
+    with pytest.raises(TracingProblem, match="`/no/such`"):
         open_pusher(environ, {})

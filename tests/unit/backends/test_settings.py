@@ -39,7 +39,7 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: str) -> None:
-    with pytest.raises(StartProblem, match=f"`SLUICEGATE_BACKEND_{name}` is wrong"):
+    with pytest.raises(StartProblem, match=f"`SLUICEGATE_BACKEND_{name}`"):
         read_settings({f"SLUICEGATE_BACKEND_{name}": value})
 
 

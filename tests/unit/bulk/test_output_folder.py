@@ -54,7 +54,7 @@ def test_a_work_folder_that_cannot_be_removed_ends_no_complete_job(
 
 def test_a_uri_of_a_file_names_no_host() -> None:
     assert OutputFolder("file://localhost/an/output").location == "/an/output"
-    with pytest.raises(BulkStopped, match="names a host, `an`"):
+    with pytest.raises(BulkStopped, match="host `an`"):
         OutputFolder("file://an/output")
 
 

@@ -198,7 +198,7 @@ def test_an_answer_without_a_report_is_no_success(
     listener.answers |= {"/admin/usage/reports": body, "/admin/whoami": body}
     reporter = reporter_of(listener, [])
 
-    with pytest.raises(BulkStopped, match="is that the operators' listener"):
+    with pytest.raises(BulkStopped, match="--usage-url"):
         reporter.check()
     with pytest.raises(BulkStopped, match="is not in the ledger"):
         reporter.report(DONE, folder)
@@ -207,7 +207,7 @@ def test_an_answer_without_a_report_is_no_success(
 def test_an_operator_who_may_not_report_is_told_before_the_job_runs(listener: Listener) -> None:
     listener.answers["/admin/whoami"] = b'{"name": "vera", "roles": ["operator", "viewer"]}'
 
-    with pytest.raises(BulkStopped, match="`vera` lacks the role `billing`"):
+    with pytest.raises(BulkStopped, match=r"`vera` .* `billing`"):
         reporter_of(listener, []).check()
 
 
@@ -228,7 +228,7 @@ def test_what_is_no_http_is_tried_again(listener: Listener) -> None:
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(BulkStopped, match="no http"):
+    with pytest.raises(BulkStopped, match="--usage-url"):
         usage_reporter(url, "a", "k")
 
 

@@ -262,12 +262,12 @@ def test_what_is_no_utf_8_is_an_error_of_the_client() -> None:
 def test_what_is_no_problem_document_is_still_an_error() -> None:
     page = httpx.Response(504, text="<html>", request=httpx.Request("POST", "http://balancer"))
 
-    with pytest.raises(DeadlineExceeded, match="balancer answered with no problem document"):
+    with pytest.raises(DeadlineExceeded, match="balancer"):
         Run(page, retries=0).answer()
 
 
 def test_what_is_no_answer_of_a_gateway_is_an_error() -> None:
-    with pytest.raises(NoAnswer, match="no answer of a gateway"):
+    with pytest.raises(NoAnswer, match="not from a gateway"):
         Run(response(200, {"something": "else"})).answer()
 
 

@@ -81,7 +81,7 @@ async def test_an_ensemble_counts_scores_or_votes(
 ) -> None:
     scores = {"a": [0.1, 0.9], "b": [0.8, 0.2], "c": [0.6, 0.4]}
     models = {name: told(x=line) for name, line in scores.items()}
-    ensemble = Ensemble(members=list(map(classify, models)), combine=combine, weights=weights)
+    ensemble = Ensemble(classifiers=list(map(classify, models)), combine=combine, weights=weights)
 
     found = await ensemble.scores("x", asking(**models))
 
@@ -91,7 +91,7 @@ async def test_an_ensemble_counts_scores_or_votes(
 
 async def test_equal_votes_are_ordered_by_the_mean() -> None:
     models = {"a": told(x=[0.6, 0.4]), "b": told(x=[0.1, 0.9])}
-    ensemble = Ensemble(members=list(map(classify, models)), combine="vote", weights=[1.0, 1.0])
+    ensemble = Ensemble(classifiers=list(map(classify, models)), combine="vote", weights=[1.0, 1.0])
 
     best, _ = await ensemble.rank("x", asking(**models))
 

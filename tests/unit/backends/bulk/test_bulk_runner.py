@@ -147,9 +147,9 @@ def test_a_bad_row_fails_alone_and_what_may_pass_ends_the_job(
 @pytest.mark.parametrize(
     ("model", "task", "parameters", "message"),
     [
-        ("absent", "embed", {}, "there is no model `absent`"),
+        ("absent", "embed", {}, "no model `absent`"),
         ("minilm", "classify", {}, "no task `classify`; it has `embed`, `rerank`"),
-        ("minilm", "nothing", {}, "there is no task `nothing`"),
+        ("minilm", "nothing", {}, "the task `nothing`"),
         ("minilm", "embed", {"size": 5}, "unknown field `size`"),
     ],
 )

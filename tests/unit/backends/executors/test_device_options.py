@@ -83,7 +83,7 @@ def test_the_inputs_of_an_engine_are_those_of_its_graph(tmp_path: Path) -> None:
 
     assert read_input_names(path) == names
     path.write_bytes(b"")
-    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load it"):
+    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load"):
         read_input_names(path)
 
 
@@ -99,7 +99,7 @@ def test_a_session_that_fell_to_the_cpu_is_refused() -> None:
     path = Path("model.onnx")
     fallen = Session("CPUExecutionProvider")
 
-    with pytest.raises(ModelProblem, match="`CPUExecutionProvider` would run; install the GPU"):
+    with pytest.raises(ModelProblem, match="`CPUExecutionProvider`; install the GPU"):
         check_provider(fallen, path, DeviceOptions(provider="cuda"))
     check_provider(Session("CUDAExecutionProvider"), path, DeviceOptions(provider="cuda"))
 

@@ -120,7 +120,7 @@ def test_runs_have_a_stream_of_one_thread_each(tmp_path: Path) -> None:
 
 def test_an_id_beyond_the_embeddings_is_a_failed_batch(exact: OpenVinoExecutor) -> None:
     """OpenVINO would look up zeros, and say nothing."""
-    with pytest.raises(ModelFailed, match="beyond the embeddings"):
+    with pytest.raises(ModelFailed, match="token id"):
         exact.run(pad([np.array([2, 50, 3], dtype=np.int32)], OutputKind.POOLED))
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     source = write(tmp_path / "model.onnx")
     source.path.write_bytes(b"no graph")
 
-    with pytest.raises(ModelProblem, match=r"model\.onnx: OpenVINO cannot load it: .*\w"):
+    with pytest.raises(ModelProblem, match=r"model\.onnx: OpenVINO .*\w"):
         OpenVinoExecutor(source, worker_threads=1)
 
 
@@ -148,7 +148,7 @@ def test_bf16_is_refused_on_a_cpu_without_it(tmp_path: Path) -> None:
 def test_bf16_is_refused_where_onnx_runtime_would_run_it_in_fp32(tmp_path: Path) -> None:
     source = msgspec.structs.replace(write(tmp_path / "model.onnx"), profile="bf16")
 
-    with pytest.raises(ModelProblem, match="set SLUICEGATE_BACKEND_PROVIDER to `openvino`"):
+    with pytest.raises(ModelProblem, match="`SLUICEGATE_BACKEND_PROVIDER` to `openvino`"):
         executor_opener(BackendSettings(provider="cpu"))(source)
 
 

@@ -128,7 +128,7 @@ def test_what_is_no_graph_is_not_packed(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_text("no graph")
 
-    with pytest.raises(OSError, match="cannot be packed"):
+    with pytest.raises(OSError, match="cannot pack"):
         save_packed_apart(path, tmp_path / "packed.onnx")
 
 

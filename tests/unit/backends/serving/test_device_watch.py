@@ -31,7 +31,7 @@ async def failure(look: Look, *, broken: list[str] | None = None) -> tuple[str, 
 async def test_a_gpu_that_does_not_come_back_has_failed_at_once(error: int) -> None:
     reason, seen = await failure(looks(STATE, STATE, error))
 
-    assert reason == f"the driver says that the GPU is lost (its error {error})"
+    assert reason.endswith(f"(error {error})")
     assert seen == [STATE, STATE]
 
 
@@ -40,7 +40,7 @@ async def test_an_error_that_may_pass_is_looked_at_again() -> None:
 
     reason, seen = await failure(look)
 
-    assert "its error 999" in reason
+    assert "error 999" in reason
     assert seen == [STATE]
 
 
@@ -74,7 +74,7 @@ async def test_a_loop_that_is_held_up_is_no_driver_that_hangs() -> None:
     await asyncio.sleep(0)
     answer.set()
 
-    assert "its error 15" in await watching
+    assert "error 15" in await watching
 
 
 async def test_a_loop_that_loads_models_does_not_keep_a_lost_gpu() -> None:
@@ -87,7 +87,8 @@ async def test_a_loop_that_loads_models_does_not_keep_a_lost_gpu() -> None:
     with watched_in_thread(looks(LOST), failed):
         assert told.wait(600)  # on the loop's own thread
 
-    assert reasons == ["the driver says that the GPU is lost (its error 15)"]
+    assert len(reasons) == 1
+    assert reasons[0].endswith("(error 15)")
 
 
 def test_a_gpu_lost_after_loading_is_for_the_next_watch() -> None:

@@ -1,21 +1,17 @@
-"""Writes the page of all metrics: `python -m tools.metrics_page`."""
+"""Writes the reference of the metrics, from their declarations."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from backends.metric_declaration import MetricDeclaration, MetricSection
 from backends.telemetry.catalogue import BACKEND_METRICS
 from gateway.telemetry.catalogue import GATEWAY_METRICS
+from tools.reference.markdown import NOTE
 
-PATH = Path(__file__).parents[1] / "docs/metrics.md"
-_HEAD = """\
+_HEAD = f"""\
 # Metrics
 
 Every metric of a gateway machine and of a backend.
-`python -m tools.metrics_page` generates this page from
-[`GATEWAY_METRICS`](../gateway/telemetry/catalogue.py) and
-[`BACKEND_METRICS`](../backends/telemetry/catalogue.py).
-[Operations](operations/watch.md#metrics) explains how to scrape and push metrics.
+{NOTE}[Watch](../operations/watch.md#metrics) explains how to scrape and push metrics.
 
 - Labels have fixed sets of values. No label holds a tenant, a key or a text.
 - A gateway machine has one page: `/metrics` of the operators' listener. Counters and histograms
@@ -45,7 +41,3 @@ def _row(metric: MetricDeclaration) -> str:
     kind = metric.kind if aggregation == "sum" else f"{metric.kind}, {aggregation}"
     labels = ", ".join(metric.labels)
     return f"| `{metric.name}` | {kind} | {labels} | {metric.help} |\n"
-
-
-if __name__ == "__main__":
-    PATH.write_text(metrics_page(), "utf-8")

@@ -1,4 +1,4 @@
-"""Counts items by the revision that answered, where several share them or one has a shadow."""
+"""Counts items by revision, for models with a traffic split or a shadow revision."""
 
 from collections import Counter, defaultdict
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from backends.plans import ArmStatistics, duration_bucket
 from backends.types import ShadowStatistics
 
-# Labels that are counted by name for one revision; zero-shot labels are the callers' own.
+# The number of labels counted by name for a revision. Callers choose zero-shot labels freely.
 _MOST_LABELS = 200
 _OTHERS = "(others)"
 
@@ -19,14 +19,14 @@ class _Counts:
         self.labels: Counter[str] = Counter()
 
 
-class ArmCounts:
+class RevisionCounts:
     """Counts outcomes, durations and first labels by model and revision."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
 
     def count(self, arm: tuple[str, str], outcome: str, duration: float, label: str) -> None:
-        """Count the end of an item that the revision `arm` of a model answered."""
+        """Count the end of an item; `arm` is the model and the revision that answered."""
         counts = self._counts[arm]
         counts.outcomes[outcome] += 1
         counts.durations[duration_bucket(duration)] += 1
@@ -36,7 +36,7 @@ class ArmCounts:
             counts.labels[_OTHERS if is_new else label] += 1
 
     def statistics(self, shadows: ShadowStatistics) -> list[ArmStatistics]:
-        """Return the counts, with how answers of `shadows` compare to each revision's."""
+        """Return the counts by revision, with the comparison to each shadow revision's results."""
         compared: defaultdict[tuple[str, str], dict[str, dict[str, int]]] = defaultdict(dict)
         for (model, arm, shadow, outcome), number in shadows.outcomes.items():
             compared[model, arm].setdefault(shadow.rpartition("@")[2], {})[outcome] = number
@@ -59,7 +59,7 @@ class ArmCounts:
 
 
 def first_label(answer: Any) -> str:
-    """Return the first label or the choice of an answer; empty where it has neither."""
+    """Return the first label or the choice of a result, or an empty string."""
     match answer:
         case {"labels": [{"label": str(label)}, *_]}:
             return label
