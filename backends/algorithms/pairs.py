@@ -70,7 +70,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
     def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
         filled = hypotheses(parameters)
         if not text.strip():
-            raise ItemRefused("empty_input", "the text is empty; send a text")
+            raise ItemRefused("empty_input", "the text is empty; send text")
         return filled
 
     def _scores(self, logits: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
