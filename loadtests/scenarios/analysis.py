@@ -1,28 +1,50 @@
 """Counts the figures of a run by phase, and judges them by the criteria of its scenario."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
 from loadtests.machine import Machine
 from loadtests.scenarios.capacity import Capacity
-from loadtests.scenarios.catalogue import Criteria
-from loadtests.scenarios.faults import Mark
-from loadtests.scenarios.k6 import K6Result
-from loadtests.scenarios.plan import Plan
-from loadtests.scenarios.processes import UseSample, cores_used
+from loadtests.scenarios.catalogue import SCENARIOS, Plan
+from loadtests.scenarios.local_system import Mark, UseSample, cores_used
 from loadtests.scenarios.samples import Bools, Samples, least_rate, percentile
 
 _WINDOW = 3.0
-_MILLION = 1_000_000
 _FIFTHS = 5
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run and measured. `result.json` has all of it but `samples` and `ideal`."""
+
+    scenario: str
+    command: str
+    target: str
+    generator: str
+    machine: Machine
+    seed: int
+    zipf: float
+    requests: tuple[str, ...]
+    tenants: int
+    deadline: float
+    price: float
+    """Of all machines, an hour."""
+    plan: Plan
+    capacity: Capacity | None
+    dropped: int
+    users: int
+    use: tuple[UseSample, ...]
+    marks: tuple[Mark, ...]
+    samples: Samples
+    ideal: Bools
+    """Which requests came before, in the order of the workload."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a phase, by requests that were sent in it; rates a second, latencies in s.
 
-    Latencies are of answers with 200.
+    Latencies are of answers with 200. `cores` are those that each role kept busy.
     """
 
     name: str
@@ -40,7 +62,6 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million: float | None
     """Of the machines, for a million answers in time."""
     cores: dict[str, float]
-    """That each role kept busy."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,36 +71,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     wanted: str
     holds: bool
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run and measured."""
-
-    scenario: str
-    question: str
-    command: str
-    target: str
-    generator: str
-    machine: Machine
-    seed: int
-    zipf: float
-    mix: tuple[str, ...]
-    tenants: int
-    deadline: float
-    price: float
-    """Of all machines, an hour."""
-    plan: Plan
-    capacity: Capacity | None
-    result: K6Result
-    ideal: Bools
-    """Which requests came before, in the order of the workload."""
-    use: tuple[UseSample, ...]
-    marks: tuple[Mark, ...]
-
-    @property
-    def samples(self) -> Samples:
-        """The answers."""
-        return self.result.samples
 
 
 def figures(run: Run) -> Iterator[PhaseFigures]:
@@ -102,19 +93,16 @@ def figures(run: Run) -> Iterator[PhaseFigures]:
             p99=percentile(latencies, 0.99),
             p999=percentile(latencies, 0.999),
             hit_ratio=_share(sent.hits & answered, answered),
-            cost_per_million=cost_per_million(run.price, goodput),
+            cost_per_million=run.price / 3600 / goodput * 1e6 if goodput else None,
             cores=cores_used(run.use, begin, end),
         )
 
 
-def cost_per_million(price: float, goodput: float) -> float | None:
-    """Return what a million answers cost at `price` an hour."""
-    return price / 3600 / goodput * _MILLION if goodput else None
-
-
-def verdicts(run: Run, criteria: Criteria) -> Iterator[Verdict]:
-    """Yield each criterion of a run with what was found."""
-    judged = _judged(run)
+def verdicts(run: Run) -> Iterator[Verdict]:
+    """Yield each criterion of the scenario with what was found."""
+    criteria = SCENARIOS[run.scenario].criteria
+    spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
+    judged = run.samples.between(spans[0][0], spans[-1][1] + _WINDOW)
     errors = _share(judged.errors, judged.status >= 0)
     yield Verdict(
         what="answers other than 200, 429, and 503 with Retry-After",
@@ -122,26 +110,25 @@ def verdicts(run: Run, criteria: Criteria) -> Iterator[Verdict]:
         wanted=f"at most {criteria.errors:.2%}",
         holds=errors <= criteria.errors and len(judged) > 0,
     )
-    dropped = run.result.dropped / max(1, run.plan.arrivals)
+    dropped = run.dropped / max(1, run.plan.arrivals)
     yield Verdict(
         what="dropped: due, and not sent",
-        found=f"{dropped:.2%} ({run.result.dropped:,} of {run.plan.arrivals:,})",
+        found=f"{dropped:.2%} ({run.dropped:,} of {run.plan.arrivals:,})",
         wanted=f"at most {criteria.dropped:.2%}",
         holds=dropped <= criteria.dropped,
     )
     if criteria.good is not None:
-        good = _share(*_calm(run, criteria))
+        good = _share(*_calm(run, criteria.recovery))
         yield _at_least("answered in time without overload", good, criteria.good)
     if criteria.goodput is not None and run.capacity is not None:
         least = _least_goodput(run) / run.capacity.rate
-        yield _at_least(
-            "least goodput of an overload over 3 s, of capacity", least, criteria.goodput
-        )
+        what = "least goodput of an overload over 3 s, of capacity"
+        yield _at_least(what, least, criteria.goodput)
     if criteria.ideal_hits is not None:
-        found = _of_ideal_hits(run)
-        yield _at_least(
-            "hits, of those of a cache that forgets nothing", found, criteria.ideal_hits
-        )
+        hits = run.samples.hits & (run.samples.status == 200)
+        found = _share(hits, run.ideal[: len(run.samples)])
+        what = "hits, of those of a cache that forgets nothing"
+        yield _at_least(what, found, criteria.ideal_hits)
     if criteria.drift is not None:
         times = _drift(run)
         yield Verdict(
@@ -162,19 +149,13 @@ def _share(chosen: Bools, of: Bools) -> float:
     return float(chosen.sum()) / max(1, int(of.sum()))
 
 
-def _judged(run: Run) -> Samples:
-    """Return the answers of judged phases; the last of these lasts until the end."""
-    spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
-    return run.samples.between(spans[0][0], spans[-1][1] + _WINDOW)
-
-
-def _calm(run: Run, criteria: Criteria) -> tuple[Bools, Bools]:
+def _calm(run: Run, recovery: float) -> tuple[Bools, Bools]:
     """Return which answers were in time, of which: those of no overload, nor soon after one."""
     samples, after = run.samples, -np.inf
     chosen = np.zeros(len(samples), dtype=np.bool_)
     for phase, begin, end in run.plan.spans():
         if phase.is_overload:
-            after = end + criteria.recovery
+            after = end + recovery
         elif phase.is_judged:
             chosen |= (samples.sent >= max(begin, after)) & (samples.sent < end)
     return samples.good(run.deadline) & chosen, chosen
@@ -186,20 +167,9 @@ def _least_goodput(run: Run) -> float:
     return min(least_rate(times, begin, end, _WINDOW) for begin, end in spans)
 
 
-def _of_ideal_hits(run: Run) -> float:
-    answered = run.samples.status == 200
-    ideal = run.ideal[: len(run.samples)]
-    return float((run.samples.hits & answered).sum()) / max(1, int(ideal.sum()))
-
-
 def _drift(run: Run) -> float:
     _, begin, end = list(run.plan.spans())[-1]
     fifth = (end - begin) / _FIFTHS
     first, last = (run.samples.between(at, at + fifth) for at in (begin, end - fifth))
     latencies = [percentile(part.latency[part.status == 200], 0.99) for part in (first, last)]
     return latencies[1] / latencies[0] if latencies[0] else np.inf
-
-
-def templates_by_name(run: Run) -> Mapping[str, Bools]:
-    """Return which requests are of each kind."""
-    return {name: run.samples.template == index for index, name in enumerate(run.mix)}

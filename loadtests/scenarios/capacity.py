@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import click
 import msgspec
 
-from loadtests.scenarios.plan import Phase, Plan
+from loadtests.scenarios.catalogue import Phase, Plan
 from loadtests.scenarios.samples import Samples, percentile
 
-_CALLERS, _WAIT = 32, 6.0
-_WARM = 2.0
+_CALLERS, _WARM, _WAIT = 32, 2.0, 6.0
 _STEPS = tuple(round(0.7 + 0.05 * step, 2) for step in range(9))
 _SECONDS = 5.0
 _GOOD = 0.99
@@ -25,10 +25,7 @@ class CapacityStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate that was sustained, in requests a second.
-
-    99 % were answered in time, and no queue grew.
-    """
+    """The highest rate a second at which 99 % were answered in time, and no queue grew."""
 
     rate: float
     closed_loop: float
@@ -36,30 +33,26 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[CapacityStep, ...]
 
 
-def find_capacity(
-    send: Callable[[str, Plan], Samples], deadline: float, *, show: Callable[[str], None]
-) -> Capacity:
+def find_capacity(send: Callable[[str, Plan], Samples], deadline: float) -> Capacity:
     """Return the capacity: first what callers reach who wait, then constant rates around that."""
-    show(f"the capacity first: {_CALLERS} callers who wait for their answers")
-    reached = closed_loop_rate(send, deadline)
-    show(f"they reach {reached:.0f}/s; now constant rates from {_STEPS[0]:.0%} of that on")
-    phases = tuple(
-        Phase(name=f"{step:.0%}", rate=reached * step, duration=_SECONDS) for step in _STEPS
-    )
-    plan = Plan(phases=phases)
-    samples = send("capacity", plan)
-    steps = tuple(_steps(plan, samples, deadline))
-    found = Capacity(rate=highest(steps), closed_loop=reached, steps=steps)
-    show(f"the capacity is {found.rate:.0f}/s")
-    return found
-
-
-def closed_loop_rate(send: Callable[[str, Plan], Samples], deadline: float) -> float:
-    """Return how many answers a second callers get who send again once they are answered."""
+    click.echo(f"the capacity first: {_CALLERS} callers who wait for their answers")
     phase = Phase(name="callers who wait", rate=0.0, duration=_WARM + _WAIT)
     samples = send("closed-loop", Plan(phases=(phase,), callers=_CALLERS))
     good = samples.ended[samples.good(deadline)]
-    return max(1.0, float(((good >= _WARM) & (good < _WARM + _WAIT)).sum()) / _WAIT)
+    reached = max(1.0, float(((good >= _WARM) & (good < _WARM + _WAIT)).sum()) / _WAIT)
+    click.echo(f"they reach {reached:.0f}/s; now constant rates from {_STEPS[0]:.0%} of that on")
+    plan = Plan(
+        phases=tuple(
+            Phase(name=f"{step:.0%}", rate=reached * step, duration=_SECONDS) for step in _STEPS
+        )
+    )
+    samples = send("capacity", plan)
+    steps = tuple(
+        step_of(samples, phase.rate, begin, end, deadline) for phase, begin, end in plan.spans()
+    )
+    found = Capacity(rate=highest(steps), closed_loop=reached, steps=steps)
+    click.echo(f"the capacity is {found.rate:.0f}/s")
+    return found
 
 
 def highest(steps: Sequence[CapacityStep]) -> float:
@@ -70,12 +63,6 @@ def highest(steps: Sequence[CapacityStep]) -> float:
             break
         sustained = step.rate
     return sustained or max(step.goodput for step in steps)
-
-
-def _steps(plan: Plan, samples: Samples, deadline: float) -> Sequence[CapacityStep]:
-    return [
-        step_of(samples, phase.rate, begin, end, deadline) for phase, begin, end in plan.spans()
-    ]
 
 
 def step_of(
