@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -57,7 +58,11 @@ def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats
         ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
         send = partial(_send, client, ids, output, width)
         here = partial(executor.run, pad(list(ids), output))
-        ways = (partial(send, binary=False), partial(send, binary=True), here)
+        ways: tuple[Callable[[], object], ...] = (
+            partial(send, binary=False),
+            partial(send, binary=True),
+            here,
+        )
         took: list[list[float]] = [[], [], []]
         for _ in range(repeats):
             for way, spans in zip(ways, took, strict=True):
