@@ -1,16 +1,13 @@
 """Runs a graph without anything of a backend around it: a session, and batches bound to it."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from backends.errors import ExecutorDied
 from backends.executors.binding import BoundTensors, Tensors
 from backends.executors.buckets import Shape
-from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.padded_batch import PaddedBatch
@@ -19,7 +16,6 @@ from backends.model_tools.graphs.form import Precision
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.models import Batch
-from loadtests.gpu.results import Measurement
 
 # How far a row's vector may be from the CPU's in fp32, relative to its length.
 BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 1e-1}
@@ -80,16 +76,6 @@ def distance(found: FloatArray, expected: FloatArray) -> float:
         return float("inf")
     apart = np.linalg.norm(found - expected, axis=1)
     return float((apart / np.linalg.norm(expected, axis=1)).max())
-
-
-def failed(what: str, error: Exception) -> Measurement:
-    """Return a figure that could not be measured. Ends the process if its device has failed."""
-    if isinstance(explain(error), ExecutorDied):
-        # Nothing can run here any more. The journal has it; another process goes on.
-        sys.exit(str(error))
-    first = str(error).strip().split("\n", 1)[0]
-    text = " ".join(word.rpartition("/")[2] for word in first.split())
-    return Measurement(what=what, passed=False, note=f"{type(error).__name__}: {text[:200]}")
 
 
 def _run_options(device: DeviceOptions) -> Any:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -58,22 +58,15 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transf
 @click.option("--only", multiple=True, type=click.Choice(SECTIONS), help="Sections, done again.")
 @click.option("--within", default=780.0, show_default=True, help="Seconds of the whole run.")
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
-@click.option("--device", default=0, show_default=True)
 @click.option("--tiny", is_flag=True, help="Toy models and short runs: does it all work?")
 @click.option("--seconds", default=4.0, show_default=True, help="Of each timed run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs at least; the median counts.")
 @click.option("--workers", default=0, help="Gateway processes. [default: 3 of 8 cores]")
-@click.option("--clients", default=4, show_default=True, help="Load processes.")
-@click.option("--connections", default=4096, show_default=True, help="Texts asked for at a time.")
-@click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keeps the models.")
-def gpu_command(
-    only: Sequence[Section], output: Path, work: Path | None, within: float, **given: object
-) -> None:
+def gpu_command(only: Sequence[Section], output: Path, within: float, **given: object) -> None:
     """Check a GPU's answers, then measure the figures, the most important missing ones first."""
     until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
-    with _folder(work) as folder:
-        settings = {"output": output.absolute(), "work": folder.absolute()} | given
+    with tempfile.TemporaryDirectory(prefix="sluicegate-gpu-") as folder:
+        settings = {"output": output.absolute(), "work": Path(folder)} | given
         options = msgspec.convert(settings, Options)
         if options.tiny:
             options = msgspec.structs.replace(options, seconds=min(options.seconds, 0.5))
@@ -178,13 +171,3 @@ def _runtimes() -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     return ", ".join(found)
-
-
-@contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="sluicegate-gpu-") as name:
-        yield Path(name)

@@ -16,7 +16,7 @@ from backends.executors.cuda import explain
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.weights import WeightsError
 from backends.types import FloatArray
-from loadtests.gpu.bare_session import BOUNDS, BareSession, distance, failed, run_on_cpu
+from loadtests.gpu.bare_session import BOUNDS, BareSession, distance, run_on_cpu
 from loadtests.gpu.families import POISON, VOCABULARY, hidden_size, write_family
 from loadtests.gpu.models import Batch, batch_of
 from loadtests.gpu.plan import (
@@ -29,7 +29,6 @@ from loadtests.gpu.plan import (
     Candidate,
     Figure,
     Options,
-    figures_of,
 )
 from loadtests.gpu.results import Journal, Measurement, SectionState
 
@@ -53,15 +52,7 @@ def check(options: Options) -> SectionState:
     """Compare each form of each family with fp32 on the CPU, then try what breaks devices."""
     journal = Journal(options)
     others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
-    for figure in figures_of("check", ()):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        measure = others.get(figure.way, _compare)
-        try:
-            journal.end(measure(options, figure))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
-            journal.end(failed(figure.name, error))
+    journal.measure("check", lambda figure: others.get(figure.way, _compare)(options, figure))
     right = any(each.passed and each.error is not None for each in journal.report.figures)
     return SectionState(
         status="done" if right else "failed",

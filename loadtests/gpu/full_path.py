@@ -14,11 +14,12 @@ from loadtests.gpu.imported import chosen_form, import_classifier
 from loadtests.gpu.plan import (
     BATCH_TOKENS,
     BUDGETS,
+    CLIENTS,
     FULL_BATCH,
+    IN_FLIGHT_TEXTS,
     Figure,
     Options,
     Section,
-    figures_of,
 )
 from loadtests.gpu.results import Journal, Measurement, SectionState
 from testing.loopback import get
@@ -38,62 +39,56 @@ def large(options: Options) -> SectionState:
     return _measure(options, "gateway-large")
 
 
-def backend_environment(options: Options) -> dict[str, str]:
-    """Return the settings of backends: those that are the defaults on a GPU, whatever the machine.
-
-    How many backends run, and on which device each, is what `up` chooses.
-    """
-    settings: dict[str, object] = {
-        "PROVIDER": options.provider,
-        "MAX_BATCH_ROWS": FULL_BATCH,
-        "MAX_BATCH_TOKENS": BATCH_TOKENS,
-    }
-    if options.provider == "cpu":
-        settings["THREADS"] = 1
-    return {f"SLUICEGATE_BACKEND_{name}": str(value) for name, value in settings.items()}
-
-
 def _measure(options: Options, section: Section) -> SectionState:
     journal = Journal(options)
-    figures = [each for each in figures_of(section, options.known) if not journal.has(each.name)]
+    figures = journal.missing(section)
     if not figures:
         return SectionState(status="done")
     preset = figures[0].preset
     models = import_classifier(options, preset)
+    # The settings are the defaults on a GPU, whatever the machine. How many backends run, and on
+    # which device each, is what `up` chooses.
+    environment = {
+        "SLUICEGATE_BACKEND_PROVIDER": options.provider,
+        "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": str(FULL_BATCH),
+        "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": str(BATCH_TOKENS),
+    }
+    if options.provider == "cpu":
+        environment["SLUICEGATE_BACKEND_THREADS"] = "1"
     system = System(
         # Another name each time: a process before this one may have died with `up` still ending.
         Path(mkdtemp(prefix=f"up-{preset}-", dir=options.work)) / "up",
         models=models,
         workers=options.gateway_workers(),
-        environment=backend_environment(options),
+        environment=environment,
     )
+
+    def measure(figure: Figure) -> Measurement:
+        seed = 200 + 100 * figures.index(figure)
+        with UtilizationSampler() as busy:
+            answers = _load(options, system, figure, seed=seed, seconds=options.seconds)
+        found = summary(options, figure, answers, _states(system))
+        note = f"{found.note}; {chosen_form(models)}"
+        return msgspec.structs.replace(found, busy=busy.share, note=note)
+
     # A GPU compares the forms of a model at its first start.
     system.start(within=BUDGETS[section])
     try:
         _load(options, system, figures[0], seed=100, seconds=min(_WARM_SECONDS, options.seconds))
-        for place, figure in enumerate(figures):
-            journal.begin(figure.name)
-            with UtilizationSampler(options.device) as busy:
-                answers = _load(
-                    options, system, figure, seed=200 + 100 * place, seconds=options.seconds
-                )
-            found = summary(options, figure, answers, _states(system))
-            note = f"{found.note}; {chosen_form(models)}"
-            journal.end(msgspec.structs.replace(found, busy=busy.share, note=note))
+        return journal.measure(section, measure)
     finally:
         system.stop()
-    return SectionState(status="done")
 
 
 def _load(
     options: Options, system: System, figure: Figure, *, seed: int, seconds: float
 ) -> list[LoadResult]:
     """Run the load processes side by side and return what each saw."""
-    count = 1 if options.tiny else options.clients
-    in_flight = 32 if options.tiny else options.connections
+    count, in_flight = (1, 32) if options.tiny else (CLIENTS, IN_FLIGHT_TEXTS)
     command = [sys.executable, "-m", "loadtests.gpu.client"]
     children = []
     for number in range(count):
+        child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         orders = LoadSpec(
             port=system.port,
             key=system.key,
@@ -104,14 +99,12 @@ def _load(
             length=options.batch(figure).length,
             tiny=options.tiny,
         )
-        child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        children.append((child, msgspec.json.encode(orders)))
-    for child, text in children:
         if child.stdin is not None:
-            child.stdin.write(text)
+            child.stdin.write(msgspec.json.encode(orders))
             child.stdin.close()
+        children.append(child)
     answers = []
-    for child, _ in children:
+    for child in children:
         with child:
             answer = child.stdout.read() if child.stdout is not None else b""
         answers.append(msgspec.json.decode(answer, type=LoadResult))

@@ -33,6 +33,10 @@ BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
+ROUNDS = 3
+"""Runs at least; the median counts."""
+CLIENTS, IN_FLIGHT_TEXTS = 4, 4096
+"""Load processes, and the texts asked for at a time."""
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
 # Of eight cores, the gateway's processes get three: its part of an item's processor time.
 _GATEWAY_SHARE = 3 / 8
@@ -60,13 +64,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
     work: Path
     provider: Provider = "cuda"
-    device: int = 0
     tiny: bool = False
     seconds: float = 4.0
-    rounds: int = 3
     workers: int = 0
-    clients: int = 4
-    connections: int = 4096
     known: tuple[str, ...] = ()
     """The figures that records of earlier runs have: they are measured after the others."""
 
@@ -115,10 +115,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     def device_options(self, options: Options) -> DeviceOptions:
         """Return what a session is opened with."""
         return DeviceOptions(
-            provider=options.provider,
-            device=options.device,
-            attention_kernels=self.kernels,
-            graphs=self.graphs,
+            provider=options.provider, attention_kernels=self.kernels, graphs=self.graphs
         )
 
 

@@ -1,13 +1,16 @@
 """Keeps the results of a run in one file, which is written after each figure."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from backends.errors import ExecutorDied
+from backends.executors.cuda import explain
 from loadtests.gpu.device import Device, this_device
-from loadtests.gpu.plan import CANDIDATES, FIGURES, Candidate, Options, Section
+from loadtests.gpu.plan import CANDIDATES, FIGURES, Candidate, Figure, Options, Section, figures_of
 from loadtests.machine import Machine, this_machine
 
 FILE = "gpu.json"
@@ -65,13 +68,13 @@ def open_report(options: Options, again: Sequence[Section], runtime: str) -> Rep
     before = read_report(options.output / FILE)
     report = Report(
         machine=this_machine(),
-        device=this_device(options.device),
+        device=this_device(),
         provider=options.provider,
         tiny=options.tiny,
         runtime=runtime,
     )
     if before is not None and _is_comparable(before, report):
-        names = section_names(again)
+        names = {figure.name for figure in FIGURES if figure.section in again}
         kept = [each for each in before.figures if each.passed and each.what not in names]
         report = msgspec.structs.replace(report, sections=before.sections, figures=kept)
     write_report(options, report)
@@ -98,11 +101,6 @@ def _is_comparable(one: Report, other: Report) -> bool:
         other.provider,
         other.tiny,
     )
-
-
-def section_names(sections: Sequence[Section]) -> set[str]:
-    """Return the names of all figures of some sections."""
-    return {figure.name for figure in FIGURES if figure.section in sections}
 
 
 def read_report(path: Path) -> Report | None:
@@ -135,17 +133,34 @@ class Journal:
         self._options = options
         self.report = report
 
-    def has(self, what: str) -> bool:
-        """Return whether this was begun, here or in a process before this one."""
-        return self.report.figure(what) is not None
+    def missing(self, section: Section) -> list[Figure]:
+        """Return the figures of a section that were not begun, those without a record first."""
+        begun = {each.what for each in self.report.figures}
+        figures = figures_of(section, self._options.known)
+        return [figure for figure in figures if figure.name not in begun]
+
+    def measure(
+        self, section: Section, work: Callable[[Figure], Measurement | None]
+    ) -> SectionState:
+        """Measure what is missing of a section; without a result the figure is left out.
+
+        An error spoils one figure, unless the device has failed: that ends the process.
+        """
+        for figure in self.missing(section):
+            self.begin(figure.name)
+            try:
+                found = work(figure)
+            except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
+                if isinstance(explain(error), ExecutorDied):
+                    # Nothing can run here any more. The journal has it; another process goes on.
+                    sys.exit(str(error))
+                found = Measurement(what=figure.name, passed=False, note=_first_line(error))
+            self.drop(figure.name, keep=[found] if found else [])
+        return SectionState(status="done")
 
     def begin(self, what: str) -> None:
         """Note what is about to run."""
-        self.end(Measurement(what=what, passed=False, note=UNFINISHED))
-
-    def end(self, figure: Measurement) -> None:
-        """Note what was found, in the place of what was begun."""
-        self.drop(figure.what, keep=[figure])
+        self.drop(what, keep=[Measurement(what=what, passed=False, note=UNFINISHED)])
 
     def drop(self, what: str, *, keep: Sequence[Measurement] = ()) -> None:
         """Forget a figure, or put what is to be kept in its place."""
@@ -165,3 +180,10 @@ def fastest(report: Report, batch: str) -> Candidate | None:
     rates = {each.what: each.rate or 0.0 for each in report.figures if each.passed}
     timed = [each for each in CANDIDATES if rates.get(f"{batch}, {each.name}")]
     return max(timed, key=lambda each: rates[f"{batch}, {each.name}"], default=None)
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says in its first line, without the folders of files."""
+    first = str(error).strip().split("\n", 1)[0]
+    text = " ".join(word.rpartition("/")[2] for word in first.split())
+    return f"{type(error).__name__}: {text[:200]}"

@@ -12,18 +12,18 @@ import msgspec
 from backends.executors.buckets import Shape
 from backends.model_tools.graphs.form import GraphForm
 from backends.types import FloatArray
-from loadtests.gpu.bare_session import BOUNDS, BareSession, distance, failed, run_on_cpu
+from loadtests.gpu.bare_session import BOUNDS, BareSession, distance, run_on_cpu
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import Batch, build_graphs, ensure_graph, random_batch
 from loadtests.gpu.plan import (
     CANDIDATES,
     FULL_BATCH,
     REFERENCE,
+    ROUNDS,
     Candidate,
     Figure,
     Options,
     checked,
-    figures_of,
 )
 from loadtests.gpu.results import Journal, Measurement, Report, SectionState, fastest
 
@@ -35,16 +35,12 @@ _TENSORRT = Candidate(form=GraphForm(attention="plain", outputs=("pooled",)))
 def session(options: Options) -> SectionState:
     """Time the forms whose answers were right, then the fastest of each size in other ways."""
     journal = Journal(options)
-    for figure in figures_of("session", options.known):
+
+    def measure(figure: Figure) -> Measurement | None:
         candidate = _candidate_of(figure, journal.report)
-        if candidate is None or journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        try:
-            journal.end(_measure(options, figure, candidate))
-        except Exception as error:  # noqa: BLE001 - one form that cannot be spoils no other
-            journal.end(failed(figure.name, error))
-    return SectionState(status="done")
+        return _measure(options, figure, candidate) if candidate is not None else None
+
+    return journal.measure("session", measure)
 
 
 def tensorrt(options: Options) -> SectionState:
@@ -55,16 +51,7 @@ def tensorrt(options: Options) -> SectionState:
     """
     if options.provider != "cpu" and find_spec("tensorrt_libs") is None:
         raise ModuleNotFoundError(name="tensorrt_libs")
-    journal = Journal(options)
-    for figure in figures_of("tensorrt", options.known):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        try:
-            journal.end(_measure_tensorrt(options, figure))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
-            journal.end(failed(figure.name, error))
-    return SectionState(status="done")
+    return Journal(options).measure("tensorrt", lambda figure: _measure_tensorrt(options, figure))
 
 
 def _candidate_of(figure: Figure, report: Report) -> Candidate | None:
@@ -151,14 +138,14 @@ def _timed(
 
     def repeat(run: Callable[[], FloatArray]) -> list[float]:
         spans: list[float] = []
-        while len(spans) < options.rounds or time.perf_counter() < until:
+        while len(spans) < ROUNDS or time.perf_counter() < until:
             started = time.perf_counter()
             run()
             spans.append(time.perf_counter() - started)
         return spans
 
     started = time.perf_counter()
-    with UtilizationSampler(options.device) as busy, ThreadPoolExecutor(len(runs)) as pool:
+    with UtilizationSampler() as busy, ThreadPoolExecutor(len(runs)) as pool:
         spans = [span for each in pool.map(repeat, runs) for span in each]
         took = time.perf_counter() - started
     rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
