@@ -13,7 +13,7 @@ from loadtests.simulate.client import length_of
 from loadtests.simulate.day import DAY, Segment
 from loadtests.simulate.gateway import Ended, SimulatedGateway
 from loadtests.simulate.policies import OracleFleet, OracleState, RoundRobinFleet, TwoChoicesFleet
-from loadtests.simulate.results import Bucket, DayResult, Recorder
+from loadtests.simulate.results import Bucket, DayResult, figures, points
 from loadtests.simulate.scenario import SHIFTS, Scenario
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
@@ -44,7 +44,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self.scenario = scenario
         self.policy = policy
-        self.recorder = Recorder()
+        self._buckets: list[Bucket] = []
         self._loop = asyncio.get_running_loop()
         self._random = Random(scenario.seed)
         self._seconds = scenario.item_seconds()
@@ -57,15 +57,11 @@ class Simulation:
             most=scenario.backends,
         )
         self._bucket: Bucket | None = None
-        self.gateways = [
-            self._gateway(region, number)
-            for region in SHIFTS
-            for number in range(scenario.gateways)
-        ]
+        self.gateways = [self._gateway(region) for region in SHIFTS]
 
-    def _gateway(self, region: str, number: int) -> SimulatedGateway:
+    def _gateway(self, region: str) -> SimulatedGateway:
         trips = {each: _NEAR if each == region else _FAR for each in SHIFTS}
-        random = Random(f"{self.scenario.seed} {region} {number}")
+        random = Random(f"{self.scenario.seed} {region} 0")
         return SimulatedGateway(
             region,
             scenario=self.scenario,
@@ -114,11 +110,11 @@ class Simulation:
             await asyncio.sleep(self.scenario.deadline)  # what is under way ends
         return DayResult(
             policy=self.policy,
-            phases=self.recorder.figures(),
-            points=self.recorder.points(),
+            phases=(phases := figures(self._buckets)),
+            points=points(self._buckets),
             pod_hours=self.world.pod_seconds / 3600.0,
             most_pods=self.world.most_pods,
-            simulated=self.recorder.simulated,
+            simulated=phases[-1].played,
             processor_seconds=time.process_time() - began,
         )
 
@@ -136,7 +132,7 @@ class Simulation:
 
     def _rate(self, region: str, now: float) -> float:
         busy = self.scenario.busy / len(SHIFTS) * self.scenario.day.load(now, SHIFTS[region])
-        return busy / self._seconds / self.scenario.gateways
+        return busy / self._seconds
 
     def _pass_until(self, until: float) -> None:
         """Let the day go on without requests: backends are scaled by what they would report."""
@@ -208,7 +204,8 @@ class Simulation:
             self._bucket = None
         elif bucket is None or (segment.weight == 1.0 and day >= bucket.start + _BUCKET):
             pods = [len(p.pods) for p in self.world.pools.values() if not p.is_lost]
-            self._bucket = self.recorder.open(segment.name, day, segment.weight, pods)
+            self._bucket = Bucket(phase=segment.name, start=day, weight=segment.weight, pods=pods)
+            self._buckets.append(self._bucket)
 
     def _arrive(self, gateway: SimulatedGateway, until: float, *, first: bool = False) -> None:
         now = self._loop.time()
@@ -227,7 +224,7 @@ class Simulation:
             if bucket is None:
                 return
             if code:
-                bucket.failures[code] += 1
+                bucket.failed += 1
             else:
                 bucket.latencies.append(seconds)
                 bucket.spilled += region != own

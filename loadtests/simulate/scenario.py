@@ -27,8 +27,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     backends: int = 2000
     busy: float = 115.0
     grain: float = 40.0
-    gateways: int = 1
-    """Of each region."""
     deadline: float = 10.0
     day: Day = Day()
     routing: RoutingConfig = RoutingConfig()
