@@ -112,12 +112,12 @@ def run_k6(
             _follow(child, answers, advance, plan.duration + target.deadline)
         finally:
             child.kill()
-    with answers.open() as lines:
-        samples = Samples.parse(lines)
+    with answers.open() as printed:
+        samples = Samples.parse(printed)
+    with answers.open("rb") as lines, gzip.open(folder / "answers.csv.gz", "wb") as compressed:
+        shutil.copyfileobj(lines, compressed)
     answers.unlink()
-    workload_file = folder / "workload.json"
-    (folder / "workload.json.gz").write_bytes(gzip.compress(workload_file.read_bytes()))
-    workload_file.unlink()
+    (folder / "workload.json").unlink()
     metrics = msgspec.json.decode(summary.read_bytes())
     dropped = metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)
     users = metrics.get("vus_max", {}).get("values", {}).get("max", 0)

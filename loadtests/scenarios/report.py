@@ -1,7 +1,6 @@
-"""Writes the report of a run: a page of HTML that needs nothing else, and data beside it."""
+"""Writes the report of a run: a page of Markdown, its plots, and data beside it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any  # Any: matplotlib's types
@@ -9,74 +8,51 @@ from typing import Any  # Any: matplotlib's types
 import msgspec
 import numpy as np
 
-from loadtests.drawing import finish_axes, new_figure, svg_of
+from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.scenarios.analysis import PhaseFigures, Run, Verdict
 from loadtests.scenarios.catalogue import SCENARIOS
 from loadtests.scenarios.local_system import GENERATOR, cores_used
 from loadtests.scenarios.samples import Bools, Floats, per_second, percentile_per_second
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-div { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left }
-svg { width: 100%; height: auto } td { overflow-wrap: anywhere }
-"""
 _PHASES = (
     *("phase", "due/s", "sent/s", "in time/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms"),
     *("hits", "cost of a million", "answers"),
 )
-_CRITERIA = ("criterion", "found", "wanted", "")
 _WIDTH, _HEIGHT = 10.0, 3.6
 _NINES = ("50 %", "90 %", "99 %", "99.9 %", "99.99 %")
-Rows = list[tuple[str, ...]]
 
 
 def write_report(
     run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict], folder: Path
 ) -> Path:
-    """Write `report.html`, `plots.svg`, `result.json`, `answers.csv.gz`; return the first."""
+    """Write `report.md`, `plots.svg` and `result.json`; return the first."""
     folder.mkdir(parents=True, exist_ok=True)
     result = msgspec.structs.asdict(run) | {"phases": phases, "verdicts": judged}
     del result["samples"], result["ideal"]
     (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    run.samples.write(folder / "answers.csv.gz")
-    plots = svg_of(draw(run, phases))
-    (folder / "plots.svg").write_text(plots, encoding="utf-8")
-    path = folder / "report.html"
-    path.write_text(page(run, phases, judged, plots), encoding="utf-8")
+    save_figure(draw(run, phases), folder / "plots.svg")
+    path = folder / "report.md"
+    path.write_text(page(run, phases, judged), encoding="utf-8")
     return path
 
 
-def text_table(phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
-    """Return the figures for a terminal, as Markdown."""
-    lines = []
-    for head, rows in ((_PHASES, _phase_rows(phases)), (_CRITERIA, _verdict_rows(judged))):
-        lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
+def page(run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
+    """Return the report as Markdown."""
+    lines = [f"# Load test: {run.scenario}", "", SCENARIOS[run.scenario].question, ""]
+    holds = [(v.what, v.found, v.wanted, "holds" if v.holds else "FAILS") for v in judged]
+    lines += _table(("criterion", "found", "wanted", ""), holds)
+    lines.append(f"Latencies are of answers with 200; in time is within {run.deadline:g} s.\n")
+    lines += _table(_PHASES, _phase_rows(phases))
+    lines += ["![plots](plots.svg)", ""]
+    if run.marks:
+        lines += _table(("s", "what"), [(f"{mark.at:.1f}", mark.what) for mark in run.marks])
+    lines += _table(("what was run", ""), _facts(run))
     return "\n".join(lines)
 
 
-def page(run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict], plots: str) -> str:
-    """Return the report as one page of HTML."""
-    marks = [(f"{mark.at:.1f}", mark.what) for mark in run.marks]
-    return "\n".join(
-        [
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>{run.scenario}</title>",
-            f'<meta name=viewport content="width=device-width"><style>{_STYLE}</style>',
-            f"<h1>Load test: {run.scenario}</h1><p>{escape(SCENARIOS[run.scenario].question)}</p>",
-            _html(_CRITERIA, _verdict_rows(judged)),
-            "<h2>By phase</h2><p>Requests a second, and the latency of answers with 200.",
-            f"In time is 200 within the deadline of {run.deadline:g} s.</p>",
-            _html(_PHASES, _phase_rows(phases)),
-            plots,
-            "<h2>Moments</h2>" if marks else "",
-            _html(("s", "what"), marks) if marks else "",
-            "<h2>What was run</h2>",
-            _html(("", ""), _facts(run)),
-            "<p><code>result.json</code> has these figures, <code>answers.csv.gz</code> a line for",
-            "each answer.</p></html>",
-        ]
-    )
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -94,35 +70,21 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "capacity, found first", f"{run.capacity.rate:.0f}/s; {waiting}"
 
 
-def _verdict_rows(judged: Sequence[Verdict]) -> Rows:
-    return [(v.what, v.found, v.wanted, "holds" if v.holds else "FAILS") for v in judged]
-
-
-def _phase_rows(phases: Sequence[PhaseFigures]) -> Rows:
-    rows = []
+def _phase_rows(phases: Sequence[PhaseFigures]) -> Iterator[tuple[str, ...]]:
     for phase in phases:
         seconds = phase.end - phase.begin
         answers = ", ".join(f"{name}: {count:,}" for name, count in phase.codes.items())
         if (cores := phase.cores.get(GENERATOR)) is not None:
             answers += f"; generator {cores:.2f} cores"
         rates = (phase.due / seconds, phase.sent / seconds, phase.goodput)
-        rows.append(
-            (
-                phase.name,
-                *(f"{rate:,.0f}" for rate in rates),
-                *(f"{s * 1e3:,.1f}" for s in (phase.p50, phase.p90, phase.p99, phase.p999)),
-                f"{phase.hit_ratio:.0%}",
-                "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}",
-                answers,
-            )
+        yield (
+            phase.name,
+            *(f"{rate:,.0f}" for rate in rates),
+            *(f"{s * 1e3:,.1f}" for s in (phase.p50, phase.p90, phase.p99, phase.p999)),
+            f"{phase.hit_ratio:.0%}",
+            "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}",
+            answers,
         )
-    return rows
-
-
-def _html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"<tr>{''.join(f'<td>{escape(cell)}' for cell in row)}" for row in rows]
-    cells = "".join(f"<th>{cell}" for cell in head)
-    return f"<div><table><tr>{cells}{''.join(lines)}</table></div>"
 
 
 def draw(run: Run, phases: Sequence[PhaseFigures]) -> Any:

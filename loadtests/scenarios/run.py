@@ -14,7 +14,7 @@ from loadtests.scenarios.analysis import Run, figures, verdicts
 from loadtests.scenarios.capacity import find_capacity
 from loadtests.scenarios.catalogue import SCENARIOS, Plan
 from loadtests.scenarios.local_system import LocalSystem, Watcher
-from loadtests.scenarios.report import text_table, write_report
+from loadtests.scenarios.report import page, write_report
 from loadtests.scenarios.samples import Samples
 from loadtests.scenarios.workload import Mix, Workload, make_workload
 
@@ -80,7 +80,7 @@ class LoadTest:
         )
         phases, judged = list(figures(run)), list(verdicts(run))
         path = write_report(run, phases, judged, options.folder)
-        click.echo(f"\n{text_table(phases, judged)}\n\n{path}")
+        click.echo(f"\n{page(run, phases, judged)}\n{path}")
         return all(verdict.holds for verdict in judged)
 
     def _send(self, name: str, plan: Plan) -> Samples:

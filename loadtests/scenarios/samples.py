@@ -1,9 +1,7 @@
 """Reads the answers of a run, a line each, and counts them by time."""
 
-import gzip
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -14,7 +12,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-_HEADER = b"sent_s,latency_ms,status,template,tenant,cache,retry_after\n"
 _REFUSED = (429, 503)
 
 
@@ -121,25 +118,10 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
             found[f"{name} without Retry-After"] = chosen & ~self.has_retry
         return {name: chosen for name, chosen in found.items() if chosen.any()}
 
-    def write(self, path: Path) -> None:
-        """Write the answers as compressed CSV."""
-        columns = (self.sent, self.latency * 1000, self.status, self.template, self.tenant)
-        with gzip.open(path, "wb", compresslevel=6) as file:
-            file.write(_HEADER)
-            for row in zip(*columns, self.cache, self.has_retry, strict=True):
-                at, latency, status, template, tenant, cache, retry = row
-                fields = f"{at:.3f},{latency:.3f},{status},{template},{tenant},{cache},{retry:d}\n"
-                file.write(fields.encode())
-
-
-def whole_seconds(seconds: float) -> int:
-    """Return the seconds that a plot over time shows: a part of one would look like a loss."""
-    return max(1, int(seconds))
-
 
 def per_second(times: Floats, seconds: float) -> Floats:
-    """Return how many of `times` are in each whole second."""
-    edges = np.arange(whole_seconds(seconds) + 1, dtype=np.float64)
+    """Return how many of `times` are in each whole second; a part of one would look like a loss."""
+    edges = np.arange(max(1, int(seconds)) + 1, dtype=np.float64)
     return np.histogram(times, bins=edges)[0].astype(np.float64)
 
 
@@ -151,7 +133,7 @@ def percentile(latencies: Floats, share: float) -> float:
 def percentile_per_second(samples: Samples, share: float, seconds: float) -> Floats:
     """Return a percentile of the latency of what was sent in each second, or NaN."""
     order = np.argsort(samples.sent, kind="stable")
-    cuts = np.searchsorted(samples.sent[order], np.arange(whole_seconds(seconds) + 1))
+    cuts = np.searchsorted(samples.sent[order], np.arange(max(1, int(seconds)) + 1))
     parts = (samples.latency[order][a:b] for a, b in pairwise(cuts))
     return np.array([percentile(part, share) if len(part) else np.nan for part in parts])
 

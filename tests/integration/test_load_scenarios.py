@@ -46,8 +46,8 @@ def test_a_scenario_sends_what_is_due_and_reports_it(
         sum(phase["due"] for phase in phases), abs=3
     )
     assert set().union(*(phase["codes"] for phase in phases)) <= {"200", "503"}
-    assert "<svg" in (tmp_path / "report.html").read_text()
-    assert (tmp_path / "answers.csv.gz").exists()
+    assert (tmp_path / "report.md").exists()
+    assert (tmp_path / "k6" / scenario / "answers.csv.gz").exists()
     assert "| holds |" in capsys.readouterr().out
     keys = [path for path in tmp_path.rglob("*") if path.is_file() and _holds(path, local.keys)]
     assert keys == []
