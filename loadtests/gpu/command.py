@@ -27,8 +27,8 @@ from loadtests.gpu.results import (
     known_figures,
     open_report,
     read_report,
+    render,
 )
-from loadtests.gpu.table import render
 
 _ROOT = Path(__file__).parents[2]
 _OUT_OF_TIME = 124

@@ -18,8 +18,7 @@ from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.imported import chosen_form, import_classifier
-from loadtests.gpu.models import texts
+from loadtests.gpu.models import chosen_form, import_classifier, texts
 from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, IN_FLIGHT_TEXTS, SMALL, Figure, Options
 from loadtests.gpu.results import Journal, Measurement, SectionState
 

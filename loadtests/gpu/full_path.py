@@ -1,16 +1,19 @@
 """Measures texts through the gateway: load processes, and all that `sluicegate up` starts."""
 
+import asyncio
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
 import msgspec
 
 from backends.protocol import ServingState
-from loadtests.gpu.client import LoadResult, LoadSpec
+from loadtests.generator import Target, closed_loop
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.imported import chosen_form, import_classifier
+from loadtests.gpu.models import chosen_form, import_classifier, texts
 from loadtests.gpu.plan import (
     BATCH_TOKENS,
     BUDGETS,
@@ -24,6 +27,64 @@ from loadtests.gpu.plan import (
 from loadtests.gpu.results import Journal, Measurement, SectionState
 from testing.loopback import get
 from testing.system import System
+
+
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a load process; each request has `items` texts."""
+
+    port: int
+    key: str
+    connections: int
+    seconds: float
+    items: int
+    seed: int
+    length: int
+    tiny: bool
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a load process; latencies in seconds, at most a few thousand."""
+
+    requests: int
+    duration: float
+    statuses: dict[int, int]
+    latencies: list[float]
+
+
+def main() -> None:
+    """Send what the orders say, and print the answer."""
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadSpec)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+    target = Target(
+        host="127.0.0.1",
+        port=orders.port,
+        path="/v1/classify",
+        headers=(("authorization", f"Bearer {orders.key}"),),
+    )
+    outcome = asyncio.run(
+        closed_loop(
+            target, _bodies(orders), connections=orders.connections, duration=orders.seconds
+        )
+    )
+    step = max(1, len(outcome.latencies) // 2000)
+    answer = LoadResult(
+        requests=len(outcome.latencies),
+        duration=outcome.duration,
+        statuses=outcome.statuses,
+        latencies=outcome.latencies[::step],
+    )
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+def _bodies(orders: LoadSpec) -> Iterator[bytes]:
+    options = Options(output=Path(), work=Path(), tiny=orders.tiny)
+    source = texts(options, length=orders.length, seed=orders.seed)
+    while True:
+        given = [next(source) for _ in range(orders.items)]
+        document = {"model": "bench", "input": given[0] if orders.items == 1 else given}
+        yield msgspec.json.encode(document)
+
 
 _ROOT = Path(__file__).parents[2]
 _WARM_SECONDS = 1.0
@@ -85,7 +146,7 @@ def _load(
 ) -> list[LoadResult]:
     """Run the load processes side by side and return what each saw."""
     count, in_flight = (1, 32) if options.tiny else (CLIENTS, IN_FLIGHT_TEXTS)
-    command = [sys.executable, "-m", "loadtests.gpu.client"]
+    command = [sys.executable, "-m", "loadtests.gpu.full_path"]
     children = []
     for number in range(count):
         child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -145,3 +206,7 @@ def _states(system: System) -> list[ServingState]:
         get(f"{process.address}/v1/state", timeout=10) for process in system.processes("backend")
     )
     return [msgspec.msgpack.decode(answer.content, type=ServingState) for answer in answers]
+
+
+if __name__ == "__main__":
+    main()

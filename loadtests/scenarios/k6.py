@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from gateway.settings import process_environment
+from loadtests.scenarios.analysis import Samples
 from loadtests.scenarios.catalogue import Plan
-from loadtests.scenarios.samples import Samples
 from loadtests.scenarios.workload import Workload
 
 _SCRIPT = Path(__file__).with_name("script.js")

@@ -9,10 +9,17 @@ import msgspec
 import numpy as np
 
 from loadtests.drawing import finish_axes, new_figure, save_figure
-from loadtests.scenarios.analysis import PhaseFigures, Run, Verdict
+from loadtests.scenarios.analysis import (
+    Bools,
+    Floats,
+    PhaseFigures,
+    Run,
+    Verdict,
+    per_second,
+    percentile_per_second,
+)
 from loadtests.scenarios.catalogue import SCENARIOS
 from loadtests.scenarios.local_system import GENERATOR, cores_used
-from loadtests.scenarios.samples import Bools, Floats, per_second, percentile_per_second
 
 _PHASES = (
     *("phase", "due/s", "sent/s", "in time/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms"),

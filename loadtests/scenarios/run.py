@@ -10,12 +10,10 @@ import msgspec
 
 from loadtests.machine import this_machine
 from loadtests.scenarios import k6
-from loadtests.scenarios.analysis import Run, figures, verdicts
-from loadtests.scenarios.capacity import find_capacity
+from loadtests.scenarios.analysis import Run, Samples, figures, find_capacity, verdicts
 from loadtests.scenarios.catalogue import SCENARIOS, Plan
 from loadtests.scenarios.local_system import LocalSystem, Watcher
 from loadtests.scenarios.report import page, write_report
-from loadtests.scenarios.samples import Samples
 from loadtests.scenarios.workload import Mix, Workload, make_workload
 
 _SPARE = 60_000

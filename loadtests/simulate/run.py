@@ -9,12 +9,10 @@ from random import Random
 from typing import Literal
 
 from gateway.routing.fleet import Fleet
-from loadtests.simulate.client import length_of
-from loadtests.simulate.day import DAY, Segment
-from loadtests.simulate.gateway import Ended, SimulatedGateway
+from loadtests.simulate.gateway import Ended, SimulatedGateway, length_of
 from loadtests.simulate.policies import OracleFleet, OracleState, RoundRobinFleet, TwoChoicesFleet
 from loadtests.simulate.results import Bucket, DayResult, figures, points
-from loadtests.simulate.scenario import SHIFTS, Scenario
+from loadtests.simulate.scenario import DAY, SHIFTS, Scenario, Segment
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
 

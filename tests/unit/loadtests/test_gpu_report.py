@@ -9,12 +9,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from backends.protocol import Report as Load, ServingState
-from loadtests.gpu.bare_session import distance
-from loadtests.gpu.client import LoadResult
 from loadtests.gpu.command import run_section
+from loadtests.gpu.correctness import write_family
 from loadtests.gpu.device import Device
-from loadtests.gpu.families import write_family
-from loadtests.gpu.full_path import summary
+from loadtests.gpu.full_path import LoadResult, summary
 from loadtests.gpu.models import texts, write_tokenizer
 from loadtests.gpu.plan import (
     BUDGETS,
@@ -34,9 +32,10 @@ from loadtests.gpu.results import (
     fastest,
     known_figures,
     open_report,
+    ratios,
     write_report,
 )
-from loadtests.gpu.table import ratios
+from loadtests.gpu.sessions import distance
 
 THROUGH = "through the gateway, minilm-l6, 24 tokens, 64 texts a request"
 

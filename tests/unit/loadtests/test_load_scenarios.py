@@ -9,13 +9,21 @@ from click.testing import CliRunner
 
 from loadtests.machine import Machine
 from loadtests.scenarios import k6
-from loadtests.scenarios.analysis import Run, Verdict, figures, verdicts
-from loadtests.scenarios.capacity import Capacity, CapacityStep, highest, step_of
+from loadtests.scenarios.analysis import (
+    Capacity,
+    CapacityStep,
+    Run,
+    Samples,
+    Verdict,
+    figures,
+    highest,
+    step_of,
+    verdicts,
+)
 from loadtests.scenarios.catalogue import SCENARIOS, Phase, Plan
 from loadtests.scenarios.command import scenarios_command
 from loadtests.scenarios.local_system import Mark, UseSample
 from loadtests.scenarios.report import write_report
-from loadtests.scenarios.samples import Samples
 from loadtests.scenarios.workload import Mix, make_workload, templates
 from testing.ports import free_port
 

@@ -16,16 +16,13 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.machine import Machine
-from loadtests.simulate.client import SimulatedClient
 from loadtests.simulate.command import SimulationFile, draw_days, table
-from loadtests.simulate.day import DAY, Day, Outage, Spike
-from loadtests.simulate.gateway import MODEL
+from loadtests.simulate.gateway import MODEL, SimulatedClient
 from loadtests.simulate.results import Bucket, DayResult, PhaseFigures, figures, points
 from loadtests.simulate.run import Policy, play
-from loadtests.simulate.scaling import Scaler, ScalingRule
-from loadtests.simulate.scenario import Scenario
+from loadtests.simulate.scenario import DAY, Day, Outage, Scenario, Spike
 from loadtests.simulate.virtual_time import run_virtual
-from loadtests.simulate.world import World
+from loadtests.simulate.world import Scaler, ScalingRule, World
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
 
