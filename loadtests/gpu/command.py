@@ -32,9 +32,9 @@ from loadtests.gpu.results import (
 
 _ROOT = Path(__file__).parents[2]
 _OUT_OF_TIME = 124
-# Less is not worth the start of a section's process.
+# With less time left, a section is not started.
 _LEAST_SECONDS = 15.0
-# Where each section is. Imported in its own process: what one lacks, another may not need.
+# The function of each section, imported in its own process: sections need different packages.
 _PLACES: dict[Section, tuple[str, str]] = {
     "check": ("loadtests.gpu.correctness", "check"),
     "gateway-small": ("loadtests.gpu.full_path", "small"),
@@ -115,7 +115,7 @@ def in_process(options: Options, section: Section, budget: float) -> SectionStat
 
 
 def _keep_logs(options: Options) -> None:
-    """Copy what `up` and its processes wrote about themselves to the results."""
+    """Copy the logs of `up` and its processes to the results."""
     for logs in options.work.glob("up-*/up/logs"):
         target = options.output / logs.parents[1].name
         shutil.copytree(logs, target, dirs_exist_ok=True)
@@ -123,7 +123,7 @@ def _keep_logs(options: Options) -> None:
 
 
 def _forget_unfinished(journal: Journal) -> None:
-    """Forget the figure for which there was no time: the next run measures it."""
+    """Drop the figure that ran out of time, so that the next run measures it."""
     for figure in journal.report.figures:
         if figure.note == UNFINISHED:
             journal.drop(figure.what)
@@ -146,7 +146,7 @@ def _run_child(options: Options, section: Section, left: float) -> int:
     except subprocess.TimeoutExpired:
         return _OUT_OF_TIME
     finally:
-        # With it, whatever it started: its processes are of its session.
+        # This also ends the processes that it started: they share its session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -165,7 +165,7 @@ def run_section(section: Section, options: Options) -> SectionState:
 
 
 def _runtimes() -> str:
-    """Return the versions of what runs models."""
+    """Return the versions of the installed runtimes."""
     found = []
     for name in _RUNTIMES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

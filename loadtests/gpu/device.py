@@ -1,4 +1,4 @@
-"""Identifies the GPU and samples its utilization, by the reader that backends have."""
+"""Identifies the GPU and samples its utilization, as backends do."""
 
 import threading
 from functools import cache

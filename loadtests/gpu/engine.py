@@ -27,7 +27,7 @@ _TIMEOUT = 60.0
 
 
 def backend_settings(options: Options, figure: Figure, models: Path) -> BackendSettings:
-    """Return how the backend is set up: full batches, and no row cache."""
+    """Return the settings of a backend with full batches and without a row cache."""
     batch = options.batch(msgspec.structs.replace(figure, items=FULL_BATCH))
     tokens = max(batch.tokens, BATCH_TOKENS)
     return BackendSettings(

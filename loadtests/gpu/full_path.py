@@ -52,7 +52,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Send what the orders say, and print the answer."""
+    """Run a load process: read a `LoadSpec` from standard input, print a `LoadResult`."""
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadSpec)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
@@ -175,7 +175,7 @@ def _load(
 def summary(
     options: Options, figure: Figure, answers: list[LoadResult], states: list[ServingState]
 ) -> Measurement:
-    """Return the figure of what load processes and backends say.
+    """Return the figure that load processes and backends add up to.
 
     It has passed if every request was answered, and every backend ran on the device.
     """

@@ -40,7 +40,7 @@ def import_classifier(options: Options, preset: str) -> Path:
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print
         )
         shutil.rmtree(folder)
-        # No gate decides: with weights of no meaning all scores are nearly equal.
+        # The precision gate is left out: with random weights all scores are nearly equal.
         (revision / "model.yaml").write_text(f"profile: {precision}\n")
     return root
 
@@ -152,7 +152,7 @@ def batch_of(lengths: NDArray[np.int64], *, vocabulary: int, random: np.random.G
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
     """Write a word piece tokenizer that splits and lowers text as BERT's does."""
-    # The sections that run graphs alone do without this package.
+    # Sections that run bare graphs do not need this package.
     from tokenizers import (  # noqa: PLC0415
         Tokenizer,
         models,

@@ -169,7 +169,7 @@ class Journal:
                 found = work(figure)
             except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
                 if isinstance(explain(error), ExecutorDied):
-                    # Nothing can run here any more. The journal has it; another process goes on.
+                    # This process can run nothing any more. The next one goes on after it.
                     sys.exit(str(error))
                 found = Measurement(what=figure.name, passed=False, note=_first_line(error))
             self.drop(figure.name, keep=[found] if found else [])
@@ -180,7 +180,7 @@ class Journal:
         self.drop(what, keep=[Measurement(what=what, passed=False, note=UNFINISHED)])
 
     def drop(self, what: str, *, keep: Sequence[Measurement] = ()) -> None:
-        """Forget a figure, or put what is to be kept in its place."""
+        """Remove a figure, or replace it by `keep`."""
         others = [each for each in self.report.figures if each.what != what]
         self.report = msgspec.structs.replace(self.report, figures=[*others, *keep])
         write_report(self._options, self.report)
@@ -234,7 +234,7 @@ def render(report: Report) -> str:
 
 
 def ratios(report: Report) -> list[str]:
-    """Return what the gateway's figures are of the bare session, of PyTorch, and of arithmetic."""
+    """Return the gateway's rates relative to the bare session, PyTorch, TensorRT and arithmetic."""
     lines = []
     matrix = _rate(report, "matrix rate, operations/s")
     for preset, length in _MODELS:
@@ -271,7 +271,7 @@ def _rate(report: Report, what: str) -> float:
 
 
 def _is_worth_showing(figure: Figure, found: Measurement) -> bool:
-    """Whether people want the line: of the checks, only what failed."""
+    """Return whether the table has the figure: of the checks, only those that failed."""
     return figure.section != "check" or not found.passed
 
 

@@ -50,7 +50,7 @@ class BareSession:
         self._run_options = _run_options(device)
 
     def bind(self, batch: Batch) -> Callable[[], FloatArray]:
-        """Return what runs this batch and waits for its answer."""
+        """Return a function that runs this batch and returns its answer."""
         shape = Shape(*batch["input_ids"].shape)
         tensors = Tensors(
             session=self._session,
@@ -227,7 +227,7 @@ def _timed(
         spans = [span for each in pool.map(repeat, runs) for span in each]
         took = time.perf_counter() - started
     rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
-    # One at a time, the median leaves out what disturbed single runs.
+    # With one run at a time, the median ignores disturbed runs.
     span = statistics.median(spans) if len(runs) == 1 else took / len(spans)
     return Measurement(
         what=what,

@@ -1,4 +1,4 @@
-"""Runs a gateway with its backends and Valkeys, and reads what its processes take."""
+"""Runs a gateway with its backends and Valkeys, and measures the use of its processes."""
 
 import contextlib
 import itertools
@@ -61,7 +61,7 @@ class Deployment:
         return self.gateway.port
 
     def measure(self, requests: Iterator[bytes], *, connections: int, seconds: float) -> Measured:
-        """Send `requests` for `seconds`, and return what they took beside what idling takes.
+        """Send `requests` for `seconds`, and return their use above the use of an idle system.
 
         Of several phases the one counts that took the least: other work on a machine adds only.
 
@@ -78,7 +78,7 @@ class Deployment:
         return min(found, key=lambda one: sum(one.processor.values()))
 
     def send_once(self, requests: list[bytes], *, connections: int = 8) -> None:
-        """Send each request once, some of them perhaps twice, to fill what keeps answers.
+        """Send each request once, some of them perhaps twice, to fill the caches.
 
         Raises:
             RuntimeError: something was not answered with 200.
@@ -111,7 +111,7 @@ class Deployment:
         )
 
     def add_keys(self, first: int, last: int, *, each_its_tenant: bool = False) -> None:
-        """Add keys, of a tenant each or of one, by the way that operators' changes take."""
+        """Add keys to the ledger, as an operator does: of one tenant, or of a tenant each."""
         with Ledger.create(self.gateway.settings.ledger) as ledger:
             for start in range(first, last, _AT_ONCE):
                 numbers = range(start, min(last, start + _AT_ONCE))
@@ -127,7 +127,7 @@ class Deployment:
                 ledger.accounts.create_keys(specs, new_tenants=True)
 
     def add_key(self, key: str) -> None:
-        """Add a key by the way that operators' changes take."""
+        """Add a key to the ledger, as an operator does."""
         with Ledger.create(self.gateway.settings.ledger) as ledger:
             ledger.accounts.create_key(TENANT, key_hash=hash_key(key))
 
@@ -185,7 +185,7 @@ def deployment(
 
 
 def request(body: bytes, *, key: str = KEY) -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a request."""
     return (
         b"POST /v1/classify HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"

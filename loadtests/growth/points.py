@@ -11,7 +11,7 @@ from loadtests.machine import Machine
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
 _LEAST, _LEAST_IDLE = 0.05, 0.5
-"""Growth below these shares of the first value is none: figures vary by as much by themselves."""
+"""Growth below these shares of the first value is ignored: it is noise."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     `processor` is microseconds for each request, `idle` those for each second without requests,
     `memory` MiB (PSS), `p50` and `p99` milliseconds. `others` is the share of the machine that
-    processes had meanwhile which have no part in it.
+    unrelated processes used.
     """
 
     rate: float

@@ -27,7 +27,7 @@ _TO_A_MILLION = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 _PREPARE = 300.0
 """Seconds that may pass until a size is reached, by filling or by adding tenants."""
 _CHANGES = 3
-_LEAST_CHANGE = 2e-3  # seconds: less is not told from what waiting for it takes
+_LEAST_CHANGE = 2e-3  # seconds: polling for the change takes as much
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
     change, there = "a key is added", 0
     if not any(run.wanted(everyone, change, *([one] if one else []))):
         return
-    # Answers are for everybody: others would be a text's misses of each tenant.
+    # Answers are shared: else each tenant would miss each text first.
     shared = {"models": {"stub": {"scope": "shared"}}} if one else None
     with deployment(run.place(), document=shared) as system:
         _fill(system)
@@ -264,7 +264,7 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
 
 
 def _change(system: Deployment) -> Measured:
-    """Return what a change of one key takes the gateway: the median of some, by processor time."""
+    """Return the cost of one new key for the gateway: the median of some, by processor time."""
     idle = system.idle(2.0)
     found = sorted(_changes(system, idle), key=lambda one: one.processor["gateway"])
     return found[len(found) // 2]

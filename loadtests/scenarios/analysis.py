@@ -35,9 +35,9 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     template: Ints
     tenant: Ints
     cache: tuple[str, ...]
-    """How the cache had it: `h`it, `p`artly, `s`tale, `m`iss, or nothing."""
+    """The cache's answer: `h`it, `p`artly, `s`tale, `m`iss, or empty."""
     has_retry: Bools
-    """Whether the answer said when to come back."""
+    """Whether the answer had `Retry-After`."""
 
     @classmethod
     def parse(cls, lines: Iterable[str]) -> Self:
@@ -90,24 +90,24 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
         return self.sent + self.latency
 
     def good(self, deadline: float) -> Bools:
-        """Return which are 200 within the deadline."""
+        """Return which answers are 200 within the deadline."""
         found: Bools = (self.status == 200) & (self.latency <= deadline)
         return found
 
     @property
     def refused(self) -> Bools:
-        """Which are 429 or 503 and say when to come back."""
+        """Which answers are 429 or 503 with `Retry-After`."""
         return np.isin(self.status, _REFUSED) & self.has_retry
 
     @property
     def errors(self) -> Bools:
-        """Which are neither 200 nor a refusal."""
+        """Which answers are neither 200 nor a refusal."""
         found: Bools = (self.status != 200) & ~self.refused
         return found
 
     @property
     def hits(self) -> Bools:
-        """Which the cache had as a whole."""
+        """Which answers the cache had as a whole."""
         return np.array([one in "hs" and one != "" for one in self.cache], dtype=np.bool_)
 
     def codes(self) -> Mapping[str, Bools]:
@@ -157,7 +157,7 @@ _STEPS = tuple(round(0.7 + 0.05 * step, 2) for step in range(9))
 _SECONDS = 5.0
 _GOOD = 0.99
 _QUEUE = 4
-"""A median wait of this part of the deadline in the last second is a queue that grows."""
+"""A queue grows if the median wait of the last second exceeds the deadline divided by this."""
 
 
 class CapacityStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_capacity(send: Callable[[str, Plan], Samples], deadline: float) -> Capacity:
-    """Return the capacity: first what callers reach who wait, then constant rates around that."""
+    """Return the capacity: measure a closed loop, then try constant rates around its rate."""
     click.echo(f"the capacity first: {_CALLERS} callers who wait for their answers")
     phase = Phase(name="callers who wait", rate=0.0, duration=_WARM + _WAIT)
     samples = send("closed-loop", Plan(phases=(phase,), callers=_CALLERS))
@@ -359,7 +359,7 @@ def _share(chosen: Bools, of: Bools) -> float:
 
 
 def _calm(run: Run, recovery: float) -> tuple[Bools, Bools]:
-    """Return which answers were in time, of which: those of no overload, nor soon after one."""
+    """Return which answers were in time, and which count: no overload, nor soon after one."""
     samples, after = run.samples, -np.inf
     chosen = np.zeros(len(samples), dtype=np.bool_)
     for phase, begin, end in run.plan.spans():

@@ -20,7 +20,7 @@ from loadtests.scenarios.workload import Mix, templates
 _OUT = Path(__file__).parents[2] / "build" / "load"
 _TENANTS = 3
 _REGIONS = {True: ("eu", "us"), False: ("eu",)}
-"""Of a local system: where a backend is killed, another one must be there."""
+"""Regions of a local system: where a backend is killed, another one must serve."""
 
 
 _QUESTIONS = "\n".join(f"{name}: {one.question}" for name, one in SCENARIOS.items())
@@ -92,7 +92,7 @@ def scenarios_command(
 
 
 def _check(scenario: str, *, url: str | None, is_paced: bool, key_file: Path | None) -> None:
-    """Refuse what cannot be, before anything is started."""
+    """Refuse wrong arguments before anything starts."""
     k6.program()
     if url and is_paced:
         raise click.UsageError("`--url` excludes `--paced`")

@@ -39,9 +39,9 @@ class K6Result(msgspec.Struct, frozen=True, kw_only=True):
 
     samples: Samples
     dropped: int
-    """Requests that were due while as many as may be under way were."""
+    """Requests that were due while the maximum was in flight. They were not sent."""
     users: int
-    """Requests that may be under way at a time."""
+    """The maximum of requests in flight."""
 
 
 def program() -> str:
@@ -91,7 +91,7 @@ def run_k6(
         },
         "url": target.url,
         "deadline": target.deadline,
-        # The gateway answers at the deadline; who hears nothing goes soon after.
+        # The gateway answers at the deadline, so the timeout is a little later.
         "timeout": f"{target.deadline + 2:g}s",
         "first_number": workload.first_number,
         "templates": [{"path": one.path, "body": one.body} for one in workload.templates],

@@ -45,7 +45,7 @@ class LocalSystem:
     def pin(self) -> None:
         """Keep backends on one core, and the rest on another."""
         for process in self.system.processes() if self._is_pinned else ():
-            # One that was killed may be listed still.
+            # A killed process may still be listed.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 pin([process.pid], 1 if process.role == "backend" else 0)
 
@@ -91,7 +91,7 @@ def local_system(
 
 
 class UseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What processes had used `at` seconds of the load, by role: seconds, and MiB at that time."""
+    """The use of processes at a time, by role: processor seconds so far, and memory in MiB."""
 
     at: float
     processor: dict[str, float]
@@ -118,7 +118,7 @@ class Watcher:
         self.marks: list[Mark] = []
 
     def advance(self, at: float, generator: int) -> None:
-        """Do what is due at `at` seconds; `generator` is the process of k6."""
+        """Sample and kill what is due after `at` seconds; `generator` is the process of k6."""
         if self._local is not None:
             self._kill(self._local, at)
         if self.samples and at - self.samples[-1].at < _EVERY:
@@ -129,7 +129,7 @@ class Watcher:
         memory = dict.fromkeys(roles, 0.0)
         for role, pids in roles.items():
             for pid in pids:
-                # A process that has ended keeps what it had used.
+                # The time of a process that has ended still counts.
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     self._spent[role, pid] = busy_seconds(pid)
                     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

@@ -63,7 +63,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what the figures depend on."""
+    """Yield the settings that the figures depend on."""
     yield "command", run.command
     yield "address", run.target
     yield "machine of the generator", f"{run.machine.headline}, {run.machine.memory_gib} GiB"

@@ -17,7 +17,7 @@ from loadtests.scenarios.report import page, write_report
 from loadtests.scenarios.workload import Mix, Workload, make_workload
 
 _SPARE = 60_000
-"""Requests for callers who wait, of whom nobody knows how many they send."""
+"""Requests for a closed loop, whose number is not known before."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class LoadTest:
         return self._run_k6(name, plan, workload).samples
 
     def _workload(self, plan: Plan, zipf: float, *, spare: int = 0) -> Workload:
-        """Return requests whose texts no run before had."""
+        """Return requests with texts that no earlier run had."""
         self._salt += 1
         mix = msgspec.structs.replace(self._mix, zipf=zipf)
         return make_workload(mix, plan, salt=self._salt, spare=spare)

@@ -1,4 +1,4 @@
-"""Runs a gateway's dispatcher, fleet and prober, those of production, over simulated backends."""
+"""Runs the production dispatcher, fleet and prober of a gateway over simulated backends."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,12 +35,12 @@ _JITTER = 0.1
 
 
 def length_of(body: bytes) -> int:
-    """Return the tokens of an item, which its body and the affinity begin with."""
+    """Return the number of tokens of an item: the first two bytes of its body."""
     return int.from_bytes(body[:2], "big")
 
 
 class SimulatedCall:
-    """A call under way; its items end on their own."""
+    """A call to a backend. Its items end one by one."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SimulatedCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def arrive(self, call: Call, delay: float) -> None:
-        """Reach the backend."""
+        """Deliver the call to the backend."""
         client, backend = self._client, self._client.world.backend(self.endpoint)
         if self._has_ended or client.world.is_silent(self.endpoint):
             return
@@ -101,7 +101,7 @@ class SimulatedCall:
                     retryable=error.retryable,
                 )
             self._open -= 1
-            # A region that was lost meanwhile answers nothing.
+            # A region that was lost in the meantime answers nothing.
             if not self._client.world.is_silent(self.endpoint):
                 self._client.later(delay, self._deliver, frame, item.body, self._open == 0)
 
@@ -120,7 +120,7 @@ class SimulatedCall:
             self._on_end(self._backend.report())
 
     def end(self, error: CallFailed) -> None:
-        """End without a report."""
+        """End the call with an error, without a report."""
         if not self._has_ended:
             self._finish()
             self.withdraw()
@@ -133,14 +133,14 @@ class SimulatedCall:
             self.withdraw()
 
     def withdraw(self) -> None:
-        """Have the backend forget what it has not answered."""
+        """Withdraw the unanswered items from the backend."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if self._backend is not None and waiter.is_awaited:
                 self._backend.leave(waiter)
 
     def fall_silent(self) -> None:
-        """Time out as no byte arrives from now on; before, those of progress did."""
+        """End the call after the idle timeout: no byte arrives from now on."""
         silent = CallFailed(Cause.TIMED_OUT, "silence")
         self._timer = self._client.later(self._idle_timeout, self.end, silent)
 
@@ -250,7 +250,7 @@ Ended = Callable[[float, str, str], None]
 
 
 class SimulatedGateway:
-    """One gateway, which sends requests of its own."""
+    """One gateway, and the callers that send requests to it."""
 
     def __init__(
         self,
@@ -279,14 +279,14 @@ class SimulatedGateway:
         )
 
     def follow(self) -> None:
-        """Use the backends that DNS knows now."""
+        """Route to the backends that DNS has now."""
         found = self._world.endpoints()
         endpoints = sorted(found, key=lambda each: self._order.index(each.region))
         self.fleet.configure(endpoints, self._scenario.routing)
         self.prober.refresh()
 
     def send(self, ended: Ended, tokens: int = 0) -> None:
-        """Begin a request of one item, of so many tokens or as many as texts have."""
+        """Start a request of one item with `tokens` tokens, or with a random length."""
         started = self._loop.time()
         model = self.fleet.model(MODEL.name)
         if model is None:
@@ -309,6 +309,6 @@ class SimulatedGateway:
         self.dispatcher.start(work, deadline=deadline, settle=settle)
 
     def _note(self, endpoint: Endpoint, body: bytes) -> None:
-        """Keep which region answered an item that is still waited for."""
+        """Record the region that answered an item."""
         if body in self._answered:
             self._answered[body] = endpoint.region

@@ -1,4 +1,4 @@
-"""Keeps what became of simulated requests, and adds it up."""
+"""Records the outcome of simulated requests, and sums it up."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-# So many requests beyond a percentile make it worth a figure.
+# A percentile is reported if at least so many requests lie beyond it.
 _BEYOND = 10
 
 
@@ -26,8 +26,8 @@ class Bucket(msgspec.Struct, kw_only=True):
 class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a part of the day: latencies in seconds, shares of the requests.
 
-    `played` were counted, of which `failed` failed; they stand for `requests`. Percentiles that too
-    few answers lie beyond are left out.
+    `played` requests were counted, of which `failed` failed. They stand for `requests`. A
+    percentile with too few answers beyond it is `None`.
     """
 
     phase: str

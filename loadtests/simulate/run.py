@@ -1,4 +1,4 @@
-"""Plays a day with one policy on virtual time, and returns what it cost and what callers saw."""
+"""Plays a day with one policy on virtual time, and returns its cost and its latencies."""
 
 import asyncio
 import math
@@ -21,9 +21,9 @@ POLICIES: tuple[Policy, ...] = ("production", "oracle", "round robin", "two choi
 _NEAR, _FAR = 1e-3, 80e-3
 """Round trips within a region and between two."""
 _TICK = 0.5
-# Seconds of a step where no requests are played.
+# Seconds of a step between two segments, without requests.
 _COARSE = 60.0
-# Seconds of a bucket where the day is played in full.
+# Seconds of a bucket in a segment that is played in full.
 _BUCKET = 15.0
 
 
@@ -117,7 +117,10 @@ class Simulation:
         )
 
     def _loads(self, now: float) -> dict[str, float]:
-        """Return how many backends each region's callers keep busy; those of a lost one move."""
+        """Return how many backends the callers of each region keep busy.
+
+        The callers of a lost region move to the others.
+        """
         day = self.scenario.day
         own = {
             region: self.scenario.busy / len(SHIFTS) * day.load(now, shift)
@@ -133,7 +136,7 @@ class Simulation:
         return busy / self._seconds
 
     def _pass_until(self, until: float) -> None:
-        """Let the day go on without requests: backends are scaled by what they would report."""
+        """Move the day on without requests. Backends are scaled by the load they would report."""
         world = self.world
         while world.day < until:
             step = min(_COARSE, until - world.day)
@@ -171,7 +174,7 @@ class Simulation:
         self._oracle.follow(known, self._loop.time())
 
     async def _play(self, segment: Segment) -> None:
-        """Play a segment and what surrounds it, second by second."""
+        """Play a segment with its warm-up and cool-down, second by second."""
         day, began, world = self.scenario.day, self._loop.time(), self.world
         until = began + day.warm_up + segment.lasts + day.cool_down
         for gateway in self.gateways:
@@ -183,8 +186,8 @@ class Simulation:
             if now - scale >= self.scenario.scaling.interval:
                 scale = now
                 is_full = segment.weight == 1.0 and world.day >= segment.start
-                # An item of 40 is longer than the queue that lets a pool grow: its reports tell
-                # of overload alone.
+                # With a grain of 40, one item is longer than the queue that makes a pool grow, so
+                # reports are used during overload only.
                 self._scale(None if is_full else self._loads(world.day))
             if now - dns >= self.scenario.routing.dns_interval:
                 dns = now
@@ -197,7 +200,7 @@ class Simulation:
 
     def _open_bucket(self, segment: Segment) -> None:
         bucket, day = self._bucket, self.world.day
-        # Sums of steps are a hair off.
+        # Sums of floats are not exact.
         if not segment.start - 1e-6 <= day < segment.start + segment.lasts - 1e-6:
             self._bucket = None
         elif bucket is None or (segment.weight == 1.0 and day >= bucket.start + _BUCKET):
@@ -215,7 +218,7 @@ class Simulation:
         self._loop.call_later(pause, self._arrive, gateway, until)
 
     def _ended(self, own: str) -> Ended:
-        """Return what counts a request where it was sent."""
+        """Return the callback that counts a request in the bucket in which it was sent."""
         bucket = self._bucket
 
         def ended(seconds: float, code: str, region: str) -> None:

@@ -1,4 +1,4 @@
-"""Says what is simulated: sizes, speeds, load, and settings of routing and scaling."""
+"""Defines a scenario: sizes, speeds, the load of a day, and settings of routing and scaling."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from gateway.config.document import RoutingConfig
 from loadtests.simulate.world import ScalingRule
 
 DAY = 86_400.0
-# Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of people who
-# know nothing of each other. Of the city's Taxi and Limousine Commission, as in `nyc_taxi` of the
-# Numenta Anomaly Benchmark.
+# Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of
+# independent people. From the city's Taxi and Limousine Commission, as in `nyc_taxi` of the Numenta Anomaly
+# Benchmark.
 # fmt: off
 RIDES = (
     10844, 8127, 6210, 4656, 3820, 2873, 2369, 2064, 2221, 2158, 2515, 4364,
@@ -37,7 +37,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after it that are played in full."""
 
     def factor(self, now: float) -> float:
-        """Return what the load is multiplied by."""
+        """Return the factor of the load at a time."""
         since = now - self.at
         until = self.at + 2 * self.ramp + self.lasts - now
         share = max(0.0, min(1.0, since / self.ramp, until / self.ramp))
@@ -45,7 +45,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends of a region are silent from `at` on, for so long."""
+    """All backends of a region are silent for `lasts` seconds from `at` on."""
 
     region: str = "eu"
     at: float = 18 * 3600.0
@@ -68,21 +68,21 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     outage: Outage = Outage()
     slot: float = 3600.0
     sample: float = 6.0
-    """Of each slot of a quiet time so many seconds are counted."""
+    """Seconds that are counted of each slot of a quiet time."""
     away: float = 120.0
-    """Of the time between the two ends of an outage so many seconds are counted."""
+    """Seconds that are counted of the time between the begin and the end of an outage."""
     warm_up: float = 16.0
-    """So many seconds before each part are played and not counted.
+    """Seconds before each part that are played and not counted.
 
-    What was under way has ended by then, and the slow start of backends that came meanwhile.
+    Earlier requests have ended by then, and so has the slow start of new backends.
     """
     cool_down: float = 10.0
-    """As many after it, in which what was sent in it ends as it would."""
+    """Seconds after each part, in which its last requests end."""
     after: float = 120.0
     """Seconds that are played in full from the beginning, and from the end, of an outage."""
 
     def load(self, now: float, shift: float) -> float:
-        """Return the load beside its mean without the spike, in a region so many hours ahead."""
+        """Return the load relative to the mean of a day without a spike, `shift` hours ahead."""
         place = ((now + shift * 3600.0) % DAY) / _STEP
         left = int(place)
         before, after = RIDES[left % len(RIDES)], RIDES[(left + 1) % len(RIDES)]
@@ -90,7 +90,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         return curve * self.spike.factor(now)
 
     def segments(self) -> list[Segment]:
-        """Return what is played, in order: transients in full, quiet times in samples."""
+        """Return the segments in order: transients are played in full, quiet times in samples."""
         spike, outage = self.spike, self.outage
         end = outage.at + outage.lasts
         full = [
@@ -117,7 +117,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def phase(self, now: float) -> str:
-        """Return the name of what is going on."""
+        """Return the name of a quiet time's phase."""
         return "region away" if self.is_lost(now) else "quiet"
 
     def is_lost(self, now: float) -> bool:

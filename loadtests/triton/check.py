@@ -33,7 +33,7 @@ _KEY = "sk-triton-check-0123456789"
 _PLENTY = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
 _CHUNK = 20
 _RETURNED = 30.0
-# Other machines round otherwise; scores have six digits.
+# Machines round differently; scores have six digits.
 _TOLERANCE = 1e-5
 Scores = Mapping[str, Mapping[str, float]]
 
@@ -179,7 +179,7 @@ class _Check:
         time.sleep(away)
         self.triton.start()
         started, before = time.perf_counter(), self.triton.runs()
-        # Cost and agreement of each encoder are measured anew where it was found missing.
+        # A backend that found Triton missing measures cost and agreement of each encoder again.
         wait_until(lambda: self.triton.runs() > before, within=_RETURNED, what="work for Triton")
         return time.perf_counter() - started
 
@@ -230,7 +230,7 @@ def run_checks(
 
 
 def compare(found: Scores, expected: Scores) -> AnswerDifference:
-    """Hold answers to those that are expected."""
+    """Compare answers with the expected ones."""
     pairs = [(scores, expected[text]) for text, scores in found.items()]
     return AnswerDifference(
         texts=len(pairs),
