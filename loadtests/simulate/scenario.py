@@ -12,8 +12,8 @@ from loadtests.simulate.world import ScalingRule
 
 DAY = 86_400.0
 # Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of
-# independent people. From the city's Taxi and Limousine Commission, as in `nyc_taxi` of the Numenta Anomaly
-# Benchmark.
+# independent people. From the city's Taxi and Limousine Commission, as in `nyc_taxi` of the
+# Numenta Anomaly Benchmark.
 # fmt: off
 RIDES = (
     10844, 8127, 6210, 4656, 3820, 2873, 2369, 2064, 2221, 2158, 2515, 4364,
