@@ -19,7 +19,7 @@ from loadtests.machine import Machine
 from loadtests.simulate.command import SimulationFile, draw_days, table
 from loadtests.simulate.gateway import MODEL, SimulatedClient
 from loadtests.simulate.results import Bucket, DayResult, PhaseFigures, figures, points
-from loadtests.simulate.run import Policy, play
+from loadtests.simulate.run import POLICIES, Policy, play
 from loadtests.simulate.scenario import DAY, Day, Outage, Scenario, Spike
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import Scaler, ScalingRule, World
@@ -138,11 +138,12 @@ def test_percentiles_of_few_requests_are_left_out() -> None:
 
 
 def test_table_and_plot_have_every_policy_and_part(tmp_path: Path, production: DayResult) -> None:
-    days = [production, replace(production, policy="oracle")]
+    points_of_many = [replace(point, p95=1.0) for point in production.points]
+    days = [replace(production, policy=policy, points=points_of_many) for policy in POLICIES]
     machine = Machine(cpu="", cores=2, memory_gib=1, python="3.11", date="", commit="")
     found = SimulationFile(machine=machine, scenario=SHORT, item_seconds=1.0, days=days)
 
-    assert len(table(found).splitlines()) == 2 + 2 * len(production.phases) + 3 + 2
+    assert len(table(found).splitlines()) == 2 + 4 * len(production.phases) + 3 + 4
     assert "oracle" in draw_days(found, tmp_path).read_text()
 
 
