@@ -107,7 +107,7 @@ def draw_days(found: SimulationFile, folder: Path) -> Path:
             hours = [point.start / 3600 for point in day.points]
             axes.plot(hours, [value(point) for point in day.points], label=day.policy)
         axes.set_xticks(range(0, 25, 2))
+        if "errors" not in what and any(point.p95 for day in found.days for point in day.points):
+            axes.set_yscale("log")
         finish_axes(axes, "hour of the day (UTC)", what)
-    figure.axes[0].set_yscale("log")
-    figure.axes[2].set_yscale("log")
     return save_figure(figure, folder / "simulation.svg")
