@@ -167,9 +167,11 @@ class _Check:
             for text, answer in zip(sent, answers, strict=True)
             if answer.status == 200
         }
-        difference = compare(good, self.by_ours(list(good)))
-        if not difference.is_none:
-            raise AnswersDiffer(f"during a fault: {difference}")
+        expected = self.by_ours(list(good))
+        for text, scores in good.items():
+            if not compare({text: scores}, expected).is_none:
+                raise AnswersDiffer(f"`{text}`: {scores} instead of {expected[text]}")
+        difference = compare(good, expected)
         return FaultResult(answers=answers, difference=difference)
 
     def kill(self, quiet: float, away: float) -> float:
