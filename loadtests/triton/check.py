@@ -96,7 +96,7 @@ class _Check:
         ]
         self.gateway = Gateway(
             folder / "gateway",
-            {"regions": regions},
+            {"regions": regions, "deadline": {"default": 60.0}},
             workers=1,
             state_url=valkey.url,
             cache_url=valkey.url,
@@ -154,7 +154,8 @@ class _Check:
 
         async def run() -> list[Answer]:
             answers, _ = await asyncio.gather(
-                open_loop(target, bodies(), rate=rate, duration=seconds), asyncio.to_thread(fault)
+                open_loop(target, bodies(), rate=rate, duration=seconds, patience=60.0),
+                asyncio.to_thread(fault),
             )
             return answers
 
