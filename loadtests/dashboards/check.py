@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from loadtests.dashboards.queries import ask_all
+from loadtests.dashboards.queries import wrong_queries
 from loadtests.generator import Target
 from loadtests.open_loop import open_loop
 from testing.model_repository import WORDS, write_repository
@@ -37,14 +37,11 @@ def dashboards_command(*, seconds: float) -> None:
 
 
 def check(system: System, *, seconds: float) -> list[str]:
-    """Send traffic, ask every query, print how many gave data, and return what is wrong."""
+    """Send traffic, ask every query, and return what is wrong."""
     with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
         wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")
         asyncio.run(_traffic(system, seconds))
-        asked = ask_all(prometheus, interval=_INTERVAL)
-    with_data = sum(each.series > 0 for each in asked)
-    print(f"{len(asked)} queries, {with_data} with data, {sum(e.is_wrong for e in asked)} wrong")
-    return [f"{each.origin}: {each.error or 'no data'}" for each in asked if each.is_wrong]
+        return wrong_queries(prometheus, interval=_INTERVAL)
 
 
 async def _traffic(system: System, seconds: float) -> None:

@@ -3,65 +3,45 @@
 import re
 from collections.abc import Iterator
 
-import msgspec
-
 from testing.prometheus import Prometheus
 from tools.monitoring.dashboards.every import DASHBOARDS
 from tools.monitoring.grafana import Dashboard
-from tools.monitoring.rule import Alert
-from tools.monitoring.rules import GROUPS
+from tools.monitoring.rules import groups
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A query, where it is from, how many series it gave, and why it failed if it did."""
+def wrong_queries(prometheus: Prometheus, *, interval: str) -> list[str]:
+    """Ask every query; return those that fail, or give nothing where a sound system gives data.
 
-    origin: str
-    series: int = 0
-    must_have_data: bool = False
-    error: str = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether it failed, or gave nothing where a sound system gives something."""
-        return bool(self.error) or (self.must_have_data and not self.series)
-
-
-def ask_all(prometheus: Prometheus, *, interval: str) -> list[Asked]:
-    """Return what became of every query; `interval` stands for Grafana's rate interval."""
-    return [*_panels(prometheus, interval), *_rules(prometheus)]
+    `interval` stands for Grafana's rate interval.
+    """
+    queries = [*_queries(interval)]
+    found = [(origin, needs_data, *_ask(prometheus, q)) for origin, q, needs_data in queries]
+    print(f"{len(queries)} queries, {sum(series > 0 for _, _, series, _ in found)} with data")
+    return [
+        f"{origin}: {error or 'no data'}"
+        for origin, needs_data, series, error in found
+        if error or (needs_data and not series)
+    ]
 
 
-def _panels(prometheus: Prometheus, interval: str) -> Iterator[Asked]:
+def _queries(interval: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield where each query is from, its text, and whether it must give data."""
     for dashboard in DASHBOARDS:
         for panel in dashboard.panels():
             for query in panel.queries:
-                yield _ask(
-                    prometheus,
-                    filled_in(dashboard, query.expr, interval),
-                    origin=f"{dashboard.uid}: {panel.title}: {query.legend}",
-                    must_have_data=not panel.may_be_empty,
-                )
-
-
-def _rules(prometheus: Prometheus) -> Iterator[Asked]:
-    for group in GROUPS:
+                text = filled_in(dashboard, query.expr, interval)
+                yield f"{dashboard.uid}: {panel.title}", text, not panel.may_be_empty
+    for group in groups():
         for rule in group.rules:
-            is_alert = isinstance(rule, Alert)
-            name = rule.name if isinstance(rule, Alert) else rule.record
-            yield _ask(
-                prometheus,
-                rule.expr,
-                origin=f"{group.name}: {name}",
-                must_have_data=not is_alert,
-            )
+            yield f"{group.name}: {rule.name}", rule.expr, bool(rule.record)
 
 
-def _ask(prometheus: Prometheus, expr: str, *, origin: str, must_have_data: bool) -> Asked:
+def _ask(prometheus: Prometheus, query: str) -> tuple[int, str]:
+    """Return how many series there are, and why the query failed if it did."""
     try:
-        found = prometheus.query(expr)
+        return len(prometheus.query(query)), ""
     except ValueError as error:
-        return Asked(origin=origin, error=f"{error} in {expr}")
-    return Asked(origin=origin, series=len(found), must_have_data=must_have_data)
+        return 0, f"{error} in {query}"
 
 
 def filled_in(dashboard: Dashboard, expr: str, interval: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -27,14 +27,14 @@ from loadtests.gpu.results import (
     known_figures,
     open_report,
     read_report,
+    render,
 )
-from loadtests.gpu.table import render
 
 _ROOT = Path(__file__).parents[2]
 _OUT_OF_TIME = 124
-# Less is not worth the start of a section's process.
+# With less time left, a section is not started.
 _LEAST_SECONDS = 15.0
-# Where each section is. Imported in its own process: what one lacks, another may not need.
+# The function of each section, imported in its own process: sections need different packages.
 _PLACES: dict[Section, tuple[str, str]] = {
     "check": ("loadtests.gpu.correctness", "check"),
     "gateway-small": ("loadtests.gpu.full_path", "small"),
@@ -58,22 +58,15 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transf
 @click.option("--only", multiple=True, type=click.Choice(SECTIONS), help="Sections, done again.")
 @click.option("--within", default=780.0, show_default=True, help="Seconds of the whole run.")
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
-@click.option("--device", default=0, show_default=True)
 @click.option("--tiny", is_flag=True, help="Toy models and short runs: does it all work?")
 @click.option("--seconds", default=4.0, show_default=True, help="Of each timed run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs at least; the median counts.")
 @click.option("--workers", default=0, help="Gateway processes. [default: 3 of 8 cores]")
-@click.option("--clients", default=4, show_default=True, help="Load processes.")
-@click.option("--connections", default=4096, show_default=True, help="Texts asked for at a time.")
-@click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keeps the models.")
-def gpu_command(
-    only: Sequence[Section], output: Path, work: Path | None, within: float, **given: object
-) -> None:
+def gpu_command(only: Sequence[Section], output: Path, within: float, **given: object) -> None:
     """Check a GPU's answers, then measure the figures, the most important missing ones first."""
     until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
-    with _folder(work) as folder:
-        settings = {"output": output.absolute(), "work": folder.absolute()} | given
+    with tempfile.TemporaryDirectory(prefix="sluicegate-gpu-") as folder:
+        settings = {"output": output.absolute(), "work": Path(folder)} | given
         options = msgspec.convert(settings, Options)
         if options.tiny:
             options = msgspec.structs.replace(options, seconds=min(options.seconds, 0.5))
@@ -122,7 +115,7 @@ def in_process(options: Options, section: Section, budget: float) -> SectionStat
 
 
 def _keep_logs(options: Options) -> None:
-    """Copy what `up` and its processes wrote about themselves to the results."""
+    """Copy the logs of `up` and its processes to the results."""
     for logs in options.work.glob("up-*/up/logs"):
         target = options.output / logs.parents[1].name
         shutil.copytree(logs, target, dirs_exist_ok=True)
@@ -130,7 +123,7 @@ def _keep_logs(options: Options) -> None:
 
 
 def _forget_unfinished(journal: Journal) -> None:
-    """Forget the figure for which there was no time: the next run measures it."""
+    """Drop the figure that ran out of time, so that the next run measures it."""
     for figure in journal.report.figures:
         if figure.note == UNFINISHED:
             journal.drop(figure.what)
@@ -153,7 +146,7 @@ def _run_child(options: Options, section: Section, left: float) -> int:
     except subprocess.TimeoutExpired:
         return _OUT_OF_TIME
     finally:
-        # With it, whatever it started: its processes are of its session.
+        # This also ends the processes that it started: they share its session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -172,19 +165,9 @@ def run_section(section: Section, options: Options) -> SectionState:
 
 
 def _runtimes() -> str:
-    """Return the versions of what runs models."""
+    """Return the versions of the installed runtimes."""
     found = []
     for name in _RUNTIMES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     return ", ".join(found)
-
-
-@contextlib.contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="sluicegate-gpu-") as name:
-        yield Path(name)

@@ -1,16 +1,15 @@
-"""Identifies the GPU and samples its utilization."""
+"""Identifies the GPU and samples its utilization, as backends do."""
 
-import shutil
-import subprocess
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from functools import cache
+from typing import Self
 
 import msgspec
 
+from backends.gpus import find_gpus
+from backends.telemetry.nvml import GpuReader, open_gpus
+
 _INTERVAL = 0.1
-_QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,35 +20,28 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
 
 
-def this_device(number: int) -> Device:
-    """Return the device, by `nvidia-smi`."""
-    query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
-    text = _smi(number, *query)
-    if text is None or text.count(",") != 2:
-        return Device()
-    name, memory, driver = (part.strip() for part in text.split(","))
-    return Device(name=name, memory_mib=int(float(memory)), driver=driver)
+def this_device() -> Device:
+    """Return the first device."""
+    found = find_gpus()
+    if not found.gpus:
+        return Device(driver=found.driver)
+    gpu = found.gpus[0]
+    return Device(name=gpu.name, memory_mib=gpu.memory_bytes >> 20, driver=found.driver)
 
 
 class UtilizationSampler:
     """Samples, while it is entered, the share of time in which a kernel ran on the device."""
 
-    def __init__(self, number: int) -> None:
-        self._read = _reader(number)
+    def __init__(self) -> None:
         self._samples: list[float] = []
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._sample, args=(_reader(),), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
 
@@ -58,38 +50,12 @@ class UtilizationSampler:
         """The mean of the samples; `None` where nothing can be read."""
         return round(sum(self._samples) / len(self._samples), 3) if self._samples else None
 
-    def _sample(self) -> None:
+    def _sample(self, reader: GpuReader) -> None:
         while not self._left.wait(_INTERVAL):
-            value = self._read()
-            if value is None:
-                return
-            self._samples.append(value)
+            values = [state.utilization for state in reader.read()[:1]]
+            self._samples += [value for value in values if value is not None]
 
 
-def _reader(number: int) -> Callable[[], float | None]:
-    try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415
-
-        library: Any = pynvml
-        library.nvmlInit()
-        handle = library.nvmlDeviceGetHandleByIndex(number)
-    except Exception:  # noqa: BLE001 - a missing package, driver or device: ask the program
-        return lambda: _utilization(number)
-    return lambda: float(library.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-
-
-def _utilization(number: int) -> float | None:
-    text = _smi(number, *_QUERY)
-    try:
-        return float(text) / 100 if text is not None else None
-    except ValueError:
-        return None
-
-
-def _smi(number: int, *arguments: str) -> str | None:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, f"--id={number}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    return done.stdout.strip() if done.returncode == 0 else None
+@cache
+def _reader() -> GpuReader:
+    return open_gpus()

@@ -18,9 +18,8 @@ from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.imported import chosen_form, import_classifier
-from loadtests.gpu.models import texts
-from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, SMALL, Figure, Options, figures_of
+from loadtests.gpu.models import chosen_form, import_classifier, texts
+from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, IN_FLIGHT_TEXTS, SMALL, Figure, Options
 from loadtests.gpu.results import Journal, Measurement, SectionState
 
 _MODEL = "bench"
@@ -28,13 +27,12 @@ _TIMEOUT = 60.0
 
 
 def backend_settings(options: Options, figure: Figure, models: Path) -> BackendSettings:
-    """Return how the backend is set up: full batches, and no row cache."""
+    """Return the settings of a backend with full batches and without a row cache."""
     batch = options.batch(msgspec.structs.replace(figure, items=FULL_BATCH))
     tokens = max(batch.tokens, BATCH_TOKENS)
     return BackendSettings(
         models=models,
         provider=options.provider,
-        device=options.device,
         threads=1,
         tokenizer_threads=4,
         max_batch_rows=batch.rows,
@@ -49,13 +47,9 @@ def backend_settings(options: Options, figure: Figure, models: Path) -> BackendS
 def engine(options: Options) -> SectionState:
     """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
     models = import_classifier(options, SMALL)
-    journal = Journal(options)
-    for figure in figures_of("engine", options.known):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        journal.end(asyncio.run(_measure(options, figure, models)))
-    return SectionState(status="done")
+    return Journal(options).measure(
+        "engine", lambda figure: asyncio.run(_measure(options, figure, models))
+    )
 
 
 async def _measure(options: Options, figure: Figure, models: Path) -> Measurement:
@@ -87,7 +81,7 @@ async def _load(options: Options, loaded: ModelSet, figure: Figure, *, note: str
     await _ask(options, loaded, source, [], until=warm)
     before = loaded.encoders[0].batcher.statistics()
     started = time.perf_counter()
-    with UtilizationSampler(options.device) as busy:
+    with UtilizationSampler() as busy:
         await _ask(options, loaded, source, latencies, until=started + options.seconds)
     took = time.perf_counter() - started
     after = loaded.encoders[0].batcher.statistics()
@@ -125,5 +119,5 @@ async def _ask(
             latencies.append(time.perf_counter() - started)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(8 if options.tiny else options.connections):
+        for _ in range(8 if options.tiny else IN_FLIGHT_TEXTS):
             group.create_task(ask())

@@ -33,8 +33,12 @@ BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
+ROUNDS = 3
+"""Runs at least; the median counts."""
+CLIENTS, IN_FLIGHT_TEXTS = 4, 4096
+"""Load processes, and the texts asked for at a time."""
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
-# Of eight cores, the gateway's processes get three: its part of an item's processor time.
+# The gateway's share of an item's processor time: three of eight cores.
 _GATEWAY_SHARE = 3 / 8
 
 
@@ -51,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 1
     way: str = ""
     aim: float | None = None
-    """The sequences a second that are meant to be reached."""
+    """The target in sequences a second."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,15 +64,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
     work: Path
     provider: Provider = "cuda"
-    device: int = 0
     tiny: bool = False
     seconds: float = 4.0
-    rounds: int = 3
     workers: int = 0
-    clients: int = 4
-    connections: int = 4096
     known: tuple[str, ...] = ()
-    """The figures that records of earlier runs have: they are measured after the others."""
+    """The figures that earlier records have. They are measured last."""
 
     def shape(self, preset: str) -> BertShape:
         """Return the size of a model; a dry run takes tiny ones."""
@@ -115,10 +115,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     def device_options(self, options: Options) -> DeviceOptions:
         """Return what a session is opened with."""
         return DeviceOptions(
-            provider=options.provider,
-            device=options.device,
-            attention_kernels=self.kernels,
-            graphs=self.graphs,
+            provider=options.provider, attention_kernels=self.kernels, graphs=self.graphs
         )
 
 
@@ -146,7 +143,7 @@ CANDIDATES = (
     _candidate("fp32", "fused"),
 )
 REFERENCE = CANDIDATES[-1]
-# Correct answers are all that is asked of these: they are for other devices, or slower.
+# These are checked and not timed: they are for other devices, or slower.
 _CHECKED_ONLY = (
     _candidate("fp32", "gathered"),
     _candidate("fp32", "plain"),

@@ -6,26 +6,104 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from backends.executors.binding import BoundTensors, Tensors
 from backends.executors.buckets import Shape
-from backends.model_tools.graphs.form import GraphForm
-from backends.types import FloatArray
-from loadtests.gpu.bare_session import BOUNDS, BareSession, distance, failed, run_on_cpu
+from backends.executors.graph import read_inputs
+from backends.executors.host_memory import host_memory
+from backends.executors.padded_batch import PaddedBatch
+from backends.executors.provider import DeviceOptions, open_session
+from backends.model_tools.graphs.form import GraphForm, Precision
+from backends.settings import quiet_libraries
+from backends.types import FloatArray, OutputKind
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import Batch, build_graphs, ensure_graph, random_batch
 from loadtests.gpu.plan import (
     CANDIDATES,
     FULL_BATCH,
     REFERENCE,
+    ROUNDS,
     Candidate,
     Figure,
     Options,
     checked,
-    figures_of,
 )
 from loadtests.gpu.results import Journal, Measurement, Report, SectionState, fastest
+
+# How far a row's vector may be from the CPU's in fp32, relative to its length.
+BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 1e-1}
+
+
+class BareSession:
+    """One session over one graph, and batches bound to it at fixed addresses."""
+
+    def __init__(self, path: Path, device: DeviceOptions, *, width: int) -> None:
+        self._device = device
+        self._session = open_session(path, device)
+        self._inputs = read_inputs(self._session, path)
+        self._width = width
+        self._run_options = _run_options(device)
+
+    def bind(self, batch: Batch) -> Callable[[], FloatArray]:
+        """Return a function that runs this batch and returns its answer."""
+        shape = Shape(*batch["input_ids"].shape)
+        tensors = Tensors(
+            session=self._session,
+            inputs=self._inputs,
+            output="pooled",
+            width=self._width,
+            memory=self._device.memory,
+            device=self._device.device,
+            keep_on_device=self._device.graphs,
+        )
+        bound = BoundTensors(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
+        padded = PaddedBatch(
+            ids=batch["input_ids"],
+            mask=batch["attention_mask"],
+            type_ids=batch["token_type_ids"],
+            output=OutputKind.POOLED,
+        )
+
+        def run(binding: Any) -> None:
+            self._session.run_with_iobinding(binding, self._run_options)
+
+        return lambda: bound.run(padded, run)
+
+
+def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
+    """Return the answers of a graph in fp32, with all threads of this machine."""
+    quiet_libraries()
+    import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = {node.name for node in session.get_inputs()}
+    given = {name: values for name, values in batch.items() if name in names}
+    (found,) = session.run(["pooled"], given)
+    result: FloatArray = found
+    return result
+
+
+def distance(found: FloatArray, expected: FloatArray) -> float:
+    """Return the largest distance of a row, relative to its length; infinite for NaN."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    apart = np.linalg.norm(found - expected, axis=1)
+    return float((apart / np.linalg.norm(expected, axis=1)).max())
+
+
+def _run_options(device: DeviceOptions) -> Any:
+    import onnxruntime  # noqa: PLC0415 - after its telemetry is off
+
+    found = onnxruntime.RunOptions()
+    if device.graphs:
+        found.add_run_config_entry("gpu_graph_id", "1")
+    return found
+
 
 _WARM_UP = 3
 _COMPARED_ROWS = 16
@@ -35,16 +113,12 @@ _TENSORRT = Candidate(form=GraphForm(attention="plain", outputs=("pooled",)))
 def session(options: Options) -> SectionState:
     """Time the forms whose answers were right, then the fastest of each size in other ways."""
     journal = Journal(options)
-    for figure in figures_of("session", options.known):
+
+    def measure(figure: Figure) -> Measurement | None:
         candidate = _candidate_of(figure, journal.report)
-        if candidate is None or journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        try:
-            journal.end(_measure(options, figure, candidate))
-        except Exception as error:  # noqa: BLE001 - one form that cannot be spoils no other
-            journal.end(failed(figure.name, error))
-    return SectionState(status="done")
+        return _measure(options, figure, candidate) if candidate is not None else None
+
+    return journal.measure("session", measure)
 
 
 def tensorrt(options: Options) -> SectionState:
@@ -55,16 +129,7 @@ def tensorrt(options: Options) -> SectionState:
     """
     if options.provider != "cpu" and find_spec("tensorrt_libs") is None:
         raise ModuleNotFoundError(name="tensorrt_libs")
-    journal = Journal(options)
-    for figure in figures_of("tensorrt", options.known):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        try:
-            journal.end(_measure_tensorrt(options, figure))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
-            journal.end(failed(figure.name, error))
-    return SectionState(status="done")
+    return Journal(options).measure("tensorrt", lambda figure: _measure_tensorrt(options, figure))
 
 
 def _candidate_of(figure: Figure, report: Report) -> Candidate | None:
@@ -151,18 +216,18 @@ def _timed(
 
     def repeat(run: Callable[[], FloatArray]) -> list[float]:
         spans: list[float] = []
-        while len(spans) < options.rounds or time.perf_counter() < until:
+        while len(spans) < ROUNDS or time.perf_counter() < until:
             started = time.perf_counter()
             run()
             spans.append(time.perf_counter() - started)
         return spans
 
     started = time.perf_counter()
-    with UtilizationSampler(options.device) as busy, ThreadPoolExecutor(len(runs)) as pool:
+    with UtilizationSampler() as busy, ThreadPoolExecutor(len(runs)) as pool:
         spans = [span for each in pool.map(repeat, runs) for span in each]
         took = time.perf_counter() - started
     rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
-    # One at a time, the median leaves out what disturbed single runs.
+    # With one run at a time, the median ignores disturbed runs.
     span = statistics.median(spans) if len(runs) == 1 else took / len(spans)
     return Measurement(
         what=what,

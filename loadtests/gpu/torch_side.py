@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import random_batch, texts, write_tokenizer
-from loadtests.gpu.plan import SMALL, Figure, Options, figures_of
+from loadtests.gpu.plan import ROUNDS, SMALL, Figure, Options
 from loadtests.gpu.results import Journal, Measurement, SectionState
 
 _SIDE = 8192
@@ -25,15 +25,13 @@ def pytorch(options: Options) -> SectionState:
 
     library: Any = torch
     ways = {"matrix": _matrix_rate, "bandwidth": _bandwidth}
-    journal = Journal(options)
-    for figure in figures_of("pytorch", options.known):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
-        with UtilizationSampler(options.device) as busy:
+
+    def measure(figure: Figure) -> Measurement:
+        with UtilizationSampler() as busy:
             rate = ways.get(figure.way, _forward_rate)(options, library, figure)
-        journal.end(Measurement(what=figure.name, rate=rate, busy=busy.share))
-    return SectionState(status="done")
+        return Measurement(what=figure.name, rate=rate, busy=busy.share)
+
+    return Journal(options).measure("pytorch", measure)
 
 
 def _matrix_rate(options: Options, library: Any, _: Figure) -> float:
@@ -80,27 +78,24 @@ def peer(options: Options) -> SectionState:
 
     library: Any = torch
     pipeline = _pipeline(options, library, transformers)
-    journal = Journal(options)
-    for figure in figures_of("peer", options.known):
-        if journal.has(figure.name):
-            continue
-        journal.begin(figure.name)
+
+    def measure(figure: Figure) -> Measurement:
         size, length = options.batch(figure)
         known = list(islice(texts(options, length=length, seed=7), max(64, 8 * size)))
         pipeline(known[:size], batch_size=size)  # warm
         spans: list[float] = []
-        with UtilizationSampler(options.device) as busy:
+        with UtilizationSampler() as busy:
             until = time.perf_counter() + options.seconds
-            while len(spans) < options.rounds or time.perf_counter() < until:
+            while len(spans) < ROUNDS or time.perf_counter() < until:
                 started = time.perf_counter()
                 pipeline(known, batch_size=size)
                 spans.append((time.perf_counter() - started) / len(known))
         rate = 1 / statistics.median(spans)
-        tokens = rate * length
-        journal.end(
-            Measurement(what=figure.name, rate=rate, tokens_per_second=tokens, busy=busy.share)
+        return Measurement(
+            what=figure.name, rate=rate, tokens_per_second=rate * length, busy=busy.share
         )
-    return SectionState(status="done")
+
+    return Journal(options).measure("peer", measure)
 
 
 def _config(options: Options, transformers: Any, preset: str) -> Any:
@@ -150,4 +145,4 @@ def _median(options: Options, work: Callable[[], object], library: Any) -> float
 
 
 def _device(options: Options) -> str:
-    return "cpu" if options.provider == "cpu" else f"cuda:{options.device}"
+    return "cpu" if options.provider == "cpu" else "cuda:0"

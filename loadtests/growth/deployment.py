@@ -1,6 +1,7 @@
-"""Runs a gateway with its backends and Valkeys, and reads what its processes take."""
+"""Runs a gateway with its backends and Valkeys, and measures the use of its processes."""
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gateway.types import Rule
 from loadtests.backend import RunningBackend, backend
 from loadtests.gateway import Gateway
 from loadtests.growth.load import PhaseResult, send
+from loadtests.growth.points import Measured
 from loadtests.machine import processor_seconds, resident_mib
 from loadtests.pipeline import PacedDevice
 from testing.stub_process import stub_process
@@ -46,18 +48,6 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     memory: Clocks
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run, as in a `GrowthPoint`."""
-
-    rate: float
-    processor: Clocks
-    idle: Clocks
-    p50: float
-    p99: float
-    memory: Clocks
-    others: float
-
-
 class Deployment:
     """A running gateway and what its processes use."""
 
@@ -70,13 +60,8 @@ class Deployment:
         """The port of callers."""
         return self.gateway.port
 
-    @property
-    def ledger(self) -> Path:
-        """The file of the ledger."""
-        return self.gateway.settings.data_dir / "ledger.db"
-
     def measure(self, requests: Iterator[bytes], *, connections: int, seconds: float) -> Measured:
-        """Send `requests` for `seconds`, and return what they took beside what idling takes.
+        """Send `requests` for `seconds`, and return their use above the use of an idle system.
 
         Of several phases the one counts that took the least: other work on a machine adds only.
 
@@ -93,23 +78,14 @@ class Deployment:
         return min(found, key=lambda one: sum(one.processor.values()))
 
     def send_once(self, requests: list[bytes], *, connections: int = 8) -> None:
-        """Send each request once, some of them perhaps twice, to fill what keeps answers.
+        """Send each request once, some of them perhaps twice, to fill the caches.
 
         Raises:
             RuntimeError: something was not answered with 200.
         """
         left = iter(requests)
-        done = False
-
-        def every() -> Iterator[bytes]:
-            nonlocal done
-            yield from left
-            done = True
-            while True:
-                yield requests[0]
-
-        bodies = every()
-        while not done:
+        while (first := next(left, None)) is not None:
+            bodies = itertools.chain([first], left, itertools.repeat(first))
             (run,) = send(self.port, bodies, self.use, connections=connections, phases=(0.5,))
             if set(run.statuses) - {200}:
                 raise RuntimeError(f"not everything was answered: {run.statuses}")
@@ -135,7 +111,7 @@ class Deployment:
         )
 
     def add_keys(self, first: int, last: int, *, each_its_tenant: bool = False) -> None:
-        """Add keys, of a tenant each or of one, by the way that operators' changes take."""
+        """Add keys to the ledger, as an operator does: of one tenant, or of a tenant each."""
         with Ledger.create(self.gateway.settings.ledger) as ledger:
             for start in range(first, last, _AT_ONCE):
                 numbers = range(start, min(last, start + _AT_ONCE))
@@ -150,9 +126,8 @@ class Deployment:
                 ]
                 ledger.accounts.create_keys(specs, new_tenants=True)
 
-    def add_key(self, name: str = "") -> None:
-        """Add a key by the way that operators' changes take."""
-        key = name or f"sk-growth-{time.monotonic_ns()}"
+    def add_key(self, key: str) -> None:
+        """Add a key to the ledger, as an operator does."""
         with Ledger.create(self.gateway.settings.ledger) as ledger:
             ledger.accounts.create_key(TENANT, key_hash=hash_key(key))
 
@@ -210,7 +185,7 @@ def deployment(
 
 
 def request(body: bytes, *, key: str = KEY) -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a request."""
     return (
         b"POST /v1/classify HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"

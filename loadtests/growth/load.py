@@ -41,14 +41,14 @@ def send(
     connections: int,
     phases: Sequence[float],
 ) -> list[PhaseResult[ClockT]]:
-    """Send for so many seconds in each of `phases`, and return what each brought."""
+    """Send requests in each of `phases`, given in seconds; return the result of each."""
     load = _Load(port, requests)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(load.run(clocks, connections=connections, phases=phases))
 
 
 class _Connection(asyncio.Protocol):
-    """Sends a request when told to, and the next one once that is answered."""
+    """Sends a request, and the next one as soon as the answer is there."""
 
     transport: asyncio.Transport
 

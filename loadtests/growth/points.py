@@ -11,20 +11,17 @@ from loadtests.machine import Machine
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
 _LEAST, _LEAST_IDLE = 0.05, 0.5
-"""Growth below these shares of the first value is none: figures vary by as much by themselves."""
+"""Growth below these shares of the first value is ignored: it is noise."""
 
 
-class GrowthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures at a size of a section, by role of process where they are a mapping.
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one run, by role of process where they are a mapping.
 
     `processor` is microseconds for each request, `idle` those for each second without requests,
     `memory` MiB (PSS), `p50` and `p99` milliseconds. `others` is the share of the machine that
-    processes had meanwhile which have no part in it.
+    unrelated processes used.
     """
 
-    section: str
-    curve: str
-    size: int
     rate: float
     processor: dict[str, float]
     idle: dict[str, float]
@@ -32,42 +29,30 @@ class GrowthPoint(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
     memory: dict[str, float]
     others: float
+
+
+class GrowthPoint(Measured, frozen=True, kw_only=True):
+    """The figures at a size of a section."""
+
+    section: str
+    curve: str
+    size: int
     machine: Machine
-
-    @property
-    def processor_sum(self) -> float:
-        """The processor time of all processes for a request."""
-        return sum(self.processor.values())
-
-    @property
-    def idle_sum(self) -> float:
-        """The processor time of all processes for a second without requests."""
-        return sum(self.idle.values())
-
-    @property
-    def memory_sum(self) -> float:
-        """The memory of all processes."""
-        return sum(self.memory.values())
 
 
 class PointFile:
-    """Keeps points in a file, a line of JSON each; a later line replaces an earlier one."""
+    """Keeps points in a file, a line of JSON each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._points: dict[tuple[str, str, int], GrowthPoint] = {}
-        self._read()
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        points = (msgspec.json.decode(line, type=GrowthPoint) for line in lines)
+        self._points = {(point.section, point.curve, point.size): point for point in points}
 
     def add(self, point: GrowthPoint) -> None:
-        """Keep a point; what was kept before is in the file whatever happens next."""
-        self._remember(point)
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(point) + b"\n")
-
-    def compact(self) -> None:
-        """Drop the lines that later ones replaced; another run may have added some."""
-        self._read()
-        lines = (msgspec.json.encode(point) + b"\n" for point in self._points.values())
+        """Keep a point in the place of an older one, and write the file."""
+        self._points[point.section, point.curve, point.size] = point
+        lines = (msgspec.json.encode(each) + b"\n" for each in self._points.values())
         self._path.write_bytes(b"".join(lines))
 
     def has(self, section: str, curve: str, size: int, machine: Machine) -> bool:
@@ -85,14 +70,6 @@ class PointFile:
             if point.section == section:
                 found.setdefault(point.curve, []).append(point)
         return found
-
-    def _read(self) -> None:
-        if self._path.exists():
-            for line in self._path.read_bytes().splitlines():
-                self._remember(msgspec.json.decode(line, type=GrowthPoint))
-
-    def _remember(self, point: GrowthPoint) -> None:
-        self._points[point.section, point.curve, point.size] = point
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
@@ -119,10 +96,6 @@ def added_exponent(points: Sequence[tuple[float, float]], *, share: float = _LEA
     return worst_exponent(added) if len(added) > 1 else exponent(points)
 
 
-def _added_idle(points: Sequence[tuple[float, float]]) -> float:
-    return added_exponent(points, share=_LEAST_IDLE)
-
-
 def word(exponent: float) -> str:
     """Return what an exponent means."""
     if exponent < _CONSTANT:
@@ -134,9 +107,10 @@ def word(exponent: float) -> str:
 
 def judge(points: Sequence[GrowthPoint]) -> Iterator[tuple[str, float, float, float]]:
     """Yield figures of a curve: name, value at the smallest size, at the largest, exponent."""
-    for what, figures, fit in (
-        ("µs a request", [(p.size, p.processor_sum) for p in points], worst_exponent),
-        ("MiB", [(p.size, p.memory_sum) for p in points], added_exponent),
-        ("idle, µs a second", [(p.size, p.idle_sum) for p in points], _added_idle),
-    ):
-        yield what, figures[0][1], figures[-1][1], fit(figures)
+    processor = [(point.size, sum(point.processor.values())) for point in points]
+    memory = [(point.size, sum(point.memory.values())) for point in points]
+    idle = [(point.size, sum(point.idle.values())) for point in points]
+    yield "µs a request", processor[0][1], processor[-1][1], worst_exponent(processor)
+    yield "MiB", memory[0][1], memory[-1][1], added_exponent(memory)
+    share = added_exponent(idle, share=_LEAST_IDLE)
+    yield "idle, µs a second", idle[0][1], idle[-1][1], share

@@ -13,13 +13,8 @@ import httpx
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.growth.deployment import (
-    Deployment,
-    Measured,
-    deployment,
-    key_of,
-    request,
-)
+from loadtests.growth.deployment import Deployment, deployment, key_of, request
+from loadtests.growth.points import Measured
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
@@ -29,8 +24,10 @@ _FILL_ITEMS = 1024
 _ROOM = 4 * 1024**3  # of the memory tier, for a million answers
 _HEAD = "sentiment"
 _TO_A_MILLION = (10, 100, 1000, 10_000, 100_000, 1_000_000)
+_PREPARE = 300.0
+"""Seconds that may pass until a size is reached, by filling or by adding tenants."""
 _CHANGES = 3
-_LEAST_CHANGE = 2e-3  # seconds: less is not told from what waiting for it takes
+_LEAST_CHANGE = 2e-3  # seconds: polling for the change takes as much
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +36,6 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     sizes: tuple[int, ...]
     seconds: float
-    prepare: float
-    """Seconds that may pass until a size is reached, by filling or by adding tenants."""
     wants: Callable[[str, int], bool]
     keep: Callable[[str, int, Measured], None]
 
@@ -135,8 +130,8 @@ def _keys(run: SectionRun) -> None:
         )
         there = 0
         for size in run.sizes:
-            if not _add_keys(first, there, size, within=run.prepare):
-                print(f"{size:,} keys were not there in {run.prepare:g} s: left out")
+            if not _add_keys(first, there, size, within=_PREPARE):
+                print(f"{size:,} keys were not there in {_PREPARE:g} s: left out")
                 return
             there = size
             run.measure(first, memory, size, _random_keys(size))
@@ -145,38 +140,30 @@ def _keys(run: SectionRun) -> None:
 
 def _tenants(run: SectionRun) -> None:
     """Hits by tenants with a key each: of any tenant, of one among them, and a change of a key."""
-    everyone, one, change = "hit of any tenant", "hit of one tenant", "a key is added"
-    if not any(run.wanted(everyone, one, change)):
-        return
-    # Answers are for everybody: others would be a text's misses of each tenant.
-    shared = {"models": {"stub": {"scope": "shared"}}}
-    with deployment(run.place(), document=shared) as system:
-        _fill(system)
-        there = 0
-        for size in run.sizes:
-            system.add_keys(there, size, each_its_tenant=True)
-            there = size
-            _wait_for_key(system, key_of(size - 1), within=run.prepare)
-            time.sleep(1.0)
-            run.measure(system, one, size, _hits())
-            run.measure(system, everyone, size, _hits_of_any_key(size))
-            if run.wants(change, size):
-                run.keep(change, size, _change(system))
+    _by_keys(run, "hit of any tenant", one="hit of one tenant")
 
 
 def _api_keys(run: SectionRun) -> None:
     """Hits by API keys of one tenant, and a change of a key."""
-    everyone, change = "hit by any key", "a key is added"
-    if not any(run.wanted(everyone, change)):
+    _by_keys(run, "hit by any key")
+
+
+def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
+    """Measure hits of everyone and, with tenants of their own, of one; and a change of a key."""
+    change, there = "a key is added", 0
+    if not any(run.wanted(everyone, change, *([one] if one else []))):
         return
-    with deployment(run.place()) as system:
+    # Answers are shared: else each tenant would miss each text first.
+    shared = {"models": {"stub": {"scope": "shared"}}} if one else None
+    with deployment(run.place(), document=shared) as system:
         _fill(system)
-        there = 0
         for size in run.sizes:
-            system.add_keys(there, size)
+            system.add_keys(there, size, each_its_tenant=bool(one))
             there = size
-            _wait_for_key(system, key_of(size - 1), within=run.prepare)
+            _wait_for_key(system, key_of(size - 1), within=_PREPARE)
             time.sleep(1.0)
+            if one:
+                run.measure(system, one, size, _hits())
             run.measure(system, everyone, size, _hits_of_any_key(size))
             if run.wants(change, size):
                 run.keep(change, size, _change(system))
@@ -254,7 +241,7 @@ def _fill(system: Deployment, *, times: int = 1) -> None:
 
 
 def _add_keys(system: Deployment, first: int, last: int, *, within: float) -> bool:
-    """Fill the cache up to `last` keys; return whether it was done in time."""
+    """Fill the cache up to `last` keys; return whether that was done in time."""
     until = time.monotonic() + within
     while first < last and time.monotonic() < until:
         step = min(last, first + 40 * _FILL_ITEMS)
@@ -277,7 +264,7 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
 
 
 def _change(system: Deployment) -> Measured:
-    """Return what a change of one key takes the gateway: the median of some, by processor time."""
+    """Return the cost of one new key for the gateway: the median of some, by processor time."""
     idle = system.idle(2.0)
     found = sorted(_changes(system, idle), key=lambda one: one.processor["gateway"])
     return found[len(found) // 2]

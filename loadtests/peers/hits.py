@@ -10,88 +10,98 @@ import msgspec
 
 from loadtests import hit, wrk
 from loadtests.generator import Target
-from loadtests.peers.comparison import OURS, Figure, Kind, LeftOut, Work
+from loadtests.peers.comparison import (
+    OURS,
+    Effort,
+    Figure,
+    Kind,
+    LeftOut,
+    Run,
+    Subject,
+    Work,
+    figures_of,
+)
 from loadtests.peers.litellm import proxy
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
+from testing.system import System
 
 NGINX, LITELLM = "nginx", "litellm"
 HIT_PEERS = (NGINX, LITELLM)
 _TEXTS = 100
 _WORK = Work(kind=Kind.HITS)
-_MEMORY, _REDIS = "memory hit, fast path", "Redis hit (memory tier off)"
-OURS_FROM_MEMORY = "Sluicegate, from memory"
-OURS_FROM_REDIS = "Sluicegate, from Redis"
-NGINX_MEMORY, NGINX_REDIS = "nginx + Lua, from memory", "nginx + Lua, from Redis"
-LITELLM_REDIS = "LiteLLM, embeddings from Redis"
-# What each is compared with: an answer from memory with one from memory.
-_BESIDE = {
-    OURS_FROM_MEMORY: OURS_FROM_MEMORY,
-    NGINX_MEMORY: OURS_FROM_MEMORY,
-    OURS_FROM_REDIS: OURS_FROM_REDIS,
-    NGINX_REDIS: OURS_FROM_REDIS,
-    LITELLM_REDIS: OURS_FROM_REDIS,
-}
+_WAYS = ("memory hit, fast path", "Redis hit (memory tier off)")
+_MEMORY, _REDIS = "Sluicegate, from memory", "Sluicegate, from Redis"
 _LABELS = {NGINX: "nginx + Lua", LITELLM: "LiteLLM"}
-_PEERS = {NGINX_MEMORY: NGINX, NGINX_REDIS: NGINX, LITELLM_REDIS: LITELLM}
-
-
-class _Server(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server answers, and what it is asked."""
-
-    target: Target
-    bodies: list[bytes]
 
 
 def measure_hits(
-    *, peers: Collection[str], connections: int, duration: float, rounds: int, source: str
+    peers: Collection[str], effort: Effort, *, source: str
 ) -> tuple[list[Figure], list[LeftOut]]:
-    """Measure all in turns, each in `rounds` runs of `duration` seconds."""
+    """Measure all in turns; a peer that is missing, or refuses requests, has no figure.
+
+    Raises:
+        RuntimeError: Sluicegate refused some.
+    """
+    missing: dict[str, str] = {}
     if not wrk.is_installed():
-        reason = "`wrk` is needed; `make install-system` installs it"
-        return [], [_left_out(peer, reason) for peer in peers]
-    texts = sentences(_TEXTS, seed=1)
-    bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    runs: dict[str, list[wrk.WrkResult]] = {}
+        missing = dict.fromkeys(peers, "`wrk` is needed; `make install-system` installs it")
+        return [], _left_out(missing)
+    runs: dict[Subject, list[Run]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
-        systems = hit.start_systems(stack, root, bodies, ways=(_MEMORY, _REDIS))
-        ours = dict(zip((OURS_FROM_MEMORY, OURS_FROM_REDIS), systems.values(), strict=True))
-        servers = {
-            what: _Server(target=hit.target_of(system), bodies=bodies)
-            for what, system in ours.items()
-        }
-        left_out = []
-        if NGINX in peers:
-            if nginx.is_installed():
-                answer = hit.answer_of(systems, bodies[0])
-                servers |= _nginx(stack, root, texts, bodies, answer)
-            else:
-                left_out.append(_left_out(NGINX, "not installed: `make install-system`"))
-        if LITELLM in peers:
-            try:
-                servers[LITELLM_REDIS] = _litellm(stack, root, texts)
-            except (RuntimeError, AssertionError, httpx.HTTPError) as error:
-                left_out.append(_left_out(LITELLM, str(error)))
-        for _ in range(rounds):
-            for what, server in servers.items():
-                runs.setdefault(what, []).append(_send(server, connections, duration, root))
-                hit.settle(systems.values())
-    figures, broken = _results(runs, source)
-    return figures, left_out + broken
+        systems, servers = _start(stack, root, peers, missing)
+        for _ in range(effort.rounds):
+            for subject, (target, bodies) in servers.items():
+                sent = wrk.send(
+                    target,
+                    bodies,
+                    connections=effort.connections,
+                    duration=effort.duration,
+                    core=hit.OTHERS,
+                    folder=root,
+                )
+                hit.settle(systems)
+                if sent.refused or sent.broken:
+                    missing[subject.peer] = "requests were refused or broken"
+                p50, p99 = round(sent.p50 * 1000, 2), round(sent.p99 * 1000, 2)
+                run = Run(rate=round(sent.rate, 1), p50=p50, p99=p99)
+                runs.setdefault(subject, []).append(run)
+    if OURS in missing:
+        raise RuntimeError(f"Sluicegate: {missing[OURS]}")
+    kept = {subject: found for subject, found in runs.items() if subject.peer not in missing}
+    return figures_of(_WORK, kept, source), _left_out(missing)
 
 
-def _nginx(
-    stack: ExitStack, root: Path, texts: list[str], bodies: list[bytes], answer: str
-) -> dict[str, _Server]:
-    redis, memory = hit.rivals(stack, root, texts, answer=answer).values()
-    return {
-        NGINX_MEMORY: _Server(target=memory.target, bodies=bodies),
-        NGINX_REDIS: _Server(target=redis.target, bodies=bodies),
+def _start(
+    stack: ExitStack, root: Path, peers: Collection[str], missing: dict[str, str]
+) -> tuple[list[System], dict[Subject, tuple[Target, list[bytes]]]]:
+    """Start all servers with all answers in their caches, or note why one is `missing`."""
+    texts = sentences(_TEXTS, seed=1)
+    bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
+    systems = hit.start_systems(stack, root, bodies, ways=_WAYS)
+    servers = {
+        Subject(peer=OURS, what=what, beside=what): (hit.target_of(system), bodies)
+        for what, system in zip((_MEMORY, _REDIS), systems.values(), strict=True)
     }
+    if NGINX in peers and not nginx.is_installed():
+        missing[NGINX] = "not installed: `make install-system`"
+    elif NGINX in peers:
+        answer = hit.answer_of(systems, bodies[0])
+        redis, memory = hit.rivals(stack, root, texts, answer=answer).values()
+        for place, beside, rival in (("memory", _MEMORY, memory), ("Redis", _REDIS, redis)):
+            subject = Subject(peer=NGINX, what=f"nginx + Lua, from {place}", beside=beside)
+            servers[subject] = rival.target, bodies
+    if LITELLM in peers:
+        subject = Subject(peer=LITELLM, what="LiteLLM, embeddings from Redis", beside=_REDIS)
+        try:
+            servers[subject] = _litellm(stack, root, texts)
+        except (RuntimeError, AssertionError, httpx.HTTPError) as error:
+            missing[LITELLM] = str(error)
+    return list(systems.values()), servers
 
 
-def _litellm(stack: ExitStack, root: Path, texts: list[str]) -> _Server:
+def _litellm(stack: ExitStack, root: Path, texts: list[str]) -> tuple[Target, list[bytes]]:
     """Start LiteLLM's proxy with all answers in its Redis.
 
     Raises:
@@ -101,53 +111,11 @@ def _litellm(stack: ExitStack, root: Path, texts: list[str]) -> _Server:
         raise RuntimeError("not installed: `make .venv-peers/litellm/.installed`")
     asked = proxy.bodies(texts)
     started = proxy.proxy(root / "litellm", asked, core=hit.SERVER, others=hit.OTHERS)
-    return _Server(target=stack.enter_context(started), bodies=asked)
+    return stack.enter_context(started), asked
 
 
-def _send(server: _Server, connections: int, duration: float, folder: Path) -> wrk.WrkResult:
-    return wrk.send(
-        server.target,
-        server.bodies,
-        connections=connections,
-        duration=duration,
-        core=hit.OTHERS,
-        folder=folder,
-    )
-
-
-def _results(
-    runs: dict[str, list[wrk.WrkResult]], source: str
-) -> tuple[list[Figure], list[LeftOut]]:
-    """Return the median run of each by its rate; a peer that refuses requests has none.
-
-    Raises:
-        RuntimeError: Sluicegate refused some.
-    """
-    broken = [what for what, sent in runs.items() if any(run.refused or run.broken for run in sent)]
-    if ours := [what for what in broken if what not in _PEERS]:
-        raise RuntimeError(f"{ours[0]}: requests were refused or broken")
-    medians = {
-        what: sorted(sent, key=lambda run: run.rate)[len(sent) // 2]
-        for what, sent in runs.items()
-        if what not in broken
-    }
-    figures = [
-        Figure(
-            work=_WORK,
-            peer=_PEERS.get(what, OURS),
-            what=what,
-            rate=round(run.rate, 1),
-            of_ours=round(run.rate / medians[_BESIDE[what]].rate, 4),
-            beside=_BESIDE[what],
-            source=source,
-            p50=round(run.p50 * 1000, 2),
-            p99=round(run.p99 * 1000, 2),
-        )
-        for what, run in medians.items()
+def _left_out(missing: dict[str, str]) -> list[LeftOut]:
+    return [
+        LeftOut(work=_WORK, peer=peer, what=_LABELS[peer], reason=reason)
+        for peer, reason in missing.items()
     ]
-    reason = "requests were refused or broken"
-    return figures, [_left_out(_PEERS[what], reason) for what in broken]
-
-
-def _left_out(peer: str, reason: str) -> LeftOut:
-    return LeftOut(work=_WORK, peer=peer, what=_LABELS[peer], reason=reason)

@@ -1,9 +1,8 @@
 """Renders the comparison as a page of Markdown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loadtests.peers.comparison import Comparison, Figure, Kind
-from loadtests.peers.picture import quickest
 
 _HEAD = """# Peers
 
@@ -73,36 +72,29 @@ def render_page(comparison: Comparison, *, picture: str) -> str:
     return "\n".join(parts)
 
 
+def table(figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield the lines of a table of figures."""
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---" * len(_COLUMNS) + "|"
+    for each in figures:
+        times = " | ".join(
+            "-" if value is None else f"{value:g}"
+            for value in (each.p50, each.p95, each.p99, each.busy)
+        )
+        relative = f"{each.rate:,.0f} | {each.of_ours:.3g}"
+        yield f"| {each.what} | {relative} | {times} | {each.source} |"
+
+
 def _tables(comparison: Comparison, kind: Kind) -> Iterator[str]:
-    works = {figure.work: 0 for figure in comparison.figures if figure.work.kind is kind}
+    works = {figure.work for figure in comparison.figures if figure.work.kind is kind}
     if not works:
         yield "Not measured yet.\n"
     for work in sorted(works, key=lambda work: (work.task, work.precision != "fp32")):
         if kind is Kind.MISSES:
             yield f"### {_NAMES[work.task]}, {work.precision}\n"
-        figures = quickest(comparison.at(work))
+        figures = comparison.at(work)
         for beside in dict.fromkeys(figure.beside for figure in figures):
-            yield "\n".join(_table(comparison, [f for f in figures if f.beside == beside])) + "\n"
-
-
-def _table(comparison: Comparison, figures: list[Figure]) -> Iterator[str]:
-    yield f"| {' | '.join(_COLUMNS)} |"
-    yield "|---" * len(_COLUMNS) + "|"
-    for figure in figures:
-        yield _row(figure, comparison.marks().get(figure.source, ""))
-
-
-def _row(figure: Figure, mark: str) -> str:
-    times = (_number(value) for value in (figure.p50, figure.p95, figure.p99, figure.busy))
-    what = f"{figure.what} {mark}".rstrip()
-    return (
-        f"| {what} | {figure.rate:,.0f} | {figure.of_ours:.3g} "
-        f"| {' | '.join(times)} | {figure.source} |"
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+            yield "\n".join(table([f for f in figures if f.beside == beside])) + "\n"
 
 
 def _left_out(comparison: Comparison) -> Iterator[str]:
@@ -119,13 +111,9 @@ def _sources(comparison: Comparison) -> Iterator[str]:
     yield "|---|---|---|"
     for name, source in comparison.sources.items():
         machine = source.machine
-        mark = comparison.marks().get(name, "")
-        note = f" {mark} {source.note}." if mark else ""
-        yield (
-            f"| {name} | {source.text}.{note} | {machine.cpu}, {machine.cores} cores,"
-            f" {machine.memory_gib:g} GiB, {machine.interpreter}, {machine.date},"
-            f" {machine.commit} |"
-        )
+        where = f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"
+        when = f"{machine.interpreter}, {machine.date}, {machine.commit}"
+        yield f"| {name} | {source.text}. | {where}, {when} |"
     versions = {each for source in comparison.sources.values() for each in source.versions.items()}
     if versions:
         yield "\nVersions: " + "; ".join(f"{what} {one}" for what, one in sorted(versions)) + "."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any  # matplotlib's types come with it, and it may be absent
 
 from loadtests.drawing import new_figure, svg_of
-from loadtests.peers.comparison import Comparison, Figure, Kind, Work
+from loadtests.peers.comparison import OURS, Comparison, Figure, Kind, Work, short
 
 _PAPER, _INK, _GRID = "#fdfdfe", "#1f2329", "#d5d7da"
 _DARK = {_PAPER: "#0d1117", _INK: "#e6edf3", _GRID: "#30363d"}
@@ -18,15 +18,13 @@ _TITLES = {
     Kind.MISSES: "Misses: sentences/s, all cores",
     Kind.MIXED: "Mixed, half repeated: sentences/s, all cores",
 }
-_BAR = 0.27
-_HEAD, _FOOT_LINE = 0.45, 0.17
+_BAR, _HEAD, _FOOT_LINE = 0.27, 0.45, 0.17
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> Path:
+def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Write the picture as SVG: classifications in fp32, each peer in its quickest way."""
-    works = [Work(kind=kind) for kind in Kind]
-    groups = {work.kind: shown for work in works if (shown := quickest(comparison.at(work)))}
-    foot, marks = _foot(comparison, groups), comparison.marks()
+    groups = {kind: shown for kind in Kind if (shown := comparison.at(Work(kind=kind)))}
+    foot = _foot(comparison, groups)
     heights = [_HEAD + _BAR * len(figures) for figures in groups.values()]
     below = _FOOT_LINE * len(foot) + 0.1
     height = sum(heights) + below
@@ -40,74 +38,36 @@ def draw_comparison(comparison: Comparison, path: Path) -> Path:
         _panel(rates, figures, [each.rate for each in figures], "{:,.0f}")
         _panel(ratios, figures, [each.of_ours for each in figures], "{:.2f}")
         ratios.axvline(1, color=_GRID, linewidth=1, zorder=0)
-        names = [f"{_short(each)} {marks.get(each.source, '')}".rstrip() for each in figures]
-        rates.set_yticks(range(len(figures)), names)
+        rates.set_yticks(range(len(figures)), [short(each) for each in figures])
         ratios.set_yticks(range(len(figures)), [""] * len(figures))
         rates.set_title(_TITLES[kind], loc="left", fontsize=10, color=_INK, fontweight="bold")
-        ratios.set_title(_beside(figures), loc="left", fontsize=10, color=_INK)
+        beside = {each.beside for each in figures}
+        title = f"of {beside.pop()}" if len(beside) == 1 else "of Sluicegate's, from the same place"
+        ratios.set_title(title, loc="left", fontsize=10, color=_INK)
     figure.text(0.01, 0.05 / height, "\n".join(foot), fontsize=7.5, color=_INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_for_both_schemes(svg_of(figure)))
-    return path
-
-
-def quickest(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the figures of Sluicegate and of the caches, and of each other peer the best."""
-    best: dict[str, Figure] = {}
-    for figure in figures:
-        known = best.setdefault(_short(figure), figure)
-        if figure.rate > known.rate:
-            best[_short(figure)] = figure
-    return list(best.values())
 
 
 def _panel(axes: Any, figures: Sequence[Figure], values: Sequence[float], form: str) -> None:
     axes.set_facecolor(_PAPER)
-    colors = [_OURS if figure.is_ours else _PEERS for figure in figures]
-    axes.barh(range(len(figures)), values, color=colors, height=0.72)
+    colors = [_OURS if figure.peer == OURS else _PEERS for figure in figures]
+    bars = axes.barh(range(len(figures)), values, color=colors, height=0.72)
+    labels = [form.format(value) if value >= 0.1 else f"{value:.3f}" for value in values]
+    axes.bar_label(bars, labels, padding=4, fontsize=8.5, color=_INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * max(values))
-    for place, value in enumerate(values):
-        text = form.format(value) if value >= 0.1 else f"{value:.3f}"
-        axes.annotate(
-            text,
-            (value, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=_INK,
-        )
     axes.set_xticks([])
     axes.tick_params(colors=_INK, labelsize=8.5, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-
-
-def _short(figure: Figure) -> str:
-    """Return what it is, without the way in which it ran."""
-    return figure.what.partition(": ")[0]
-
-
-def _beside(figures: Sequence[Figure]) -> str:
-    references = {figure.beside for figure in figures}
-    if len(references) > 1:
-        return "of Sluicegate's rate from the same place"
-    return f"of {references.pop()}"
+    axes.set_frame_on(False)
 
 
 def _foot(comparison: Comparison, groups: dict[Kind, list[Figure]]) -> list[str]:
     """Return who ran where and when, and what is missing."""
     lines = ["A DRY RUN: these figures say nothing."] * comparison.is_dry_run
     for kind, figures in groups.items():
-        ran = {
-            f"{machine.headline}": 0
-            for each in figures
-            for machine in [comparison.sources[each.source].machine]
-        }
+        ran = dict.fromkeys(comparison.sources[each.source].machine.headline for each in figures)
         lines.append(f"{kind}: {'; '.join(ran)}")
-    notes = {mark: comparison.sources[name].note for name, mark in comparison.marks().items()}
-    lines += [f"{mark} {note}" for mark, note in notes.items()]
     if missing := [kind for kind in Kind if kind not in groups]:
         lines.append(f"not measured yet: {', '.join(missing)}")
     return lines

@@ -1,14 +1,42 @@
-"""Lists the peers with the configurations tried, and how each is called."""
+"""Lists the peers with the configurations tried, and runs their servers."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from backends.protocol import Task
-from loadtests.peers.configuration import PeerConfiguration
+from loadtests.generator import Target
+from loadtests.peers.configuration import MODELS, SCRATCH, TASK, PeerConfiguration
+from loadtests.rivals import nginx
+from testing.loopback import is_answered
+from testing.ports import free_port
+from testing.waiting import wait_until
 
+_ROOT = Path(__file__).parents[2]
 _SERVERS = "loadtests/peers"
+_START = 180.0
+_PIN = re.compile(r"^([\w.-]+)==([\w.+-]+)", re.MULTILINE)
+# The packages of each environment that a figure depends on.
+_PACKAGES = {
+    "bentoml": ("bentoml", "onnxruntime"),
+    "bettertransformer": ("infinity-emb", "optimum", "torch"),
+    "infinity": ("infinity-emb", "litserve", "onnxruntime", "openvino", "torch"),
+    "litellm": ("litellm",),
+    "litserve": ("litserve", "onnxruntime"),
+    "triton": ("nvidia-pytriton", "onnxruntime"),
+}
+
+
+class PeerFailed(Exception):
+    """A peer did not become ready; the message is the end of its output."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +59,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     environment: str
     command: tuple[str, ...]
-    ready: str
+    ready: str = "/health"
     calls: Mapping[Task, PeerCall]
     ways: tuple[PeerConfiguration, ...]
     tried: tuple[PeerConfiguration, ...]
@@ -113,7 +141,6 @@ PEERS = {
             label="Infinity",
             environment="infinity",
             command=("python", f"{_SERVERS}/infinity/server.py"),
-            ready="/health",
             calls=_INFINITY,
             ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
             tried=(
@@ -131,7 +158,6 @@ PEERS = {
             label="Infinity with BetterTransformer",
             environment="bettertransformer",
             command=("python", f"{_SERVERS}/infinity/server.py"),
-            ready="/health",
             calls=_INFINITY,
             ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
             tried=tuple(
@@ -143,7 +169,6 @@ PEERS = {
             label="OpenVINO (LitServe)",
             environment="infinity",
             command=("python", f"{_SERVERS}/openvino/server.py"),
-            ready="/health",
             calls=_LITSERVE,
             ways=(_SMALL, _UNBATCHED, _in_bf16(_SMALL), _in_bf16(_UNBATCHED)),
             tried=(*_TRIED, *map(_in_bf16, _TRIED)),
@@ -153,7 +178,6 @@ PEERS = {
             label="LitServe",
             environment="litserve",
             command=("python", f"{_SERVERS}/litserve/server.py"),
-            ready="/health",
             calls=_LITSERVE,
             ways=(_SMALL, _UNBATCHED),
             tried=_TRIED,
@@ -195,3 +219,79 @@ PEERS = {
         ),
     )
 }
+
+
+def is_installed(peer: Peer) -> bool:
+    """Tell whether all of the peer's packages are there: `make` says so by a stamp."""
+    return (_folder(peer) / ".installed").exists()
+
+
+@contextlib.contextmanager
+def running(
+    peer: Peer, way: PeerConfiguration, models: Path, task: Task
+) -> Iterator[tuple[Target, int]]:
+    """Run a peer over the demo's models; yield where it answers, and its first process.
+
+    Raises:
+        PeerFailed: it is not installed, or did not become ready within three minutes.
+    """
+    if not is_installed(peer):
+        raise PeerFailed(f"not installed: `make .venv-peers/{peer.environment}/.installed`")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch) / "output"
+        given = {MODELS: str(models.resolve()), SCRATCH: scratch, TASK: task.value}
+        given |= {"PYTHONPATH": str(_ROOT), "BENTOML_DO_NOT_TRACK": "True"}
+        with output.open("wb") as log:
+            child = subprocess.Popen(
+                [str(_folder(peer) / "bin" / peer.command[0]), *peer.command[1:], str(port)],
+                cwd=_ROOT,
+                env=os.environ | way.environment() | given,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            _wait(child, f"http://127.0.0.1:{port}{peer.ready}", output)
+            yield Target(host="127.0.0.1", port=port, path=peer.calls[task].path), child.pid
+        finally:
+            # Its workers share its process group.
+            for number in (signal.SIGINT, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=10)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of nginx and of the packages in each peer's environment.
+
+    They are those of the hashed lists, from which `make` installs.
+    """
+    versions = {}
+    if nginx.is_installed():
+        command = ["nginx", "-v"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        versions["nginx"] = done.stderr.rpartition("/")[2].strip()
+    for environment, packages in _PACKAGES.items():
+        if (_ROOT / ".venv-peers" / environment / ".installed").exists():
+            text = (_ROOT / _SERVERS / environment / "requirements.txt").read_text()
+            pins = dict(_PIN.findall(text))
+            versions |= {f"{environment}: {name}": pins[name] for name in packages if name in pins}
+    return versions
+
+
+def _folder(peer: Peer) -> Path:
+    return _ROOT / ".venv-peers" / peer.environment
+
+
+def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:
+    def said() -> str:
+        return " ".join(output.read_text(errors="replace").split())[-300:]
+
+    try:
+        wait_until(lambda: child.poll() is not None or is_answered(url), within=_START)
+    except AssertionError as error:
+        raise PeerFailed(f"it is not ready after {_START:g} s: {said()}") from error
+    if child.poll() is not None:
+        raise PeerFailed(f"it ended with status {child.returncode}: {said()}")

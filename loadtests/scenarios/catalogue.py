@@ -1,14 +1,90 @@
-"""Lists the scenarios: their phases, their texts, and what must hold at their end."""
+"""Lists the scenarios: when requests are due, their texts, and what must hold at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any  # Any: what k6 reads is JSON
 
 import msgspec
-
-from loadtests.scenarios.plan import Phase
 
 _WARM = 5.0
 _STEPS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 _SPIKE = 10.0
+_TIME_UNIT = 10
+"""Seconds: k6 takes whole numbers of requests per unit of time."""
+_GRACE = 5.0
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a run: `rate` requests a second for `duration` seconds.
+
+    A phase that is not judged counts for no criterion: it opens connections and fills caches.
+    """
+
+    name: str
+    rate: float
+    duration: float
+    is_judged: bool = True
+    is_overload: bool = False
+    """The rate is above the capacity: the system must refuse what it cannot do."""
+    new_texts: bool = False
+    """Its texts differ from those of the phases before it."""
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that are due in it."""
+        return round(self.rate * self.duration)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases of a run, one after another.
+
+    With `callers` there are no rates: so many callers each send again once they are answered.
+    """
+
+    phases: tuple[Phase, ...]
+    callers: int = 0
+
+    @property
+    def duration(self) -> float:
+        """Seconds until the last request is due."""
+        return sum(phase.duration for phase in self.phases)
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that are due."""
+        return sum(phase.arrivals for phase in self.phases)
+
+    def spans(self) -> Iterator[tuple[Phase, float, float]]:
+        """Yield each phase with its begin and its end."""
+        ends = accumulate(phase.duration for phase in self.phases)
+        for phase, end in zip(self.phases, ends, strict=True):
+            yield phase, end - phase.duration, end
+
+    def k6_executor(self, *, deadline: float, most_in_flight: int) -> dict[str, Any]:
+        """Return the plan as an executor of k6.
+
+        A virtual user has one request under way. All of them are made before the run.
+        """
+        common: dict[str, Any] = {"gracefulStop": f"{deadline + _GRACE:g}s"}
+        if self.callers:
+            seconds = f"{self.duration:g}s"
+            return common | {"executor": "constant-vus", "vus": self.callers, "duration": seconds}
+        peak = max(phase.rate for phase in self.phases)
+        users = min(most_in_flight, int(peak * deadline * 1.2) + 10)
+        rates = [max(1, round(phase.rate * _TIME_UNIT)) for phase in self.phases]
+        stages = [
+            {"target": rate, "duration": f"{seconds:g}s"}
+            for rate, phase in zip(rates, self.phases, strict=True)
+            for seconds in (0.0, phase.duration)
+        ]
+        return common | {
+            "executor": "ramping-arrival-rate",
+            "timeUnit": f"{_TIME_UNIT}s",
+            "preAllocatedVUs": users,
+            "maxVUs": users,
+            "startRate": rates[0],
+            "stages": stages,
+        }
 
 
 class Criteria(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +101,7 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
     recovery: float = 0.0
     """Seconds after an overload that count for no share."""
     ideal_hits: float | None = None
-    """The least hit ratio, of what a cache that forgets nothing would have."""
+    """The least hit ratio, relative to a cache that forgets nothing."""
     drift: float | None = None
     """The largest p99 of the last fifth, in times that of the first."""
 
@@ -35,12 +111,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     question: str
     phases: Callable[[float, float], tuple[Phase, ...]]
-    seconds: float
-    load: float
-    """Of the capacity: the rate where none is given."""
-    zipf: float
-    """The exponent of how often texts repeat; 0 is never."""
     criteria: Criteria
+    seconds: float = 60.0
+    load: float = 0.6
+    """The rate where none is given, as a share of the capacity."""
+    zipf: float = 1.0
+    """The exponent of how often texts repeat; with 0 no text repeats."""
     has_faults: bool = False
 
 
@@ -62,19 +138,13 @@ def _spike(rate: float, seconds: float) -> tuple[Phase, ...]:
 
 
 def _cache(rate: float, seconds: float) -> tuple[Phase, ...]:
-    cold = Phase(name="cold", rate=rate, duration=seconds / 3)
-    warm = Phase(name="warm", rate=rate, duration=seconds / 3)
+    cold, warm = (Phase(name=n, rate=rate, duration=seconds / 3) for n in ("cold", "warm"))
     return cold, warm, Phase(name="other texts", rate=rate, duration=seconds / 3, new_texts=True)
 
 
 SCENARIOS = {
     "steady": Scenario(
-        question="Is a constant rate answered in time?",
-        phases=_steady,
-        seconds=60.0,
-        load=0.6,
-        zipf=1.0,
-        criteria=Criteria(),
+        question="Is a constant rate answered in time?", phases=_steady, criteria=Criteria()
     ),
     "sweep": Scenario(
         question="How do latency, errors and cost change with the rate?",
@@ -87,8 +157,6 @@ SCENARIOS = {
     "spike": Scenario(
         question="What happens to answers when ten times as many callers come, and go?",
         phases=_spike,
-        seconds=60.0,
-        load=0.6,
         zipf=0.0,
         criteria=Criteria(goodput=0.9, recovery=2.0, dropped=0.01),
     ),
@@ -96,25 +164,18 @@ SCENARIOS = {
         question="Does anything grow or get slower with time?",
         phases=_steady,
         seconds=1800.0,
-        load=0.6,
-        zipf=1.0,
         criteria=Criteria(drift=1.5),
     ),
     "chaos": Scenario(
         question="What do callers notice when a backend and Redis are killed?",
         phases=_steady,
-        seconds=60.0,
         load=0.5,
-        zipf=1.0,
         criteria=Criteria(good=0.98, errors=0.001),
         has_faults=True,
     ),
     "cache": Scenario(
         question="How much does the cache answer: cold, warm, and after texts have changed?",
         phases=_cache,
-        seconds=60.0,
-        load=0.6,
-        zipf=1.0,
         criteria=Criteria(ideal_hits=0.95),
     ),
 }

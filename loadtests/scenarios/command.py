@@ -1,7 +1,6 @@
 """Loads a system as its callers do, at any address: `python -m loadtests.scenarios NAME`."""
 
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,86 +13,42 @@ import httpx
 
 from loadtests.scenarios import k6
 from loadtests.scenarios.catalogue import SCENARIOS
-from loadtests.scenarios.local_system import LocalSystem, divide_cores, local_system
+from loadtests.scenarios.local_system import LocalSystem, local_system
 from loadtests.scenarios.run import LoadTest, Options
 from loadtests.scenarios.workload import Mix, templates
 
 _OUT = Path(__file__).parents[2] / "build" / "load"
 _TENANTS = 3
 _REGIONS = {True: ("eu", "us"), False: ("eu",)}
-"""Of a local system: where a backend is killed, another one must be there."""
+"""Regions of a local system: where a backend is killed, another one must serve."""
 
 
 _QUESTIONS = "\n".join(f"{name}: {one.question}" for name, one in SCENARIOS.items())
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_POSITIVE, _COUNT = click.FloatRange(min=0.05), click.IntRange(min=1)
 
 
-@click.command("scenarios", epilog=f"\b\n{_QUESTIONS}")
+@click.command("scenarios", epilog=f"\b\n{_QUESTIONS}", context_settings={"show_default": True})
 @click.argument("scenario", type=click.Choice(list(SCENARIOS)))
-@click.option("--url", help="Address of the system.  [default: one is started on this machine]")
-@click.option("--local", is_flag=True, help="Start a system on this machine; so without --url.")
-@click.option("--paced", is_flag=True, help="Of a local system: a device that takes no core.")
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Keys of the system at --url, a line each; of a tenant each, best.",
-)
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0.1),
-    help="Requests a second; before a spike; in the middle of a sweep."
-    "  [default: by the capacity, which is found first]",
-)
-@click.option(
-    "--seconds", type=click.FloatRange(min=2), help="Of all phases.  [default: the scenario's]"
-)
-@click.option(
-    "--deadline",
-    type=click.FloatRange(min=0.05),
-    default=1.0,
-    show_default=True,
-    help="Seconds that callers wait.",
-)
-@click.option(
-    "--zipf",
-    type=click.FloatRange(min=0),
-    help="Exponent of repeats; 0: none.  [default: the scenario's]",
-)
-@click.option(
-    "--texts",
-    type=click.IntRange(min=1, max=1_000_000),
-    default=20_000,
-    show_default=True,
-    help="Texts that repeat.",
-)
-@click.option("--model", "models", multiple=True, help="Ask these only.  [default: all]")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of requests."
-)
-@click.option(
-    "--price",
-    type=click.FloatRange(min=0),
-    default=0.1,
-    show_default=True,
-    help="Of all machines for an hour.",
-)
-@click.option(
-    "--most-in-flight",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Requests under way.",
-)
+@click.option("--url", help="Address of the system. Without it, one is started on this machine.")
+@click.option("--paced", is_flag=True, help="Without --url: models take time but no core.")
+@click.option("--key-file", type=_FILE, help="Keys for --url, a line each, best of a tenant each.")
+@click.option("--rate", type=_POSITIVE, help="Requests a second. Without it, by the capacity.")
+@click.option("--seconds", type=click.FloatRange(min=2), help="Of all phases but the warm-up.")
+@click.option("--deadline", type=_POSITIVE, default=1.0, help="Seconds that callers wait.")
+@click.option("--zipf", type=click.FloatRange(min=0), help="Exponent of repeats; 0: none.")
+@click.option("--texts", type=click.IntRange(1, 1_000_000), default=20_000, help="That repeat.")
+@click.option("--model", "models", multiple=True, help="Ask these only, not all.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, help="Of requests.")
+@click.option("--price", type=click.FloatRange(min=0), default=0.1, help="Of all machines an hour.")
+@click.option("--most-in-flight", type=_COUNT, default=1000, help="Requests under way.")
 @click.option("--insecure", is_flag=True, help="Do not check certificates.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the report.  [default: build/load/SCENARIO-TIME]",
-)
+@click.option("--out", type=_FOLDER, help="Folder of the report. Without it, in build/load.")
 def scenarios_command(
     *,
     scenario: str,
     url: str | None,
-    local: bool,
     paced: bool,
     key_file: Path | None,
     rate: float | None,
@@ -109,7 +64,7 @@ def scenarios_command(
     out: Path | None,
 ) -> None:
     """Send an open-loop load, and write a report with plots."""
-    _check(scenario, url=url, is_local=local or paced, key_file=key_file)
+    _check(scenario, url=url, is_paced=paced, key_file=key_file)
     options = Options(
         scenario=scenario,
         rate=rate,
@@ -121,27 +76,26 @@ def scenarios_command(
     )
     with contextlib.ExitStack() as stack:
         started = None if url else stack.enter_context(_started(scenario, is_paced=paced))
-        keys = started.keys if started else _read_keys(key_file)
         target = k6.Target(
             url=started.system.url if started else (url or "").rstrip("/"),
-            keys=keys,
+            keys=started.keys if started else _read_keys(key_file),
             deadline=deadline,
             is_insecure=insecure,
         )
         kinds = templates(_served(target), only=models)
         if not kinds:
             raise click.ClickException(f"{target.url} serves none of these models: {models}")
-        mix = Mix(templates=tuple(kinds), tenants=len(keys), zipf=0.0, distinct=texts, seed=seed)
+        tenants = len(target.keys)
+        mix = Mix(templates=tuple(kinds), tenants=tenants, zipf=0.0, distinct=texts, seed=seed)
         holds = LoadTest(options, target, mix, local=started).run()
     sys.exit(0 if holds else 1)
 
 
-def _check(scenario: str, *, url: str | None, is_local: bool, key_file: Path | None) -> None:
-    """Refuse what cannot be, before anything is started."""
-    if k6.program() is None:
-        raise click.ClickException("k6 is missing: `make install-load` installs it")
-    if url and is_local:
-        raise click.UsageError("`--url` excludes `--local` and `--paced`")
+def _check(scenario: str, *, url: str | None, is_paced: bool, key_file: Path | None) -> None:
+    """Refuse wrong arguments before anything starts."""
+    k6.program()
+    if url and is_paced:
+        raise click.UsageError("`--url` excludes `--paced`")
     if url and SCENARIOS[scenario].has_faults:
         raise click.UsageError(
             f"`{scenario}` kills processes: only on this machine, without `--url`"
@@ -156,12 +110,9 @@ def _check(scenario: str, *, url: str | None, is_local: bool, key_file: Path | N
 def _started(scenario: str, *, is_paced: bool) -> Iterator[LocalSystem]:
     click.echo("starting a system on this machine")
     regions = _REGIONS[SCENARIOS[scenario].has_faults]
-    cores = divide_cores(os.cpu_count() or 1)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        local_system(
-            Path(folder), tenants=_TENANTS, regions=regions, cores=cores, is_paced=is_paced
-        ) as local,
+        local_system(Path(folder), tenants=_TENANTS, regions=regions, is_paced=is_paced) as local,
     ):
         yield local
 

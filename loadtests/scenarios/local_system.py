@@ -1,80 +1,53 @@
-"""Starts a system on this machine for a run: pinned to cores, with limits that refuse nothing."""
+"""Runs a system on this machine for a load test: on cores of its own, with limits in force."""
 
 import contextlib
+import os
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 import msgspec
 import yaml
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.machine import pin
+from loadtests.machine import busy_seconds, pin
 from testing.system import System
 
+GENERATOR = "load generator"
 _CONFIG = Path(__file__).parents[2] / "config"
 _LIMIT = {"name": "load", "unit": "requests", "capacity": 1_000_000_000, "window": 60.0}
 """Limits are in force, and refuse nothing."""
-
-
 _PACED = {
     "SLUICEGATE_BACKEND_PROVIDER": "paced",
     "SLUICEGATE_BACKEND_PACED_BASE": "0.006",
     "SLUICEGATE_BACKEND_PACED_TOKEN": "0.0004",
 }
-
-
-class Cores(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cores backends, the rest of a system and the generator are kept on; none is any."""
-
-    backend: tuple[int, ...] = ()
-    rest: tuple[int, ...] = ()
-    generator: tuple[int, ...] = ()
-
-
-ANY_CORES = Cores()
-
-
-def divide_cores(count: int) -> Cores:
-    """Return who has which of `count` cores: the generator one of its own where there are three."""
-    return Cores(backend=(1 % count,), rest=(0,), generator=(2 if count > 2 else 0,))
+_FAULTS = ((0.25, "backend", "eu"), (0.5, "valkey-cache", None), (0.75, "valkey-state", None))
+"""The share of the load after which a process is killed, its role and its region."""
+_EVERY = 1.0
 
 
 class LocalSystem:
     """A running system, and the keys of its tenants."""
 
-    def __init__(self, system: System, keys: tuple[str, ...], cores: Cores) -> None:
+    def __init__(self, system: System, keys: tuple[str, ...], *, is_pinned: bool) -> None:
         self.system = system
         self.keys = keys
-        self.cores = cores
+        self._is_pinned = is_pinned
 
-    def processes(self) -> dict[str, list[int]]:
-        """Return the ids of its processes by role."""
-        found = defaultdict(list)
-        for process in self.system.processes():
-            found[process.role].append(process.pid)
-        return dict(found)
-
-    def kill(self, role: str, region: str | None) -> int:
-        """Kill a process; return its id."""
-        return self.system.kill(role, region=region)
-
-    def is_back(self, role: str, region: str | None, victim: int) -> bool:
-        """Tell whether another process has taken the place; a backend must be ready, too."""
-        if not self.system.replaced(role, victim, region=region):
-            return False
-        self.pin()
-        return region is None or self.system.is_backend_ready(region)
+    @property
+    def generator_core(self) -> int | None:
+        """The core of the generator: of its own where there are three."""
+        return (2 if (os.cpu_count() or 1) > 2 else 0) if self._is_pinned else None
 
     def pin(self) -> None:
-        """Keep each process on its core; those that start later are on that of their parent."""
-        for role, pids in self.processes().items():
-            for core in self.cores.backend if role == "backend" else self.cores.rest:
-                for pid in pids:
-                    # One that was killed may be listed still.
-                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                        pin([pid], core)
+        """Keep backends on one core, and the rest on another."""
+        for process in self.system.processes() if self._is_pinned else ():
+            # A killed process may still be listed.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pin([process.pid], 1 if process.role == "backend" else 0)
 
 
 @contextlib.contextmanager
@@ -84,42 +57,113 @@ def local_system(
     tenants: int,
     regions: Sequence[str],
     models: Path | None = None,
-    cores: Cores,
+    is_pinned: bool = True,
     is_paced: bool = False,
 ) -> Iterator[LocalSystem]:
-    """Run `sluicegate up` with a region for each name, and as many tenants as are wanted.
+    """Run `sluicegate up` over the demo models, or `models`, with as many tenants as are wanted.
 
-    Without `models` it serves the demo models. A paced backend has a device that takes time but no
-    core, so that others on the machine change little.
+    A paced backend has a device that takes time but no core.
     """
     if models is None:
         models = folder / "models"
         build_demo_models(models, lambda _: None)
     config = Path(shutil.copytree(_CONFIG, folder / "config"))
-    _write_limits(config / "gateway.yaml")
-    system = System(
+    document = yaml.safe_load((config / "gateway.yaml").read_text())
+    document["limits"]["tenant"] = [_LIMIT]
+    (config / "gateway.yaml").write_text(yaml.safe_dump(document))
+    with System(
         folder / "data",
         models=models,
         config=config,
         environment={"SLUICEGATE_BACKEND_THREADS": "1"} | (_PACED if is_paced else {}),
         arguments=("--regions", ",".join(regions)),
-    )
-    with system:
-        local = LocalSystem(system, tuple(_keys(system, tenants)), cores)
+    ) as system:
+        keys = []
+        with system.admin() as admin:
+            for number in range(tenants):
+                tenant = {"id": f"load-{number}"}
+                admin.post("/admin/tenants", json=tenant).raise_for_status()
+                made = admin.post("/admin/keys", json={"tenant": tenant["id"]}).raise_for_status()
+                keys.append(made.json()["key"])
+        local = LocalSystem(system, tuple(keys), is_pinned=is_pinned)
         local.pin()
         yield local
 
 
-def _write_limits(path: Path) -> None:
-    document = yaml.safe_load(path.read_text())
-    document["limits"]["tenant"] = [_LIMIT]
-    path.write_text(yaml.safe_dump(document))
+class UseSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of processes at a time, by role: processor seconds so far, and memory in MiB."""
+
+    at: float
+    processor: dict[str, float]
+    memory: dict[str, float]
 
 
-def _keys(system: System, tenants: int) -> Iterator[str]:
-    with system.admin() as admin:
-        for number in range(tenants):
-            tenant = {"id": f"load-{number}"}
-            admin.post("/admin/tenants", json=tenant).raise_for_status()
-            made = admin.post("/admin/keys", json={"tenant": tenant["id"]}).raise_for_status()
-            yield made.json()["key"]
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment of a run that its report shows."""
+
+    at: float
+    what: str
+
+
+class Watcher:
+    """Samples processes once a second while a load runs, and kills some of a local system's."""
+
+    def __init__(self, local: LocalSystem | None, *, faults: bool, duration: float) -> None:
+        self._local = local
+        due = _FAULTS if faults and local else ()
+        self._due = [(share * duration, role, region) for share, role, region in due]
+        self._away: list[tuple[str, str | None, int]] = []
+        self._spent: dict[tuple[str, int], float] = {}
+        self.samples: list[UseSample] = []
+        self.marks: list[Mark] = []
+
+    def advance(self, at: float, generator: int) -> None:
+        """Sample and kill what is due after `at` seconds; `generator` is the process of k6."""
+        if self._local is not None:
+            self._kill(self._local, at)
+        if self.samples and at - self.samples[-1].at < _EVERY:
+            return
+        roles = defaultdict(list, {GENERATOR: [generator]})
+        for process in self._local.system.processes() if self._local else ():
+            roles[process.role].append(process.pid)
+        memory = dict.fromkeys(roles, 0.0)
+        for role, pids in roles.items():
+            for pid in pids:
+                # The time of a process that has ended still counts.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    self._spent[role, pid] = busy_seconds(pid)
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    memory[role] += pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        processor = Counter[str]()
+        for (role, _), seconds in self._spent.items():
+            processor[role] += seconds  # type: ignore[assignment]  # of seconds
+        self.samples.append(UseSample(at=at, processor=dict(processor), memory=memory))
+
+    def _kill(self, local: LocalSystem, at: float) -> None:
+        """Kill what is due, and mark when another process has taken its place."""
+        while self._due and at >= self._due[0][0]:
+            _, role, region = self._due.pop(0)
+            self._away.append((role, region, local.system.kill(role, region=region)))
+            self._mark(at, f"{role} killed")
+        for role, region, victim in list(self._away):
+            if local.system.replaced(role, victim, region=region):
+                local.pin()
+                if region is None or local.system.is_backend_ready(region):
+                    self._away.remove((role, region, victim))
+                    self._mark(at, f"{role} is there again")
+
+    def _mark(self, at: float, what: str) -> None:
+        self.marks.append(Mark(at=round(at, 2), what=what))
+        click.echo(f"{at:.1f} s: {what}")
+
+
+def cores_used(samples: Sequence[UseSample], begin: float, end: float) -> dict[str, float]:
+    """Return the cores that each role kept busy between two times."""
+    inside = [one for one in samples if begin <= one.at <= end]
+    if len(inside) < 2:
+        return {}
+    first, last = inside[0], inside[-1]
+    return {
+        role: max(0.0, used - first.processor.get(role, 0.0)) / (last.at - first.at)
+        for role, used in last.processor.items()
+    }

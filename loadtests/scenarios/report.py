@@ -1,198 +1,233 @@
-"""Writes the report of a run: one page of HTML that needs nothing else, and data beside it."""
+"""Writes the report of a run: a page of Markdown, its plots, and data beside it."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any  # Any: matplotlib's types
 
 import msgspec
+import numpy as np
 
-from loadtests.machine import Machine
-from loadtests.scenarios.analysis import PhaseFigures, Run, Verdict
-from loadtests.scenarios.capacity import Capacity
-from loadtests.scenarios.faults import Mark
-from loadtests.scenarios.plots import Plot, draw_run
-from loadtests.scenarios.processes import GENERATOR, UseSample
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  color-scheme: light dark; color: light-dark(#1c2024, #e8eaed);
-  background: light-dark(#fff, #16181b) }
-h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid light-dark(#ddd, #3a3f45);
-  text-align: left; vertical-align: top } td.n, th.n { text-align: right }
-.yes { color: light-dark(#17692f, #6fd08c) }
-.no { color: light-dark(#b3261e, #ff8a80); font-weight: 600 }
-figure { margin: 1rem 0; background: #fff; color: #000 } figure svg { width: 100%; height: auto }
-code { overflow-wrap: anywhere }
-"""
-_FIGURES = (
-    "due/s",
-    "sent/s",
-    "in time/s",
-    "p50",
-    "p90",
-    "p99",
-    "p99.9",
-    "hits",
-    "cost of a million",
+from loadtests.drawing import finish_axes, new_figure, save_figure
+from loadtests.scenarios.analysis import (
+    Bools,
+    Floats,
+    PhaseFigures,
+    Run,
+    Verdict,
+    per_second,
+    percentile_per_second,
 )
+from loadtests.scenarios.catalogue import SCENARIOS
+from loadtests.scenarios.local_system import GENERATOR, cores_used
 
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run, for programs; its answers are in `answers.csv.gz`."""
-
-    scenario: str
-    command: str
-    target: str
-    generator: str
-    machine: Machine
-    seed: int
-    zipf: float
-    requests: tuple[str, ...]
-    deadline: float
-    price: float
-    capacity: Capacity | None
-    dropped: int
-    phases: tuple[PhaseFigures, ...]
-    verdicts: tuple[Verdict, ...]
-    marks: tuple[Mark, ...]
-    use: tuple[UseSample, ...]
+_PHASES = (
+    *("phase", "due/s", "sent/s", "in time/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms"),
+    *("hits", "cost of a million", "answers"),
+)
+_WIDTH, _HEIGHT = 10.0, 3.6
+_NINES = ("50 %", "90 %", "99 %", "99.9 %", "99.99 %")
 
 
 def write_report(
     run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict], folder: Path
 ) -> Path:
-    """Write `report.html`, `result.json`, `answers.csv.gz` and `plots`; return the first's path."""
+    """Write `report.md`, `plots.svg` and `result.json`; return the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    result = Result(
-        scenario=run.scenario,
-        command=run.command,
-        target=run.target,
-        generator=run.generator,
-        machine=run.machine,
-        seed=run.seed,
-        zipf=run.zipf,
-        requests=run.mix,
-        deadline=run.deadline,
-        price=run.price,
-        capacity=run.capacity,
-        dropped=run.result.dropped,
-        phases=tuple(phases),
-        verdicts=tuple(judged),
-        marks=run.marks,
-        use=run.use,
-    )
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    (folder / "result.json").write_bytes(encoded + b"\n")
-    run.samples.write(folder / "answers.csv.gz")
-    plots = list(draw_run(run, phases))
-    (folder / "plots").mkdir(exist_ok=True)
-    for plot in plots:
-        (folder / "plots" / f"{plot.name}.svg").write_text(plot.svg, encoding="utf-8")
-    path = folder / "report.html"
-    path.write_text(page(run, phases, judged, plots), encoding="utf-8")
+    result = msgspec.structs.asdict(run) | {"phases": phases, "verdicts": judged}
+    del result["samples"], result["ideal"]
+    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    save_figure(draw(run, phases), folder / "plots.svg")
+    path = folder / "report.md"
+    path.write_text(page(run, phases, judged), encoding="utf-8")
     return path
 
 
-def page(
-    run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict], plots: Iterable[Plot]
-) -> str:
-    """Return the report as one page of HTML."""
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(run.scenario)}</title>",
-        '<meta name=viewport content="width=device-width"><style>',
-        _STYLE,
-        f"</style><main><h1>Load test: {escape(run.scenario)}</h1><p>{escape(run.question)}</p>",
-        _table(("criterion", "found", "wanted", ""), map(_verdict_row, judged)),
-        "<h2>By phase</h2>",
-        "<p>Requests a second, and the latency of answers with 200 in ms.",
-        f"In time is 200 within the deadline of {run.deadline:g} s.</p>",
-        _table(("phase", *_FIGURES, "answers"), map(_phase_row, phases), numbers=True),
-        *(_figure(plot) for plot in plots),
-        "<h2>Moments</h2>" if run.marks else "",
-        _table(("s", "what"), ((f"{m.at:.1f}", escape(m.what)) for m in run.marks)),
-        "<h2>What was run</h2>",
-        _table(("", ""), ((escape(a), f"<code>{escape(b)}</code>") for a, b in facts(run))),
-        "<p>Beside this page: <code>result.json</code> has these figures, ",
-        "<code>answers.csv.gz</code> a line for every answer.</p></main></html>",
-    ]
-    return "\n".join(parts)
-
-
-def facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what the figures depend on."""
-    machine = run.machine
-    yield "command", run.command
-    yield "address", run.target
-    yield (
-        "machine of the generator",
-        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB",
-    )
-    yield "interpreter", machine.interpreter
-    yield "date, commit", f"{machine.date}, {machine.commit}"
-    yield "generator", run.generator
-    users = f"{run.result.users} at most; {run.result.dropped:,} were due and not sent"
-    yield "requests under way", users
-    repeats = f"Zipf, exponent {run.zipf:g}" if run.zipf else "no text twice"
-    yield "requests", f"{repeats}; {run.tenants} tenants; seed {run.seed}; {', '.join(run.mix)}"
-    if run.capacity is not None:
-        found = (
-            f"{run.capacity.rate:.0f}/s; 32 callers who wait reach {run.capacity.closed_loop:.0f}/s"
-        )
-        yield "capacity, found first", found
-
-
-def text_table(phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
-    """Return the figures for a terminal, as Markdown."""
-    lines = [f"| phase | {' | '.join(_FIGURES)} | answers |", "|---" * (len(_FIGURES) + 2) + "|"]
-    lines += [f"| {' | '.join(_phase_row(phase))} |" for phase in phases]
-    lines += ["", "| criterion | found | wanted | |", "|---|---|---|---|"]
-    lines += [
-        f"| {one.what} | {one.found} | {one.wanted} | {'yes' if one.holds else 'NO'} |"
-        for one in judged
-    ]
+def page(run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
+    """Return the report as Markdown."""
+    lines = [f"# Load test: {run.scenario}", "", SCENARIOS[run.scenario].question, ""]
+    holds = [(v.what, v.found, v.wanted, "holds" if v.holds else "FAILS") for v in judged]
+    lines += _table(("criterion", "found", "wanted", ""), holds)
+    lines.append(f"Latencies are of answers with 200; in time is within {run.deadline:g} s.\n")
+    lines += _table(_PHASES, _phase_rows(phases))
+    lines += ["![plots](plots.svg)", ""]
+    if run.marks:
+        lines += _table(("s", "what"), [(f"{mark.at:.1f}", mark.what) for mark in run.marks])
+    lines += _table(("what was run", ""), _facts(run))
     return "\n".join(lines)
 
 
-def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
-    mark = "<span class=yes>holds</span>" if verdict.holds else "<span class=no>fails</span>"
-    return escape(verdict.what), escape(verdict.found), escape(verdict.wanted), mark
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _phase_row(phase: PhaseFigures) -> tuple[str, ...]:
-    seconds = phase.end - phase.begin
-    cost = "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}"
-    generator = phase.cores.get(GENERATOR)
-    share = "" if generator is None else f"; generator {generator:.2f} cores"
-    return (
-        escape(phase.name),
-        *(f"{rate:,.0f}" for rate in (phase.due / seconds, phase.sent / seconds, phase.goodput)),
-        *(f"{one * 1e3:,.1f}" for one in (phase.p50, phase.p90, phase.p99, phase.p999)),
-        f"{phase.hit_ratio:.0%}",
-        cost,
-        ", ".join(f"{escape(name)}: {count:,}" for name, count in phase.codes.items()) + share,
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the settings that the figures depend on."""
+    yield "command", run.command
+    yield "address", run.target
+    yield "machine of the generator", f"{run.machine.headline}, {run.machine.memory_gib} GiB"
+    yield "generator", run.generator
+    yield "requests under way", f"{run.users} at most; {run.dropped:,} were due and not sent"
+    repeats = f"Zipf, exponent {run.zipf:g}" if run.zipf else "no text twice"
+    kinds = ", ".join(run.requests)
+    yield "requests", f"{repeats}; {run.tenants} tenants; seed {run.seed}; {kinds}"
+    if run.capacity is not None:
+        waiting = f"32 callers who wait reach {run.capacity.closed_loop:.0f}/s"
+        yield "capacity, found first", f"{run.capacity.rate:.0f}/s; {waiting}"
+
+
+def _phase_rows(phases: Sequence[PhaseFigures]) -> Iterator[tuple[str, ...]]:
+    for phase in phases:
+        seconds = phase.end - phase.begin
+        answers = ", ".join(f"{name}: {count:,}" for name, count in phase.codes.items())
+        if (cores := phase.cores.get(GENERATOR)) is not None:
+            answers += f"; generator {cores:.2f} cores"
+        rates = (phase.due / seconds, phase.sent / seconds, phase.goodput)
+        yield (
+            phase.name,
+            *(f"{rate:,.0f}" for rate in rates),
+            *(f"{s * 1e3:,.1f}" for s in (phase.p50, phase.p90, phase.p99, phase.p999)),
+            f"{phase.hit_ratio:.0%}",
+            "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}",
+            answers,
+        )
+
+
+def draw(run: Run, phases: Sequence[PhaseFigures]) -> Any:
+    """Return a figure with a panel for each question about a run."""
+    panels: dict[str, Callable[[Any], None]] = {
+        "Throughput, requests a second": lambda axes: _throughput(axes, run),
+        "Latency of answers with 200, ms": lambda axes: _latency(axes, run),
+        "Answers a second by code": lambda axes: _codes(axes, run),
+        "Hit ratio": lambda axes: _hits(axes, run),
+        f"Cost of a million answers at {run.price:g} an hour": lambda axes: _cost(axes, run),
+    }
+    if len(run.use) > 2:
+        panels["Cores in use"] = lambda axes: _cores(axes, run)
+        panels["Memory, MiB"] = lambda axes: _memory(axes, run)
+    over_time = len(panels)
+    panels["Percentiles of latency, ms"] = lambda axes: _percentiles(axes, run)
+    if run.scenario == "sweep":
+        panels["By offered rate, ms"] = lambda axes: _by_rate(axes, phases)
+    figure = new_figure("load", width=_WIDTH, height=_HEIGHT * len(panels))
+    for number, (axes, (title, panel)) in enumerate(
+        zip(figure.subplots(len(panels), 1), panels.items(), strict=True)
+    ):
+        panel(axes)
+        if number < over_time:
+            _mark_time(axes, run)
+        finish_axes(axes, "seconds of the load" if number < over_time else "", "")
+        axes.set_title(title, loc="left", pad=18)
+    return figure
+
+
+def _mark_time(axes: Any, run: Run) -> None:
+    """Show the phases and the marks of a run."""
+    place = axes.get_xaxis_transform()
+    axes.set_xlim(0, max(1, int(run.plan.duration)))
+    for phase, begin, _ in run.plan.spans():
+        axes.axvline(begin, color="0.85", zorder=0)
+        axes.text(begin, 1.01, f" {phase.name}", transform=place, fontsize="x-small", color="0.3")
+    for mark in run.marks:
+        color = "C3" if mark.what.endswith("killed") else "C2"
+        axes.axvline(mark.at, color=color, linestyle="--", linewidth=1)
+        axes.text(mark.at, 0.02, f" {mark.what}", transform=place, fontsize="x-small")
+
+
+def _throughput(axes: Any, run: Run) -> None:
+    seconds, samples = run.plan.duration, run.samples
+    spans = list(run.plan.spans())
+    axes.stairs(
+        [phase.rate for phase, _, _ in spans],
+        [0.0, *(end for _, _, end in spans)],
+        color="k",
+        linestyle="--",
+        label="due",
     )
+    for name, times in {
+        "sent": samples.sent,
+        "answered in time": samples.ended[samples.good(run.deadline)],
+        "refused, with Retry-After": samples.ended[samples.refused],
+    }.items():
+        _step(axes, per_second(times, seconds), name)
+    if run.capacity is not None:
+        axes.axhline(run.capacity.rate, color="C2", linestyle=":", label="capacity")
 
 
-def _figure(plot: Plot) -> str:
-    return (
-        f"<h2>{escape(plot.title)}</h2><p>{escape(plot.text)}</p>"
-        f'<figure role=img aria-label="{escape(plot.title)}">{plot.svg}</figure>'
-    )
+def _latency(axes: Any, run: Run) -> None:
+    answered = run.samples.select(run.samples.status == 200)
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("longest", 1.0)):
+        _step(axes, percentile_per_second(answered, share, run.plan.duration) * 1e3, name)
+    refused = run.samples.select(run.samples.refused)
+    if len(refused):
+        values = percentile_per_second(refused, 0.99, run.plan.duration) * 1e3
+        _step(axes, values, "p99 of refusals")
+    axes.axhline(run.deadline * 1e3, color="0.5", linestyle=":", label="deadline")
+    axes.set_yscale("log")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
-    body = [
-        "<tr>"
-        + "".join(f"<td{_class(index, head, numbers)}>{cell}" for index, cell in enumerate(row))
-        for row in rows
-    ]
-    if not body:
-        return ""
-    cells = "".join(f"<th{_class(index, head, numbers)}>{cell}" for index, cell in enumerate(head))
-    return f"<div class=scroll><table><thead><tr>{cells}<tbody>{''.join(body)}</table></div>"
+def _codes(axes: Any, run: Run) -> None:
+    for name, chosen in run.samples.codes().items():
+        _step(axes, per_second(run.samples.ended[chosen], run.plan.duration), name)
 
 
-def _class(index: int, head: Sequence[str], numbers: bool) -> str:  # noqa: FBT001 - private
-    return " class=n" if numbers and 0 < index < len(head) - 1 else ""
+def _hits(axes: Any, run: Run) -> None:
+    samples, answered = run.samples, run.samples.status == 200
+    ideal = np.zeros(len(samples), dtype=np.bool_)
+    ideal[: len(run.ideal)] = run.ideal[: len(samples)]
+
+    def share(chosen: Bools, of: Bools) -> Floats:
+        counts = [per_second(samples.sent[each], run.plan.duration) for each in (chosen, of)]
+        found: Floats = np.divide(
+            counts[0], counts[1], out=np.full(len(counts[0]), np.nan), where=counts[1] > 0
+        )
+        return found
+
+    _step(axes, share(samples.hits & answered, answered), "hits")
+    _step(axes, share(ideal, samples.sent >= 0), "of a cache that forgets nothing")
+    axes.set_ylim(-0.02, 1.02)
+
+
+def _cost(axes: Any, run: Run) -> None:
+    rates = per_second(run.samples.ended[run.samples.good(run.deadline)], run.plan.duration)
+    values = np.where(rates > 0, run.price / 3600 * 1e6 / np.maximum(rates, 1), np.nan)
+    _step(axes, values, "of answers in time")
+    axes.set_yscale("log")
+
+
+def _cores(axes: Any, run: Run) -> None:
+    at = [sample.at for sample in run.use]
+    for role in run.use[-1].processor:
+        used = [cores_used(run.use, a, b).get(role, 0.0) for a, b in pairwise(at)]
+        axes.plot(at[1:], used, label=role, linewidth=1.2)
+
+
+def _memory(axes: Any, run: Run) -> None:
+    at = [sample.at for sample in run.use]
+    for role in run.use[-1].memory:
+        axes.plot(at, [sample.memory.get(role, np.nan) for sample in run.use], label=role)
+    axes.set_yscale("log")
+
+
+def _percentiles(axes: Any, run: Run) -> None:
+    answered = run.samples.select(run.samples.status == 200)
+    parts = {phase.name: answered.between(a, b) for phase, a, b in run.plan.spans()}
+    parts |= {"all hits": answered.select(answered.hits)}
+    for name, part in parts.items():
+        ordered = np.sort(part.latency)
+        nines = -np.log10(1 - (np.arange(len(ordered)) + 0.5) / max(1, len(ordered)))
+        axes.plot(nines, ordered * 1e3, label=f"{name} ({len(ordered):,})", linewidth=1.4)
+    axes.set_xticks([-np.log10(0.5), 1, 2, 3, 4], _NINES)
+    axes.set_yscale("log")
+
+
+def _by_rate(axes: Any, phases: Sequence[PhaseFigures]) -> None:
+    rates = [phase.due / (phase.end - phase.begin) for phase in phases]
+    for name in ("p50", "p90", "p99"):
+        axes.plot(rates, [getattr(phase, name) * 1e3 for phase in phases], "o-", label=name)
+    axes.set_yscale("log")
+
+
+def _step(axes: Any, values: Floats, name: str) -> None:
+    axes.step(np.arange(len(values)) + 0.5, values, where="mid", label=name, linewidth=1.4)

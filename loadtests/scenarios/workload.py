@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.scenarios.plan import Plan
+from loadtests.scenarios.catalogue import Plan
 
 _TEXTS = Path(__file__).parents[2] / "tests" / "parity" / "data" / "texts.txt"
 _PLACE = "@text"
@@ -61,12 +61,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Return what the script of k6 reads."""
-        return msgspec.json.encode(
-            {
-                "texts": self.texts,
-                "requests": self.requests.tolist(),
-            }
-        )
+        return msgspec.json.encode({"texts": self.texts, "requests": self.requests.tolist()})
 
     @property
     def first_number(self) -> int:

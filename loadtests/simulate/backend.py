@@ -26,7 +26,7 @@ from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, FloatArray, OutputKind
 
 _ANSWER = np.zeros(1, dtype=np.float32)
-# The standard deviation of the logarithm of a run's time beside the predicted one.
+# The standard deviation of the logarithm of a batch's time, relative to the predicted time.
 _NOISE = 0.05
 Ended = Callable[[BackendError | None], None]
 
@@ -61,7 +61,7 @@ class SimulatedBackend:
         )
         self._is_running = False
         self.work = 0
-        """Items that it has and has not answered."""
+        """Items that are queued or running."""
 
     def begin(self, length: int, *, scope: str, remaining: float, ended: Ended) -> RowWaiter:
         """Take an item of so many tokens; `ended` is called once, unless its waiter is left.
@@ -95,7 +95,7 @@ class SimulatedBackend:
         return waiter
 
     def leave(self, waiter: RowWaiter) -> None:
-        """Answer no more: nobody waits."""
+        """Withdraw the rows of a caller that has gone away."""
         self.work -= len(self._submissions.withdraw(waiter.leave()))
 
     def _settle(
@@ -141,7 +141,7 @@ class SimulatedBackend:
         self._submissions.deliver(dropped)
 
     def report(self) -> Report:
-        """Return how busy it is."""
+        """Return the load that the backend reports."""
         statistics = self._meter.statistics()
         return Report(
             queued_rows=self._submissions.rows,

@@ -16,7 +16,7 @@ from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 
 
 class _OneBackendFleet(Fleet):
-    """Sends a request to one member of the first region that has any."""
+    """Sends a request to one member of the first region that has available members."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         super().__init__(clock=clock, random=random)
@@ -50,7 +50,7 @@ class RoundRobinFleet(_OneBackendFleet):
 
 
 class TwoChoicesFleet(_OneBackendFleet):
-    """Takes the one of two random members that has fewer of this gateway's items in flight."""
+    """Picks two random members, and takes the one with fewer items of this gateway in flight."""
 
     @override
     def _one_of(self, members: Sequence[Member]) -> Member:
@@ -67,7 +67,7 @@ class OracleState:
         self._endpoints: dict[BackendId, Endpoint] = {}
 
     def follow(self, endpoints: Sequence[Endpoint], now: float) -> None:
-        """Use exactly these."""
+        """Replace the known backends by these."""
         self._endpoints = {each.backend: each for each in endpoints}
         self._free = {each.backend: self._free.get(each.backend, now) for each in endpoints}
         self._queues = {each.region: [] for each in endpoints}
@@ -77,7 +77,7 @@ class OracleState:
             heapq.heapify(queue)
 
     def take(self, seconds: float, now: float, delays: Mapping[str, float]) -> Endpoint | None:
-        """Return the backend that would answer soonest, and note that it got this."""
+        """Return the backend that answers soonest, and add the work to its queue."""
         found = [
             (max(now, queue[0][0]) + delays[region], region)
             for region, queue in self._queues.items()
@@ -94,7 +94,7 @@ class OracleState:
 
 
 class OracleFleet(Fleet):
-    """Sends each item where it is answered soonest; its work in seconds is read by `work_of`."""
+    """Sends each item to the backend that answers soonest. `work_of` gives an item's seconds."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""Keeps what became of simulated requests, and adds it up."""
+"""Records the outcome of simulated requests, and sums it up."""
 
 from array import array
-from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-# So many requests beyond a percentile make it worth a figure.
+# A percentile is reported if at least so many requests lie beyond it.
 _BEYOND = 10
 
 
@@ -16,18 +16,18 @@ class Bucket(msgspec.Struct, kw_only=True):
     phase: str
     start: float
     weight: float
-    latencies: "array[float]"
-    failures: Counter[str]
-    spilled: int = 0
-    pods: list[int] = []
+    pods: list[int]
     """The backends of each region that is not lost."""
+    latencies: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
+    failed: int = 0
+    spilled: int = 0
 
 
 class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a part of the day: latencies in seconds, shares of the requests.
 
-    `played` were counted, of which `failed` failed; they stand for `requests`. Percentiles that too
-    few answers lie beyond are left out.
+    `played` requests were counted, of which `failed` failed. They stand for `requests`. A
+    percentile with too few answers beyond it is `None`.
     """
 
     phase: str
@@ -39,7 +39,6 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99: float | None
     errors: float
     spilled: float
-    by_code: dict[str, float]
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,59 +64,33 @@ class DayResult(msgspec.Struct, frozen=True, kw_only=True):
     processor_seconds: float
 
 
-class Recorder:
-    """Counts requests by stretches of the day."""
+def figures(buckets: Sequence[Bucket]) -> list[PhaseFigures]:
+    """Return the figures of each phase, and of the whole day."""
+    phases = dict.fromkeys(bucket.phase for bucket in buckets)
+    found = [_figures(phase, [b for b in buckets if b.phase == phase]) for phase in phases]
+    return [*found, _figures("the day", buckets)]
 
-    def __init__(self) -> None:
-        self.buckets: list[Bucket] = []
 
-    def open(self, phase: str, start: float, weight: float, pods: list[int]) -> Bucket:
-        """Begin a stretch."""
-        bucket = Bucket(
-            phase=phase,
-            start=start,
-            weight=weight,
-            latencies=array("d"),
-            failures=Counter(),
-            pods=pods,
+def points(buckets: Sequence[Bucket]) -> list[Point]:
+    """Return a point for each stretch."""
+    return [
+        Point(
+            start=bucket.start,
+            phase=bucket.phase,
+            p95=one.p95,
+            errors=one.errors,
+            pods=sum(bucket.pods),
+            most_in_region=max(bucket.pods),
         )
-        self.buckets.append(bucket)
-        return bucket
-
-    def figures(self) -> list[PhaseFigures]:
-        """Return the figures of each phase, and of the whole day."""
-        phases = dict.fromkeys(bucket.phase for bucket in self.buckets)
-        found = [_figures(p, [b for b in self.buckets if b.phase == p]) for p in phases]
-        return [*found, _figures("the day", self.buckets)]
-
-    def points(self) -> list[Point]:
-        """Return a point for each stretch."""
-        return [
-            Point(
-                start=bucket.start,
-                phase=bucket.phase,
-                p95=one.p95,
-                errors=one.errors,
-                pods=sum(bucket.pods),
-                most_in_region=max(bucket.pods),
-            )
-            for bucket in self.buckets
-            for one in [_figures(bucket.phase, [bucket])]
-        ]
-
-    @property
-    def simulated(self) -> int:
-        """How many requests were played and counted."""
-        return sum(len(b.latencies) + b.failures.total() for b in self.buckets)
+        for bucket in buckets
+        for one in [_figures(bucket.phase, [bucket])]
+    ]
 
 
-def _figures(phase: str, buckets: list[Bucket]) -> PhaseFigures:
-    failures: Counter[str] = Counter()
-    for bucket in buckets:
-        for code, count in bucket.failures.items():
-            failures[code] += count * bucket.weight  # type: ignore[assignment] # weighted
+def _figures(phase: str, buckets: Sequence[Bucket]) -> PhaseFigures:
+    failures = sum(bucket.failed * bucket.weight for bucket in buckets)
     answered = sum(len(bucket.latencies) * bucket.weight for bucket in buckets)
-    requests = answered + sum(failures.values())
+    requests = answered + failures
     values = np.concatenate([np.frombuffer(b.latencies) for b in buckets])
     weights = np.concatenate([np.full(len(b.latencies), b.weight) for b in buckets])
     order = np.argsort(values)
@@ -130,13 +103,12 @@ def _figures(phase: str, buckets: list[Bucket]) -> PhaseFigures:
 
     return PhaseFigures(
         phase=phase,
-        played=sum(len(b.latencies) + b.failures.total() for b in buckets),
-        failed=sum(b.failures.total() for b in buckets),
+        played=sum(len(b.latencies) + b.failed for b in buckets),
+        failed=sum(b.failed for b in buckets),
         requests=requests,
         p50=percentile(0.5),
         p95=percentile(0.95),
         p99=percentile(0.99),
-        errors=sum(failures.values()) / max(requests, 1.0),
+        errors=failures / max(requests, 1.0),
         spilled=sum(b.spilled * b.weight for b in buckets) / max(answered, 1.0),
-        by_code={code: count / max(requests, 1.0) for code, count in failures.items()},
     )

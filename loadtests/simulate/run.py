@@ -1,4 +1,4 @@
-"""Plays a day with one policy on virtual time, and returns what it cost and what callers saw."""
+"""Plays a day with one policy on virtual time, and returns its cost and its latencies."""
 
 import asyncio
 import math
@@ -9,12 +9,10 @@ from random import Random
 from typing import Literal
 
 from gateway.routing.fleet import Fleet
-from loadtests.simulate.client import length_of
-from loadtests.simulate.day import DAY, Segment
-from loadtests.simulate.gateway import Ended, SimulatedGateway
+from loadtests.simulate.gateway import Ended, SimulatedGateway, length_of
 from loadtests.simulate.policies import OracleFleet, OracleState, RoundRobinFleet, TwoChoicesFleet
-from loadtests.simulate.results import Bucket, DayResult, Recorder
-from loadtests.simulate.scenario import SHIFTS, Scenario
+from loadtests.simulate.results import Bucket, DayResult, figures, points
+from loadtests.simulate.scenario import DAY, SHIFTS, Scenario, Segment
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
 
@@ -23,9 +21,9 @@ POLICIES: tuple[Policy, ...] = ("production", "oracle", "round robin", "two choi
 _NEAR, _FAR = 1e-3, 80e-3
 """Round trips within a region and between two."""
 _TICK = 0.5
-# Seconds of a step where no requests are played.
+# Seconds of a step between two segments, without requests.
 _COARSE = 60.0
-# Seconds of a bucket where the day is played in full.
+# Seconds of a bucket in a segment that is played in full.
 _BUCKET = 15.0
 
 
@@ -44,7 +42,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self.scenario = scenario
         self.policy = policy
-        self.recorder = Recorder()
+        self._buckets: list[Bucket] = []
         self._loop = asyncio.get_running_loop()
         self._random = Random(scenario.seed)
         self._seconds = scenario.item_seconds()
@@ -57,15 +55,11 @@ class Simulation:
             most=scenario.backends,
         )
         self._bucket: Bucket | None = None
-        self.gateways = [
-            self._gateway(region, number)
-            for region in SHIFTS
-            for number in range(scenario.gateways)
-        ]
+        self.gateways = [self._gateway(region) for region in SHIFTS]
 
-    def _gateway(self, region: str, number: int) -> SimulatedGateway:
+    def _gateway(self, region: str) -> SimulatedGateway:
         trips = {each: _NEAR if each == region else _FAR for each in SHIFTS}
-        random = Random(f"{self.scenario.seed} {region} {number}")
+        random = Random(f"{self.scenario.seed} {region} 0")
         return SimulatedGateway(
             region,
             scenario=self.scenario,
@@ -114,16 +108,19 @@ class Simulation:
             await asyncio.sleep(self.scenario.deadline)  # what is under way ends
         return DayResult(
             policy=self.policy,
-            phases=self.recorder.figures(),
-            points=self.recorder.points(),
+            phases=(phases := figures(self._buckets)),
+            points=points(self._buckets),
             pod_hours=self.world.pod_seconds / 3600.0,
             most_pods=self.world.most_pods,
-            simulated=self.recorder.simulated,
+            simulated=phases[-1].played,
             processor_seconds=time.process_time() - began,
         )
 
     def _loads(self, now: float) -> dict[str, float]:
-        """Return how many backends each region's callers keep busy; those of a lost one move."""
+        """Return how many backends the callers of each region keep busy.
+
+        The callers of a lost region move to the others.
+        """
         day = self.scenario.day
         own = {
             region: self.scenario.busy / len(SHIFTS) * day.load(now, shift)
@@ -136,10 +133,10 @@ class Simulation:
 
     def _rate(self, region: str, now: float) -> float:
         busy = self.scenario.busy / len(SHIFTS) * self.scenario.day.load(now, SHIFTS[region])
-        return busy / self._seconds / self.scenario.gateways
+        return busy / self._seconds
 
     def _pass_until(self, until: float) -> None:
-        """Let the day go on without requests: backends are scaled by what they would report."""
+        """Move the day on without requests. Backends are scaled by the load they would report."""
         world = self.world
         while world.day < until:
             step = min(_COARSE, until - world.day)
@@ -177,7 +174,7 @@ class Simulation:
         self._oracle.follow(known, self._loop.time())
 
     async def _play(self, segment: Segment) -> None:
-        """Play a segment and what surrounds it, second by second."""
+        """Play a segment with its warm-up and cool-down, second by second."""
         day, began, world = self.scenario.day, self._loop.time(), self.world
         until = began + day.warm_up + segment.lasts + day.cool_down
         for gateway in self.gateways:
@@ -189,8 +186,8 @@ class Simulation:
             if now - scale >= self.scenario.scaling.interval:
                 scale = now
                 is_full = segment.weight == 1.0 and world.day >= segment.start
-                # An item of 40 is longer than the queue that lets a pool grow: its reports tell
-                # of overload alone.
+                # With a grain of 40, one item is longer than the queue that makes a pool grow, so
+                # reports are used during overload only.
                 self._scale(None if is_full else self._loads(world.day))
             if now - dns >= self.scenario.routing.dns_interval:
                 dns = now
@@ -203,12 +200,13 @@ class Simulation:
 
     def _open_bucket(self, segment: Segment) -> None:
         bucket, day = self._bucket, self.world.day
-        # Sums of steps are a hair off.
+        # Sums of floats are not exact.
         if not segment.start - 1e-6 <= day < segment.start + segment.lasts - 1e-6:
             self._bucket = None
         elif bucket is None or (segment.weight == 1.0 and day >= bucket.start + _BUCKET):
             pods = [len(p.pods) for p in self.world.pools.values() if not p.is_lost]
-            self._bucket = self.recorder.open(segment.name, day, segment.weight, pods)
+            self._bucket = Bucket(phase=segment.name, start=day, weight=segment.weight, pods=pods)
+            self._buckets.append(self._bucket)
 
     def _arrive(self, gateway: SimulatedGateway, until: float, *, first: bool = False) -> None:
         now = self._loop.time()
@@ -220,14 +218,14 @@ class Simulation:
         self._loop.call_later(pause, self._arrive, gateway, until)
 
     def _ended(self, own: str) -> Ended:
-        """Return what counts a request where it was sent."""
+        """Return the callback that counts a request in the bucket in which it was sent."""
         bucket = self._bucket
 
         def ended(seconds: float, code: str, region: str) -> None:
             if bucket is None:
                 return
             if code:
-                bucket.failures[code] += 1
+                bucket.failed += 1
             else:
                 bucket.latencies.append(seconds)
                 bucket.spilled += region != own

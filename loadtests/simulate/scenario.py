@@ -1,13 +1,129 @@
-"""Says what is simulated: sizes, speeds, load, and settings of routing and scaling."""
+"""Defines a scenario: sizes, speeds, the load of a day, and settings of routing and scaling."""
 
+import itertools
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
 
 from backends.executors.cost import CostModel
 from gateway.config.document import RoutingConfig
-from loadtests.simulate.day import Day
-from loadtests.simulate.scaling import ScalingRule
+from loadtests.simulate.world import ScalingRule
+
+DAY = 86_400.0
+# Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of
+# independent people. From the city's Taxi and Limousine Commission, as in `nyc_taxi` of the
+# Numenta Anomaly Benchmark.
+# fmt: off
+RIDES = (
+    10844, 8127, 6210, 4656, 3820, 2873, 2369, 2064, 2221, 2158, 2515, 4364,
+    6526, 11039, 13857, 15865, 17920, 20346, 19539, 20107, 18984, 17720, 17249, 18463,
+    18908, 18886, 18178, 19459, 19546, 20591, 19380, 18544, 16228, 15013, 17203, 19525,
+    22966, 27598, 26827, 24904, 22875, 20394, 23401, 24439, 23318, 21733, 20104, 16111,
+)
+# fmt: on
+_STEP = DAY / len(RIDES)
+_MEAN = sum(RIDES) / len(RIDES)
+
+
+class Spike(msgspec.Struct, frozen=True, kw_only=True):
+    """The load rises to `times` what it was within `ramp`, stays for `lasts`, and falls again."""
+
+    at: float = 14 * 3600.0
+    times: float = 10.0
+    ramp: float = 30.0
+    lasts: float = 120.0
+    tail: float = 60.0
+    """Seconds after it that are played in full."""
+
+    def factor(self, now: float) -> float:
+        """Return the factor of the load at a time."""
+        since = now - self.at
+        until = self.at + 2 * self.ramp + self.lasts - now
+        share = max(0.0, min(1.0, since / self.ramp, until / self.ramp))
+        return 1.0 + (self.times - 1.0) * share
+
+
+class Outage(msgspec.Struct, frozen=True, kw_only=True):
+    """All backends of a region are silent for `lasts` seconds from `at` on."""
+
+    region: str = "eu"
+    at: float = 18 * 3600.0
+    lasts: float = 3600.0
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the day that is counted from `start` on; a second of it stands for `weight`."""
+
+    name: str
+    start: float
+    lasts: float
+    weight: float = 1.0
+
+
+class Day(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens in 24 hours, and how it is sampled."""
+
+    spike: Spike = Spike()
+    outage: Outage = Outage()
+    slot: float = 3600.0
+    sample: float = 6.0
+    """Seconds that are counted of each slot of a quiet time."""
+    away: float = 120.0
+    """Seconds that are counted of the time between the begin and the end of an outage."""
+    warm_up: float = 16.0
+    """Seconds before each part that are played and not counted.
+
+    Earlier requests have ended by then, and so has the slow start of new backends.
+    """
+    cool_down: float = 10.0
+    """Seconds after each part, in which its last requests end."""
+    after: float = 120.0
+    """Seconds that are played in full from the beginning, and from the end, of an outage."""
+
+    def load(self, now: float, shift: float) -> float:
+        """Return the load relative to the mean of a day without a spike, `shift` hours ahead."""
+        place = ((now + shift * 3600.0) % DAY) / _STEP
+        left = int(place)
+        before, after = RIDES[left % len(RIDES)], RIDES[(left + 1) % len(RIDES)]
+        curve = (before + (after - before) * (place - left)) / _MEAN
+        return curve * self.spike.factor(now)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments in order: transients are played in full, quiet times in samples."""
+        spike, outage = self.spike, self.outage
+        end = outage.at + outage.lasts
+        full = [
+            Segment(name="spike", start=spike.at, lasts=2 * spike.ramp + spike.lasts + spike.tail),
+            Segment(name="region lost", start=outage.at - 5.0, lasts=self.after),
+            Segment(name="region back", start=end - 5.0, lasts=self.after),
+        ]
+        return sorted([*full, *self._samples(full)], key=lambda segment: segment.start)
+
+    def _samples(self, full: Sequence[Segment]) -> list[Segment]:
+        found: list[Segment] = []
+        edges = sorted([0.0, DAY, *(e for one in full for e in (one.start, one.start + one.lasts))])
+        for begin, end in itertools.pairwise(edges):
+            if any(one.start == begin for one in full):
+                continue
+            count = max(1, round((end - begin) / self.slot))
+            length = (end - begin) / count
+            for number in range(count):
+                # The middle of a slot stands for it.
+                start = begin + (number + 0.5) * length
+                name = self.phase(start)
+                sample = self.sample if name == "quiet" else self.away
+                found.append(Segment(name=name, start=start, lasts=sample, weight=length / sample))
+        return found
+
+    def phase(self, now: float) -> str:
+        """Return the name of a quiet time's phase."""
+        return "region away" if self.is_lost(now) else "quiet"
+
+    def is_lost(self, now: float) -> bool:
+        """Return whether the region is lost."""
+        return self.outage.at <= now < self.outage.at + self.outage.lasts
+
 
 # A classifier of six layers on one core, as measured.
 _COST = CostModel(base=0.8e-3, token=0.11e-3, padded=0.04e-3, square=50e-9)
@@ -27,8 +143,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     backends: int = 2000
     busy: float = 115.0
     grain: float = 40.0
-    gateways: int = 1
-    """Of each region."""
     deadline: float = 10.0
     day: Day = Day()
     routing: RoutingConfig = RoutingConfig()

@@ -26,10 +26,9 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls
 from loadtests.backend import backend
 from loadtests.simulate.gateway import SimulatedGateway
-from loadtests.simulate.scaling import ScalingRule
 from loadtests.simulate.scenario import Scenario
 from loadtests.simulate.virtual_time import run_virtual
-from loadtests.simulate.world import World
+from loadtests.simulate.world import ScalingRule, World
 from testing.model_repository import WORDS, write_encoder
 
 _BASE, _TOKEN = 80e-3, 8e-3

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Waits for nothing: what would be waited has passed."""
+    """Returns at once, and moves the clock by the time that it would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop without sockets and threads, whose time is that of its timers."""
+    """An event loop without sockets and threads. Its clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

@@ -1,5 +1,7 @@
-"""Holds the pools of all regions: which backends run, start and leave, and what that costs."""
+"""Holds the pools of all regions: backends that start, run and leave, their scaling and cost."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
@@ -8,7 +10,69 @@ import msgspec
 from backends.executors.cost import CostModel
 from gateway.types import BackendId, Endpoint, RegionName
 from loadtests.simulate.backend import SimulatedBackend
-from loadtests.simulate.scaling import Scaler, ScalingRule
+
+
+class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Triggers are averages over `window`, for each backend; durations are in seconds.
+
+    By default as in `deploy/kubernetes/components/keda`.
+    """
+
+    queued_seconds: float = 0.1
+    busy_share: float = 0.7
+    tolerance: float = 0.1
+    window: float = 60.0
+    interval: float = 15.0
+    up_period: float = 30.0
+    up_share: float = 1.0
+    up_pods: int = 2
+    down_period: float = 60.0
+    down_share: float = 0.25
+    stabilization: float = 300.0
+    least: int = 2
+    start_up: float = 40.0
+    """Seconds until a new backend has read and measured its models. It needs no image pull."""
+
+
+class Scaler:
+    """Decides how many backends a pool has, as KEDA and the HPA do; `most` is the limit."""
+
+    def __init__(self, rule: ScalingRule, *, most: int) -> None:
+        self._rule = rule
+        self._most = most
+        self._scrapes: deque[tuple[float, float, float]] = deque()
+        self._wanted: deque[tuple[float, int]] = deque()
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def step(self, now: float, replicas: int, *, queued: float, busy: float) -> int:
+        """Return the new count, once an interval. `queued` and `busy` are sums over backends."""
+        rule = self._rule
+        _keep(self._scrapes, (now, queued, busy), now - rule.window)
+        count = len(self._scrapes)
+        by_queue = sum(each for _, each, _ in self._scrapes) / count / rule.queued_seconds
+        by_busy = sum(each for _, _, each in self._scrapes) / count / rule.busy_share
+        wanted = replicas
+        if abs(max(by_queue, by_busy) / max(replicas, 1) - 1.0) > rule.tolerance:
+            wanted = math.ceil(max(by_queue, by_busy))
+        wanted = max(rule.least, min(self._most, wanted))
+        _keep(self._wanted, (now, wanted), now - rule.stabilization)
+        _keep(self._counts, (now, replicas), now - max(rule.up_period, rule.down_period))
+        # A pool shrinks to the largest count that was wanted within the window.
+        wanted = max(wanted, min(replicas, max(each for _, each in self._wanted)))
+        if wanted > replicas:
+            before = self._before(now - rule.up_period)
+            return min(wanted, before + max(math.ceil(before * rule.up_share), rule.up_pods))
+        before = max(self._before(now - rule.down_period), replicas)
+        return max(wanted, math.floor(before * (1.0 - rule.down_share)))
+
+    def _before(self, since: float) -> int:
+        return next(count for at, count in self._counts if at >= since)
+
+
+def _keep(entries: "deque[tuple]", new: tuple, since: float) -> None:  # type: ignore[type-arg]
+    entries.append(new)
+    while entries[0][0] <= since:
+        entries.popleft()
 
 
 class Pod(msgspec.Struct, kw_only=True, eq=False):
@@ -34,7 +98,7 @@ class Pool:
         self._serial = 0
 
     def resize(self, count: int, now: float, *, at_once: bool = False) -> list[Pod]:
-        """Have `count` backends, and return those that leave; new ones take time to start."""
+        """Start or remove backends until there are `count`; return the removed ones."""
         while len(self.pods) < count:
             name = f"{self.region}-{self._serial}"
             self._serial += 1
@@ -58,18 +122,18 @@ class Pool:
         return found
 
     def restart(self) -> None:
-        """Give each a new process, which knows nothing."""
+        """Replace each backend by a new process."""
         for pod in self.pods:
             pod.backend = None
 
     def scraped(self, now: float) -> tuple[float, float]:
-        """Return the sums of the queued seconds and busy shares that its backends report."""
+        """Return the queued seconds and the busy shares, summed over the backends."""
         reports = [pod.backend.report() for pod in self.ready(now) if pod.backend is not None]
         return sum(r.queued_seconds for r in reports), sum(r.device_busy_share for r in reports)
 
 
 class World:
-    """Runs all pools by the time of the day, and adds up what they cost."""
+    """Runs all pools by the time of the day, and sums up their cost."""
 
     def __init__(
         self,
@@ -98,7 +162,7 @@ class World:
         self.on_lost: list[Callable[[str], None]] = []
 
     def endpoints(self) -> list[Endpoint]:
-        """Return what DNS knows: backends that are ready, and those of a lost region."""
+        """Return the backends that DNS has: those that are ready, also in a lost region."""
         found: list[Endpoint] = []
         for pool in self.pools.values():
             for pod in pool.ready(self.day):
@@ -117,7 +181,7 @@ class World:
         return self.pools[endpoint.region].is_lost
 
     def lose(self, region: str, *, lost: bool) -> None:
-        """Lose a region, or have it back: with its pods, in new processes."""
+        """Cut a region off, or bring it back with new processes."""
         pool = self.pools[region]
         if pool.is_lost != lost:
             pool.is_lost = lost
@@ -137,9 +201,9 @@ class World:
             self.resize(name, count)
 
     def resize(self, region: str, count: int, *, at_once: bool = False) -> None:
-        """Have `count` backends in a region."""
+        """Start or remove backends of a region until there are `count`."""
         self.pools[region].resize(count, self.day, at_once=at_once)
-        # Those that leave answer what they have: their processes stay reachable.
+        # Removed backends stay reachable: they still answer their queues.
 
     def pass_time(self, seconds: float) -> None:
         """Count the cost of so many seconds; a lost region costs nothing."""

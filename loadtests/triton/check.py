@@ -4,53 +4,197 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 
+import httpx
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.chaos.system import ChaosSystem
+from backends.protocol import Done, FrameReader
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from gateway.types import Rule
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.gateway import Gateway
+from loadtests.generator import Target
 from loadtests.machine import this_machine
-from loadtests.triton.fleet import (
-    ENCODER,
-    OURS,
-    THEIRS,
-    WIDTH,
-    AnswerDifference,
-    FaultLoadResult,
-    backend_of,
-    compare,
-    fleet,
-    load,
-    of_backend,
-    through_gateway,
-)
-from loadtests.triton.process import Triton
-from loadtests.triton.wire import BackendThroughput, WireCost, measure_backends, measure_wire
+from loadtests.open_loop import Answer, open_loop
+from loadtests.triton.server import Triton
+from loadtests.triton.wire import measure_backends, measure_wire
 from loadtests.workload import sentences
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
+MODEL, ENCODER, WIDTH = "sentiment", "minilm", 384
+_KEY = "sk-triton-check-0123456789"
+_PLENTY = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
+_CHUNK = 20
 _RETURNED = 30.0
-_ROUNDS, _DURATION = 3, 4.0
-
-
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. `batches` are Triton's, `rows` those of either backend."""
-
-    difference: AnswerDifference
-    batches: int
-    rows: dict[str, float]
-    killed: FaultLoadResult
-    back_after: float
-    stopped: FaultLoadResult
+# Machines round differently; scores have six digits.
+_TOLERANCE = 1e-5
+Scores = Mapping[str, Mapping[str, float]]
 
 
 class AnswersDiffer(Exception):
     """Answers through Triton are not those of our own executor, or some are missing."""
 
 
-async def run_checks(
+class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference between answers to the same texts; `apart` is that of scores."""
+
+    texts: int
+    other_labels: int
+    apart: float
+
+    @property
+    def is_none(self) -> bool:
+        """Whether they are the same answers."""
+        return self.texts > 0 and not self.other_labels and self.apart <= _TOLERANCE
+
+
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of an open loop over a fault; `difference` is that of answers with 200."""
+
+    answers: list[Answer]
+    difference: AnswerDifference
+
+    @property
+    def statuses(self) -> dict[int, int]:
+        """Answers by their status."""
+        return dict(Counter(answer.status for answer in self.answers))
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `batches` are Triton's, `elsewhere` the rows that it did not answer."""
+
+    difference: AnswerDifference
+    batches: int
+    elsewhere: float
+    killed: FaultResult
+    back_after: float
+    stopped: FaultResult
+
+
+class _Check:
+    """A gateway over two regions of one model: the preferred one on Triton, one on our executor."""
+
+    def __init__(self, stack: ExitStack, folder: Path, models: Path) -> None:
+        (folder / "triton").mkdir()
+        graph = models / ENCODER / "1" / "model.onnx"
+        scratch = folder / "triton"
+        self.triton = stack.enter_context(Triton(scratch, name=ENCODER, graph=graph, width=WIDTH))
+        remote = {"provider": "open_inference", "upstream_url": self.triton.url}
+        theirs = stack.enter_context(backend(models, **remote))
+        self.ours = stack.enter_context(backend(models, threads="1"))
+        valkey = stack.enter_context(Valkey())
+        regions = [
+            {"name": name, "pools": [{"backends": [{"id": name, "url": _url(each)}]}]}
+            for name, each in (("theirs", theirs), ("ours", self.ours))
+        ]
+        self.gateway = Gateway(
+            folder / "gateway",
+            {"regions": regions, "deadline": {"default": 60.0}},
+            workers=1,
+            state_url=valkey.url,
+            cache_url=valkey.url,
+        )
+        with Ledger.create(self.gateway.settings.ledger) as ledger:
+            ledger.accounts.create_tenant("check", rules=(_PLENTY,))
+            ledger.accounts.create_key("check", key_hash=hash_key(_KEY))
+        stack.enter_context(self.gateway)
+
+    def through_gateway(self, texts: Sequence[str]) -> Scores:
+        """Return the scores of each text, by `POST /v1/classify`."""
+        target = self.gateway.target(_KEY)
+        url = f"http://{target.host}:{target.port}{target.path}"
+        found: dict[str, Mapping[str, float]] = {}
+        with httpx.Client(headers=dict(target.headers), timeout=30) as client:
+            for start in range(0, len(texts), _CHUNK):
+                chunk = texts[start : start + _CHUNK]
+                answer = client.post(url, json={"model": MODEL, "input": chunk}).raise_for_status()
+                found |= zip(chunk, _scores(answer.content), strict=True)
+        return found
+
+    def by_ours(self, texts: Sequence[str]) -> Scores:
+        """Return the scores of each text, by our backend alone."""
+        found: dict[str, Mapping[str, float]] = {}
+        target = self.ours.target
+        with httpx.Client(timeout=30) as client:
+            for text, call in zip(texts, calls(texts, self.ours.model(MODEL)), strict=True):
+                answer = client.post(f"{_url(self.ours)}{target.path}", content=call)
+                done = FrameReader().feed(answer.raise_for_status().content)[0]
+                if not isinstance(done, Done):
+                    raise TypeError(done)
+                found[text] = _labels(msgspec.json.decode(done.result))
+        return found
+
+    def load(
+        self, texts: Iterator[str], *, rate: float, seconds: float, fault: Callable[[], None]
+    ) -> FaultResult:
+        """Send a text at a time, `rate` a second, during a fault; judge every answer.
+
+        Raises:
+            AnswersDiffer: a request has no answer, or a wrong one.
+        """
+        sent: list[str] = []
+
+        def bodies() -> Iterator[bytes]:
+            for text in texts:
+                sent.append(text)
+                yield msgspec.json.encode({"model": MODEL, "input": text})
+
+        target = self.gateway.target(_KEY)
+        json = ("content-type", "application/json")
+        target = Target(
+            host=target.host, port=target.port, path=target.path, headers=(*target.headers, json)
+        )
+
+        async def run() -> list[Answer]:
+            answers, _ = await asyncio.gather(
+                open_loop(target, bodies(), rate=rate, duration=seconds, patience=60.0),
+                asyncio.to_thread(fault),
+            )
+            return answers
+
+        answers = sorted(asyncio.run(run()), key=lambda answer: answer.due)
+        if len(sent) != len(answers) or any(answer.status == 0 for answer in answers):
+            raise AnswersDiffer(f"of {len(sent)} requests some have no answer")
+        # In the order they were due, so that each is that of its text.
+        good = {
+            text: _scores(answer.body)[0]
+            for text, answer in zip(sent, answers, strict=True)
+            if answer.status == 200
+        }
+        expected = self.by_ours(list(good))
+        for text, scores in good.items():
+            if not compare({text: scores}, expected).is_none:
+                raise AnswersDiffer(f"`{text}`: {scores} instead of {expected[text]}")
+        difference = compare(good, expected)
+        return FaultResult(answers=answers, difference=difference)
+
+    def kill(self, quiet: float, away: float) -> float:
+        """Kill Triton for a while; return after how many seconds it got work again."""
+        time.sleep(quiet)
+        self.triton.kill()
+        time.sleep(away)
+        self.triton.start()
+        started, before = time.perf_counter(), self.triton.runs()
+        # A backend that found Triton missing measures cost and agreement of each encoder again.
+        wait_until(lambda: self.triton.runs() > before, within=_RETURNED, what="work for Triton")
+        return time.perf_counter() - started
+
+    def stop(self, quiet: float, away: float) -> None:
+        """Stop Triton for a while."""
+        time.sleep(quiet)
+        self.triton.signal(signal.SIGSTOP)
+        time.sleep(away)
+        self.triton.signal(signal.SIGCONT)
+
+
+def run_checks(
     folder: Path, models: Path, *, texts: int, rate: float, quiet: float, away: float
 ) -> CheckResult:
     """Ask for `texts` answers; then load, with Triton killed and stopped for `away` seconds each.
@@ -58,90 +202,44 @@ async def run_checks(
     Raises:
         AnswersDiffer: some answer is wrong or missing, or Triton had no part in them.
     """
-    scratch = folder / "triton"
-    scratch.mkdir()
-    graph = models / ENCODER / "1" / "model.onnx"
-    with Triton(scratch, name=ENCODER, graph=graph, width=WIDTH) as triton:
-        async with fleet(folder, models, triton) as system:
-            asked = sentences(texts, seed=40)
-            before = triton.runs()
-            found = await through_gateway(system, asked)
-            batches = triton.runs() - before
-            rows = {n: backend_of(system, n).counter("rows_total", ENCODER) for n in (THEIRS, OURS)}
-            expected = await of_backend(backend_of(system, OURS), asked)
-            others = iter(sentences(20_000, seed=41))
-            killed, back_after = await _killed(system, triton, others, rate, quiet, away)
-            stopped = await _stopped(system, triton, others, rate, quiet, away)
-    shown = CheckResult(
-        difference=compare(found, expected),
+    with ExitStack() as stack:
+        check = _Check(stack, folder, models)
+        asked, before = sentences(texts, seed=40), check.triton.runs()
+        found = check.through_gateway(asked)
+        batches = check.triton.runs() - before
+        elsewhere = check.ours.counter("rows_total", ENCODER)
+        difference = compare(found, check.by_ours(asked))
+        if not difference.is_none or not batches or elsewhere:
+            raise AnswersDiffer(f"{difference}, {batches} batches, {elsewhere:.0f} rows elsewhere")
+        others = iter(sentences(20_000, seed=41))
+        back_after = list[float]()
+        killed = check.load(
+            others,
+            rate=rate,
+            seconds=2 * quiet + away + 6,
+            fault=lambda: back_after.append(check.kill(quiet, away)),
+        )
+        stopped = check.load(
+            others, rate=rate, seconds=2 * quiet + away, fault=lambda: check.stop(quiet, away)
+        )
+    return CheckResult(
+        difference=difference,
         batches=batches,
-        rows=rows,
+        elsewhere=elsewhere,
         killed=killed,
-        back_after=back_after,
+        back_after=back_after[0],
         stopped=stopped,
     )
-    _judge(shown)
-    return shown
 
 
-async def _killed(
-    system: ChaosSystem,
-    triton: Triton,
-    texts: Iterator[str],
-    rate: float,
-    quiet: float,
-    away: float,
-) -> tuple[FaultLoadResult, float]:
-    back_after = 0.0
-
-    async def inject_fault() -> None:
-        nonlocal back_after
-        await asyncio.sleep(quiet)
-        await asyncio.to_thread(triton.kill)
-        await asyncio.sleep(away)
-        await asyncio.to_thread(triton.start)
-        started = time.perf_counter()
-        before = await asyncio.to_thread(triton.runs)
-        # Cost and agreement of each encoder are measured anew where it was found missing.
-        while await asyncio.to_thread(triton.runs) <= before:
-            if time.perf_counter() - started > _RETURNED:
-                raise AnswersDiffer("Triton returned, and nothing is sent there")
-            await asyncio.sleep(0.05)
-        back_after = time.perf_counter() - started
-
-    duration = 2 * quiet + away + 6
-    return await load(
-        system, texts, rate=rate, duration=duration, meanwhile=inject_fault
-    ), back_after
-
-
-async def _stopped(
-    system: ChaosSystem,
-    triton: Triton,
-    texts: Iterator[str],
-    rate: float,
-    quiet: float,
-    away: float,
-) -> FaultLoadResult:
-    async def inject_fault() -> None:
-        await asyncio.sleep(quiet)
-        triton.signal(signal.SIGSTOP)
-        await asyncio.sleep(away)
-        triton.signal(signal.SIGCONT)
-
-    return await load(system, texts, rate=rate, duration=2 * quiet + away, meanwhile=inject_fault)
-
-
-def _judge(shown: CheckResult) -> None:
-    if not shown.difference.is_none:
-        raise AnswersDiffer(f"through the gateway: {shown.difference}")
-    if not shown.batches or shown.rows[OURS]:
-        raise AnswersDiffer(f"Triton did not answer: {shown.batches} batches, {shown.rows}")
-    for name, found in (("killed", shown.killed), ("stopped", shown.stopped)):
-        if found.unanswered or not found.difference.is_none:
-            raise AnswersDiffer(
-                f"{name}: {found.unanswered} requests without an answer, {found.difference}"
-            )
+def compare(found: Scores, expected: Scores) -> AnswerDifference:
+    """Compare answers with the expected ones."""
+    pairs = [(scores, expected[text]) for text, scores in found.items()]
+    return AnswerDifference(
+        texts=len(pairs),
+        other_labels=sum(max(a, key=a.__getitem__) != max(b, key=b.__getitem__) for a, b in pairs),
+        apart=max((abs(a[label] - b[label]) for a, b in pairs for label in b), default=0.0),
+    )
 
 
 def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
@@ -150,50 +248,39 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
     Raises:
         AnswersDiffer: some answer is wrong or missing.
     """
-    machine = this_machine()
-    print(f"{machine.headline}\n")
+    print(f"{this_machine().headline}\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = folder / "repository"
         build_demo_models(models, print)
-        shown = asyncio.run(
-            run_checks(folder, models, texts=texts, rate=rate, quiet=quiet, away=away)
+        shown = run_checks(folder, models, texts=texts, rate=rate, quiet=quiet, away=away)
+        same = shown.difference
+        print(
+            f"\n{same.texts} texts through gateway, backend and Triton ({shown.batches} batches):"
         )
-        _print(shown)
-        scratch = folder / "alone"
-        scratch.mkdir()
+        print(f"the labels of our own executor, scores at most {same.apart:.1g} apart")
+        print("\n| Triton | requests | statuses | p50 ms | p99 ms | slowest ms |")
+        print("|---|---|---|---|---|---|")
+        for what, found in (("killed, started again", shown.killed), ("stopped", shown.stopped)):
+            times = sorted(answer.latency * 1000 for answer in found.answers)
+            cells = (times[len(times) // 2], times[len(times) * 99 // 100], times[-1])
+            latencies = " | ".join(f"{cell:.0f}" for cell in cells)
+            print(f"| {what} | {len(times)} | {found.statuses} | {latencies} |")
+        print(f"\nTriton got work again {shown.back_after:.1f} s after it was ready")
+        (folder / "alone").mkdir()
         graph = models / ENCODER / "1" / "model.onnx"
-        with Triton(scratch, name=ENCODER, graph=graph, width=WIDTH) as triton:
-            _print_wire(measure_wire(triton, graph, repeats=repeats))
-            _print_served(measure_backends(triton, models, rounds=_ROUNDS, duration=_DURATION))
+        with Triton(folder / "alone", name=ENCODER, graph=graph, width=WIDTH) as triton:
+            measure_wire(triton, graph, model=ENCODER, width=WIDTH, repeats=repeats)
+            measure_backends(triton, models, model=MODEL)
 
 
-def _print(shown: CheckResult) -> None:
-    same = shown.difference
-    print(
-        f"\n{same.texts} texts through gateway, backend and Triton ({shown.batches} batches there, "
-        f"{shown.rows[OURS]:.0f} rows elsewhere): {same.other_labels} other labels than of our own "
-        f"executor, scores at most {same.apart:.1g} apart"
-    )
-    print("\n| Triton | requests | statuses | wrong | p50 ms | p99 ms | slowest ms |")
-    print("|---|---|---|---|---|---|---|")
-    for name, found in (("killed and started again", shown.killed), ("stopped", shown.stopped)):
-        latencies = " | ".join(f"{found.percentile(share) * 1000:.0f}" for share in (0.5, 0.99, 1))
-        wrong = found.difference.other_labels
-        print(f"| {name} | {len(found.answers)} | {found.statuses} | {wrong} | {latencies} |")
-    print(f"\nwork went to Triton again {shown.back_after:.1f} s after it was ready")
+def _scores(body: bytes) -> list[Mapping[str, float]]:
+    return [_labels(each) for each in msgspec.json.decode(body)["results"]]
 
 
-def _print_wire(costs: list[WireCost]) -> None:
-    print("\n| batch | output | JSON ms | raw ms | here ms | JSON KiB | raw KiB |")
-    print("|---|---|---|---|---|---|---|")
-    for cost in costs:
-        times = f"{cost.json:.1f} | {cost.raw:.1f} | {cost.here:.1f}"
-        sizes = f"{cost.json_bytes / 1024:.0f} | {cost.raw_bytes / 1024:.0f}"
-        print(f"| {cost.rows} x {cost.length} | {cost.output.value} | {times} | {sizes} |")
+def _labels(result: Mapping[str, list[dict[str, float]]]) -> Mapping[str, float]:
+    return {str(each["label"]): each["score"] for each in result["labels"]}
 
 
-def _print_served(served: BackendThroughput) -> None:
-    print("\n| a backend over HTTP, 32 connections | sentences/s | runs |\n|---|---|---|")
-    for name, rates in (("Triton runs the graph", served.theirs), ("its own", served.ours)):
-        print(f"| {name} | {median(rates):.0f} | {', '.join(f'{rate:.0f}' for rate in rates)} |")
+def _url(each: RunningBackend) -> str:
+    return f"http://127.0.0.1:{each.port}"

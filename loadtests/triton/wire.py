@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import pad
@@ -18,113 +19,75 @@ from backends.open_inference.client import UpstreamClient
 from backends.open_inference.tensors import decode, encode
 from backends.types import OutputKind
 from loadtests.backend import backend, calls, run_closed
-from loadtests.triton.fleet import ENCODER, MODEL, WIDTH
-from loadtests.triton.process import Triton
+from loadtests.triton.server import Triton
 from loadtests.workload import sentences
 
 _SHAPES = ((1, 12), (16, 32), (16, 128))
+_OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 _TIMEOUT = 30.0
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_ROUNDS, _DURATION = 3, 4.0
 
 
-class BackendThroughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences per second of a backend on Triton and of one on our executor."""
-
-    theirs: list[float]
-    ours: list[float]
-
-
-def measure_backends(
-    triton: Triton, models: Path, *, rounds: int, duration: float
-) -> BackendThroughput:
-    """Measure both in turns, over HTTP; all processes are there all the time."""
-    served = BackendThroughput(theirs=[], ours=[])
+def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
+    """Print what a backend on Triton and one on our executor answer in turns, over HTTP."""
+    rates: dict[str, list[float]] = {"Triton runs the graph": [], "its own": []}
     threads = str(len(os.sched_getaffinity(0)))
     with (
         backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
         backend(models, threads=threads) as ours,
     ):
-        for seed in range(200, 200 + rounds):
+        for seed in range(200, 200 + _ROUNDS):
             # The same sentences for both: neither knows what the other was asked.
-            for running, found in ((theirs, served.theirs), (ours, served.ours)):
-                bodies = calls(sentences(20_000, seed=seed), running.model(MODEL))
-                outcome = run_closed(running, bodies, connections=32, duration=duration)
+            for running, found in zip((theirs, ours), rates.values(), strict=True):
+                bodies = calls(sentences(20_000, seed=seed), running.model(model))
+                outcome = run_closed(running, bodies, connections=32, duration=_DURATION)
                 found.append(outcome.rate)
-    return served
+    print("\n| a backend over HTTP, 32 connections | sentences/s | runs |\n|---|---|---|")
+    for name, found in rates.items():
+        print(f"| {name} | {median(found):.0f} | {', '.join(f'{rate:.0f}' for rate in found)} |")
 
 
-class WireCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds per batch over the wire as JSON and raw, and run here; bytes both ways."""
-
-    rows: int
-    length: int
-    output: OutputKind
-    json: float
-    raw: float
-    here: float
-    json_bytes: int
-    raw_bytes: int
-
-
-def measure_wire(triton: Triton, graph: Path, *, repeats: int) -> list[WireCost]:
-    """Measure batches in turns: JSON, raw, here; medians."""
-    client = UpstreamClient(RemoteModelServer(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
-    outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
-    source = GraphSource(path=graph, outputs=outputs, dimensions=WIDTH, max_tokens=256)
+def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats: int) -> None:
+    """Print what batches take in turns, as JSON, raw, and here: medians in ms, bytes both ways."""
+    client = UpstreamClient(RemoteModelServer(url=triton.url, model=model, timeout=_TIMEOUT))
+    source = GraphSource(path=graph, outputs=_OUTPUTS, dimensions=width, max_tokens=256)
     executor = OnnxExecutor(source, worker_threads=1, wide=False)
-    try:
-        return [
-            _measure(client, executor, rows, length, output, repeats)
-            for rows, length in _SHAPES
-            for output in outputs
-        ]
-    finally:
-        client.close()
+    print("\n| batch | output | JSON ms | raw ms | here ms | JSON KiB | raw KiB |")
+    print("|---|---|---|---|---|---|---|")
+    for (rows, length), output in product(_SHAPES, _OUTPUTS):
+        ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
+        send = partial(_send, client, ids, output, width)
+        here = partial(executor.run, pad(list(ids), output))
+        ways: tuple[Callable[[], object], ...] = (
+            partial(send, binary=False),
+            partial(send, binary=True),
+            here,
+        )
+        took: list[list[float]] = [[], [], []]
+        for _ in range(repeats):
+            for way, spans in zip(ways, took, strict=True):
+                started = time.perf_counter()
+                way()
+                spans.append((time.perf_counter() - started) * 1000)
+        times = " | ".join(f"{median(spans):.1f}" for spans in took)
+        sizes = " | ".join(f"{send(binary=binary) / 1024:.0f}" for binary in (False, True))
+        print(f"| {rows} x {length} | {output.value} | {times} | {sizes} |")
+    client.close()
 
 
-def _measure(
+def _send(
     client: UpstreamClient,
-    executor: ModelExecutor,
-    rows: int,
-    length: int,
+    ids: NDArray[np.int32],
     output: OutputKind,
-    repeats: int,
-) -> WireCost:
-    ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
-    batch = dict(zip(_INPUTS, (ids, np.ones_like(ids), ids * 0), strict=True))
-    shape = (rows, length, WIDTH) if output is OutputKind.TOKENS else (rows, WIDTH)
-    sizes: dict[bool, int] = {}
-
-    def send(*, binary: bool) -> None:
-        feeds = {name: ("INT32", values) for name, values in batch.items()}
-        body, headers = encode(feeds, output.value, binary=binary, timeout=_TIMEOUT)
-        reply = client.infer(body, headers, timeout=_TIMEOUT)
-        sizes[binary] = len(body) + len(reply.body)
-        decode(reply, output.value, shape)
-
-    padded = pad(list(ids), output)
-
-    def run() -> None:
-        executor.run(padded)
-
-    took: dict[str, list[float]] = {"json": [], "raw": [], "here": []}
-    ways: dict[str, Callable[[], None]] = {
-        "json": lambda: send(binary=False),
-        "raw": lambda: send(binary=True),
-        "here": run,
-    }
-    for _ in range(repeats):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            way()
-            took[name].append((time.perf_counter() - started) * 1000)
-    return WireCost(
-        rows=rows,
-        length=length,
-        output=output,
-        json=median(took["json"]),
-        raw=median(took["raw"]),
-        here=median(took["here"]),
-        json_bytes=sizes[False],
-        raw_bytes=sizes[True],
-    )
+    width: int,
+    *,
+    binary: bool,
+) -> int:
+    """Have Triton run a batch of full rows; return the bytes of request and reply."""
+    tensors = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+    feeds = {name: ("INT32", values) for name, values in tensors.items()}
+    body, headers = encode(feeds, output.value, binary=binary, timeout=_TIMEOUT)
+    reply = client.infer(body, headers, timeout=_TIMEOUT)
+    shape = (*ids.shape, width) if output is OutputKind.TOKENS else (len(ids), width)
+    decode(reply, output.value, shape)
+    return len(body) + len(reply.body)

@@ -2,40 +2,26 @@
 
 import re
 
-from loadtests.peers.compare import RECORDED
-from loadtests.peers.comparison import Kind, Work, read_comparison
+from loadtests.peers.command import PAGE, PICTURE, RESULTS
+from loadtests.peers.comparison import Kind, Work, read_comparison, short
 from loadtests.peers.page import render_page
-from loadtests.peers.picture import quickest
 
 
-def test_the_page_is_made_of_the_results() -> None:
+def test_the_page_is_made_of_the_results_of_no_dry_run() -> None:
     """`make bench-peers ARGS=--draw-only` writes it."""
-    page = render_page(read_comparison(RECORDED.results), picture="plots/peers.svg")
+    comparison = read_comparison(RESULTS)
 
-    assert RECORDED.page.read_text() == page
+    assert PAGE.read_text() == render_page(comparison, picture="plots/peers.svg")
+    assert not comparison.is_dry_run
 
 
 def test_the_picture_shows_every_peer_of_the_results_with_its_rate() -> None:
-    """Each is shown in its quickest way, and no rate is from elsewhere."""
-    comparison = read_comparison(RECORDED.results)
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", RECORDED.picture.read_text())
+    comparison = read_comparison(RESULTS)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", PICTURE.read_text())
 
-    shown = [each for kind in Kind for each in quickest(comparison.at(Work(kind=kind)))]
+    shown = [each for kind in Kind for each in comparison.at(Work(kind=kind))]
 
     assert shown
     for figure in shown:
-        name = figure.what.partition(": ")[0]
-        assert any(text.rstrip(" †‡§¶#") == name for text in texts), name
+        assert short(figure) in texts
         assert f"{figure.rate:,.0f}" in texts
-
-
-def test_the_recorded_figures_are_of_no_dry_run() -> None:
-    """Each has a source with a machine, a date and a commit."""
-    comparison = read_comparison(RECORDED.results)
-
-    assert not comparison.is_dry_run
-    for figure in comparison.figures:
-        machine = comparison.sources[figure.source].machine
-        assert machine.cpu
-        assert machine.date
-        assert machine.commit

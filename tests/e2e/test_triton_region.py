@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.triton.check import run_checks
-from loadtests.triton.fleet import AnswerDifference, compare
-from loadtests.triton.process import is_installed
-
-pytestmark = pytest.mark.anyio
+from loadtests.triton.check import AnswerDifference, compare, run_checks
+from loadtests.triton.server import is_installed
 
 
 @pytest.mark.skipif(
     not is_installed(), reason="Triton is not installed: `make check-triton` installs it"
 )
-async def test_answers_through_triton_are_ours_also_while_it_dies_and_returns(
+def test_answers_through_triton_are_ours_also_while_it_dies_and_returns(
     tmp_path: Path, demo_models: Path
 ) -> None:
-    shown = await run_checks(tmp_path, demo_models, texts=200, rate=20.0, quiet=1.0, away=1.5)
+    shown = run_checks(tmp_path, demo_models, texts=200, rate=20.0, quiet=1.0, away=1.5)
 
     assert shown.difference.is_none
     assert shown.difference.texts == 200

@@ -6,8 +6,7 @@ from functools import cache
 from backends.metric_declaration import MetricKind
 from backends.telemetry.catalogue import backend_metrics
 from gateway.telemetry.catalogue import gateway_metrics
-from tools.monitoring.rule import Recording
-from tools.monitoring.rules import GROUPS
+from tools.monitoring.rules import groups
 
 TARGET = frozenset({"instance", "job"})
 """Labels that Prometheus gives to what it scrapes."""
@@ -27,8 +26,8 @@ def labels_by_name() -> dict[str, frozenset[str]]:
             known[f"{metric.name}_bucket"] = labels | {"le"}
         else:
             known[metric.name] = labels
-    recorded = [r for group in GROUPS for r in group.rules if isinstance(r, Recording)]
-    return known | {rule.record: frozenset({"model"}) for rule in recorded}
+    rules = [rule for group in groups() for rule in group.rules]
+    return known | {rule.record: frozenset({"model"}) for rule in rules if rule.record}
 
 
 def check_query(expr: str) -> None:

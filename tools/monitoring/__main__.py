@@ -1,22 +1,33 @@
-"""Writes dashboards and rules into deploy/: `python -m tools.monitoring [--runbooks ADDRESS]`."""
+"""Writes the dashboards, and the rules for the Prometheus operator: `python -m tools.monitoring`.
 
-from argparse import ArgumentParser
+The sources are tools/monitoring/dashboards/*.yaml and deploy/prometheus-rules.yaml.
+"""
 
-from tools.monitoring.files import DASHBOARD_FOLDER, generated
-from tools.monitoring.rules import RUNBOOKS
+from pathlib import Path
+
+import yaml
+
+from tools.monitoring.dashboards.every import DASHBOARDS
+from tools.monitoring.files import DASHBOARD_FOLDER, OBJECT, RULES
+from tools.monitoring.grafana import render
+
+
+def generated() -> dict[Path, bytes]:
+    """Return the contents of every generated file by its path."""
+    rules = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "sluicegate"},
+        "spec": yaml.safe_load(RULES.read_bytes()),
+    }
+    written = yaml.safe_dump(rules, sort_keys=False, width=10_000, allow_unicode=True)
+    note = "# Written by `python -m tools.monitoring` from deploy/prometheus-rules.yaml.\n"
+    dashboards = {DASHBOARD_FOLDER / f"{each.uid}.json": render(each) for each in DASHBOARDS}
+    return dashboards | {OBJECT: (note + written).encode()}
+
 
 if __name__ == "__main__":
-    parser = ArgumentParser("python -m tools.monitoring", description="Write deploy/ anew.")
-    parser.add_argument(
-        "--runbooks",
-        default=RUNBOOKS,
-        help="where people who are called read the page of an alert, with {alert} for its name,"
-        " such as https://docs.example.com/runbooks/{alert}.html; %(default)s",
-    )
-    arguments = parser.parse_args()
-    if "{alert}" not in arguments.runbooks:
-        parser.error("--runbooks needs `{alert}`, the place of the alert's name")
-    files = generated(arguments.runbooks)
+    files = generated()
     for path in DASHBOARD_FOLDER.glob("*.json"):
         if path not in files:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Renders dashboards as the JSON that Grafana reads, from a few typed parts."""
+"""Renders dashboards as the JSON that Grafana reads."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -15,14 +15,14 @@ _COLUMNS, _HEIGHT = 24, 8
 _SCHEMA = 39
 
 
-class Query(msgspec.Struct, frozen=True):
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A PromQL expression and the legend of its series."""
 
     expr: str
     legend: str = ""
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
+class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A panel; its description says what to do when the figure moves."""
 
     title: str
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
     panels: tuple[Panel, ...]
 
 
-class Variable(msgspec.Struct, frozen=True, kw_only=True):
+class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A template variable: the values of a label, or with `default` a number that viewers type."""
 
     name: str
@@ -55,10 +55,10 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Dashboard(msgspec.Struct, frozen=True, kw_only=True):
+class Dashboard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A dashboard; `uid` is its address and the name of its file."""
 
-    uid: str
+    uid: str = ""
     title: str
     description: str
     rows: tuple[Row, ...]

@@ -1,6 +1,5 @@
 """Tests the GPU report: time budgets, wrong answers, ratios."""
 
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -9,26 +8,22 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from backends.executors.buckets import Shape
 from backends.protocol import Report as Load, ServingState
-from loadtests.gpu.bare_session import distance
-from loadtests.gpu.client import LoadResult
 from loadtests.gpu.command import run_section
+from loadtests.gpu.correctness import write_family
 from loadtests.gpu.device import Device
-from loadtests.gpu.families import write_family
-from loadtests.gpu.full_path import summary
-from loadtests.gpu.models import random_batch, texts, write_tokenizer
+from loadtests.gpu.full_path import LoadResult, summary
+from loadtests.gpu.models import texts, write_tokenizer
 from loadtests.gpu.plan import (
     BUDGETS,
     CHECKED,
     FIGURES,
     LARGE,
     SECTIONS,
+    Figure,
     Options,
     figures_of,
-    pack,
     sections_in_order,
-    unpack,
 )
 from loadtests.gpu.results import (
     Journal,
@@ -37,9 +32,10 @@ from loadtests.gpu.results import (
     fastest,
     known_figures,
     open_report,
+    ratios,
     write_report,
 )
-from loadtests.gpu.table import operations, ratios
+from loadtests.gpu.sessions import distance
 
 THROUGH = "through the gateway, minilm-l6, 24 tokens, 64 texts a request"
 
@@ -57,14 +53,6 @@ def report(options: Options) -> Report:
 def test_all_sections_together_take_less_than_a_quarter_of_an_hour() -> None:
     assert sum(BUDGETS.values()) < 13 * 60
     assert BUDGETS["check"] <= 90
-
-
-def test_options_reach_the_process_of_a_section(options: Options) -> None:
-    assert unpack(pack(options)) == options
-
-
-def test_every_figure_has_a_name_of_its_own() -> None:
-    assert max(Counter(figure.name for figure in FIGURES).values()) == 1
 
 
 def test_every_form_that_is_checked_can_be_built_of_bert(options: Options) -> None:
@@ -136,22 +124,6 @@ def test_texts_are_distinct_and_of_exactly_so_many_tokens(options: Options) -> N
     assert tokenizer.token_to_id("[UNK]") not in tokenizer.encode(known[0]).ids
 
 
-def test_texts_of_different_clients_differ(options: Options) -> None:
-    first, second = (set(islice(texts(options, length=16, seed=s), 2000)) for s in (3, 4))
-
-    assert not first & second
-
-
-def test_mixed_batches_are_right_padded_and_have_a_row_of_full_length(options: Options) -> None:
-    batch = random_batch(options, Shape(64, 32), seed=1, mixed=True)
-
-    mask = batch["attention_mask"]
-    assert mask.sum(axis=1).max() == 32
-    assert mask.sum(axis=1).min() >= 4
-    assert (np.diff(mask, axis=1) <= 0).all()
-    assert not batch["input_ids"][mask == 0].any()
-
-
 def test_a_missing_package_skips_its_section_by_name(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,10 +148,6 @@ def test_the_fastest_form_whose_answers_were_right_is_found(report: Report) -> N
     assert found is not None
     assert (found.form.attention, found.kernels) == ("ranges", 2)
     assert fastest(report, batch) is None
-
-
-def test_a_sequence_of_bert_base_is_22_billion_operations() -> None:
-    assert operations(LARGE, 128) == pytest.approx(22.3e9, rel=0.02)
 
 
 def test_ratios_name_what_they_divide(report: Report) -> None:
@@ -207,33 +175,35 @@ def test_ratios_name_what_they_divide(report: Report) -> None:
 def test_a_process_that_dies_loses_the_figure_it_was_at_and_no_other(
     options: Options, report: Report
 ) -> None:
-    """The next process finds both: what is known, and what not to try again."""
+    """The next process finds what is known, and what not to try again; a later run tries it."""
     assert not report.figures
-    journal = Journal(options)
-    journal.begin("first")
-    journal.end(Measurement(what="first", error=0.001))
-    journal.begin("second")
+    first, second = (figure.name for figure in figures_of("peer", ()))
+
+    def work(figure: Figure) -> Measurement:
+        if figure.name == second:
+            raise SystemExit
+        return Measurement(what=figure.name, rate=1.0)
+
+    with pytest.raises(SystemExit):
+        Journal(options).measure("peer", work)
 
     successor = Journal(options)
-
-    assert successor.has("first")
-    assert successor.has("second")
-    assert not successor.has("third")
+    assert successor.missing("peer") == []
     assert [each.passed for each in successor.report.figures] == [True, False]
+    assert [each.what for each in open_report(options, (), "").figures] == [first]
+    assert open_report(options, ("peer",), "").figures == []
 
 
-def test_a_later_run_keeps_what_is_right_and_tries_the_rest_again(
-    options: Options, report: Report
-) -> None:
+def test_an_error_spoils_one_figure(options: Options, report: Report) -> None:
     assert not report.figures
-    journal = Journal(options)
-    journal.end(Measurement(what="first", rate=1.0))
-    journal.end(Measurement(what=THROUGH, rate=1.0))
-    journal.begin("second")
 
-    assert [each.what for each in open_report(options, (), "").figures] == ["first", THROUGH]
-    again = open_report(options, ("gateway-small",), "")
-    assert [each.what for each in again.figures] == ["first"]
+    def work(figure: Figure) -> Measurement:
+        raise ValueError(f"/tmp/folder/{figure.items}.onnx is broken\nand more")
+
+    Journal(options).measure("peer", work)
+
+    notes = [each.note for each in Journal(options).report.figures]
+    assert notes == ["ValueError: 32.onnx is broken", "ValueError: 256.onnx is broken"]
 
 
 @pytest.mark.parametrize(

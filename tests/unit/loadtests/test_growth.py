@@ -12,10 +12,8 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from loadtests.growth import command
-from loadtests.growth.deployment import Measured
 from loadtests.growth.load import send
-from loadtests.growth.plots import draw
-from loadtests.growth.points import GrowthPoint, PointFile, added_exponent, judge, word
+from loadtests.growth.points import GrowthPoint, Measured, PointFile, added_exponent, judge, word
 from loadtests.growth.sections import SECTIONS, Section, SectionRun
 from loadtests.machine import Machine
 
@@ -95,47 +93,24 @@ def test_what_was_measured_at_this_commit_is_not_measured_anew(
     assert measured == [1, 8, 8, 64, 1]
 
 
-def test_a_file_of_points_keeps_the_last_of_each_and_what_another_run_adds(tmp_path: Path) -> None:
-    first, other = PointFile(tmp_path / "points"), PointFile(tmp_path / "points")
-    for memory in (100.0, 200.0):
-        first.add(point(1, memory=memory))
-    other.add(point(8))
-
-    first.compact()
-
-    kept = PointFile(tmp_path / "points").curves("connections")["hit"]
-    assert [(one.size, one.memory_sum) for one in kept] == [(1, 200.0), (8, 100.0)]
-    assert len((tmp_path / "points").read_bytes().splitlines()) == 2
-
-
 def measure(path: Path, *, commit: str = "abc1234", most: int = 100) -> None:
     command.measure(
         "connections",
         PointFile(path),
         replace(MACHINE, commit=commit),
-        seconds=1.0,
-        prepare=1.0,
         most=most,
     )
 
 
-@pytest.mark.parametrize("field", ["cpu", "python", "commit"])
-def test_a_point_counts_for_its_processor_version_and_commit_alone(
-    field: str, tmp_path: Path
-) -> None:
-    points = PointFile(tmp_path / "growth.jsonl")
-    points.add(point(1))
-
-    assert points.has("connections", "hit", 1, MACHINE)
-    assert not points.has("connections", "hit", 1, replace(MACHINE, **{field: "another"}))
-
-
 def test_a_plot_names_machine_interpreter_date_and_commit(tmp_path: Path) -> None:
-    path = draw("connections", "connections", {"hit": [point(1), point(10)]}, tmp_path)
+    points = PointFile(tmp_path / "growth.jsonl")
+    for size in (1, 10):
+        points.add(point(size))
 
-    text = path.read_text()
+    command.show("connections", points, tmp_path)
+
+    text = (tmp_path / "connections.svg").read_text()
     assert "a CPU, 2 cores, Python 3.11.7, 2026-01-01, abc1234" in text
-    assert len(text) < 100_000
 
 
 def test_clocks_are_read_while_nothing_is_under_way() -> None:

@@ -6,9 +6,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import msgspec
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 from typing_extensions import override
 
@@ -17,24 +15,14 @@ from gateway.dispatch.prober import MOST_PROBES, Prober
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.simulate.client import SimulatedClient
-from loadtests.simulate.command import (
-    PLOTS,
-    RESULTS,
-    SimulationFile,
-    keep,
-    places,
-    simulate_command,
-    table,
-)
-from loadtests.simulate.day import DAY, Day, Outage, Spike
-from loadtests.simulate.gateway import MODEL
-from loadtests.simulate.results import DayResult, PhaseFigures, Recorder
-from loadtests.simulate.run import Policy, play
-from loadtests.simulate.scaling import Scaler, ScalingRule
-from loadtests.simulate.scenario import Scenario
+from loadtests.machine import Machine
+from loadtests.simulate.command import SimulationFile, draw_days, table
+from loadtests.simulate.gateway import MODEL, SimulatedClient
+from loadtests.simulate.results import Bucket, DayResult, PhaseFigures, figures, points
+from loadtests.simulate.run import POLICIES, Policy, play
+from loadtests.simulate.scenario import DAY, Day, Outage, Scenario, Spike
 from loadtests.simulate.virtual_time import run_virtual
-from loadtests.simulate.world import World
+from loadtests.simulate.world import Scaler, ScalingRule, World
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
 
@@ -138,11 +126,10 @@ def test_figures_say_of_how_many_requests_they_are_and_how_many_backends_ran(
 
 
 def test_percentiles_of_few_requests_are_left_out() -> None:
-    recorder = Recorder()
-    bucket = recorder.open("quiet", 0.0, 1.0, [2, 3])
+    bucket = Bucket(phase="quiet", start=0.0, weight=1.0, pods=[2, 3])
     bucket.latencies.extend(float(number) for number in range(250))
 
-    (quiet, _), (point,) = recorder.figures(), recorder.points()
+    (quiet, _), (point,) = figures([bucket]), points([bucket])
 
     assert quiet.p50 is not None
     assert quiet.p95 is not None
@@ -150,38 +137,13 @@ def test_percentiles_of_few_requests_are_left_out() -> None:
     assert (point.pods, point.most_in_region) == (5, 3)
 
 
-def test_results_of_two_scenarios_are_not_mixed(tmp_path: Path, production: DayResult) -> None:
-    path = tmp_path / "simulation.json"
-    keep(path, SHORT, production)
-    keep(path, SHORT, replace(production, policy="oracle"))
-    both = msgspec.json.decode(path.read_bytes(), type=SimulationFile)
-    other = replace(SHORT, backends=60)
-    keep(path, other, production)
-    left = msgspec.json.decode(path.read_bytes(), type=SimulationFile)
+def test_table_and_plot_have_every_policy_and_part(tmp_path: Path, production: DayResult) -> None:
+    days = [replace(production, policy=policy) for policy in POLICIES]
+    machine = Machine(cpu="", cores=2, memory_gib=1, python="3.11", date="", commit="")
+    found = SimulationFile(machine=machine, scenario=SHORT, item_seconds=1.0, days=days)
 
-    assert [one.policy for one in both.days] == ["production", "oracle"]
-    assert both.scenario == SHORT
-    assert [one.policy for one in left.days] == ["production"]
-    assert left.scenario == other
-    assert len(table(left, price=0.05).splitlines()) == 2 + len(production.phases) + 4
-
-
-def test_drawing_what_was_not_played_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "simulation.json"
-    path.write_text('{"days": []}')
-    for results in (path, tmp_path / "missing.json"):
-        drawn = CliRunner().invoke(simulate_command, ["--draw-only", "--results", str(results)])
-
-        assert drawn.exit_code == 1
-        assert f"{results} holds no days" in drawn.output
-
-
-def test_another_scenario_leaves_the_recorded_results_and_plot(tmp_path: Path) -> None:
-    assert places(Scenario(), None, None) == (RESULTS, PLOTS)
-    for scenario, results in [(SHORT, None), (Scenario(), tmp_path / "simulation.json")]:
-        at, plots = places(scenario, results, None)
-        assert at != RESULTS
-        assert plots == at.parent
+    assert len(table(found).splitlines()) == 2 + 4 * len(production.phases) + 3 + 4
+    assert "oracle" in draw_days(found, tmp_path).read_text()
 
 
 def test_a_call_under_way_when_its_region_is_lost_times_out_after_the_idle_timeout() -> None:

@@ -5,118 +5,144 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
 from tests.docs.tables import ROOT
 from tests.support.promql import check_query
 from tools.monitoring.files import ALERTMANAGER, RULES
-from tools.monitoring.inhibitions import INHIBITIONS, Inhibition
-from tools.monitoring.rule import Alert
-from tools.monitoring.rules import GROUPS, alerts, page_of, rule_file, test_files as files_of_tests
+from tools.monitoring.rules import Group, Rule, alerts, groups
 
 PAGES = ROOT / "docs/runbooks"
-ALERTS = alerts()
-_NAMES = [alert.name for alert in ALERTS]
+ALERTS = {alert.name: alert for alert in alerts()}
+_STEPS = {"30s": 30, "2m": 240, "30m": 10_000}
+"""How often rules are evaluated in a test, by the most minutes that it lasts."""
 
 
-def promtool(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return run("promtool", *arguments, folder=folder)
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Series after which an alert fires, or stays quiet; a value each minute, as promtool reads."""
+
+    alert: str
+    at: str
+    quiet_at: str = ""
+    labels: dict[str, str] = {}
+    """Of the alert that fires, besides its name and severity."""
+    fires: dict[str, str | int]
+    quiet: dict[str, str | int]
 
 
-def run(tool: str, *arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+CASES = msgspec.yaml.decode((ROOT / "tests/deploy/alerts.yaml").read_bytes(), type=list[Case])
+
+
+def run(tool: str, *arguments: str | Path, folder: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
     command = [tool, *map(str, arguments)]
-    return subprocess.run(
+    done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_rules_ask_for_declared_metrics_and_labels() -> None:
-    for group in GROUPS:
+    for group in groups():
         for rule in group.rules:
             check_query(rule.expr)
 
 
-def test_names_of_alerts_are_unique() -> None:
-    assert len(_NAMES) == len(set(_NAMES))
+@pytest.mark.parametrize("case", CASES, ids=[case.alert for case in CASES])
+def test_an_annotation_uses_labels_that_the_alert_has(case: Case) -> None:
+    annotations = ALERTS[case.alert].annotations
+    text = annotations["summary"] + annotations["description"]
 
-
-@pytest.mark.parametrize("alert", ALERTS, ids=_NAMES)
-def test_an_annotation_uses_labels_that_the_alert_has(alert: Alert) -> None:
-    text = alert.summary + alert.description
-
-    assert set(re.findall(r"\$labels\.(\w+)", text)) <= set(alert.fires.labels)
+    assert set(re.findall(r"\$labels\.(\w+)", text)) <= set(case.labels)
     assert "{{" not in re.sub(r"\{\{ \$labels\.\w+ \}\}", "", text)
 
 
 @pytest.mark.system
 def test_promtool_finds_the_rules_valid() -> None:
-    done = promtool("check", "rules", RULES, folder=ROOT)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("promtool", "check", "rules", RULES, folder=ROOT)
 
 
 @pytest.mark.system
 def test_every_alert_fires_and_does_not_fire(tmp_path: Path) -> None:
-    files = files_of_tests()
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+    assert [case.alert for case in CASES] == list(ALERTS)
 
-    tests = [name for name in files if name.endswith(".test.yaml")]
-    done = promtool("test", "rules", *tests, folder=tmp_path)
+    for case in CASES:
+        _write_promtool_test(case, tmp_path)
 
-    assert len(tests) == len(ALERTS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("promtool", "test", "rules", *(f"{name}.test.yaml" for name in ALERTS), folder=tmp_path)
+
+
+def _write_promtool_test(case: Case, folder: Path) -> None:
+    """Write the alert alone with what it needs: promtool evaluates every rule at every step."""
+    alert = ALERTS[case.alert]
+    needed = [g for g in groups() if any(r.record and r.record in alert.expr for r in g.rules)]
+    rules = {"groups": [*needed, Group("alert", [alert])]}
+    (folder / f"{alert.name}.rules.yaml").write_bytes(msgspec.yaml.encode(rules))
+    minutes = int(case.at.removesuffix("m"))
+    document = {
+        "rule_files": [f"{alert.name}.rules.yaml"],
+        "evaluation_interval": next(step for step, most in _STEPS.items() if minutes <= most),
+        # Else in any order: an alert would see what was recorded a step before, or nothing.
+        "group_eval_order": [group.name for group in rules["groups"]],
+        "tests": [
+            _promtool_test(case.fires, case.at, alert, case.labels),
+            _promtool_test(case.quiet, case.quiet_at or case.at, alert, None),
+        ],
+    }
+    (folder / f"{alert.name}.test.yaml").write_text(yaml.safe_dump(document))
+
+
+def _promtool_test(
+    series: dict[str, str | int], at: str, alert: Rule, firing: dict[str, str] | None
+) -> dict[str, object]:
+    labels = {"alertname": alert.name, "alertstate": "firing", **alert.labels, **(firing or {})}
+    matchers = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+    query = f'ALERTS{{alertname="{alert.name}", alertstate="firing"}}'
+    samples = [] if firing is None else [{"labels": f"ALERTS{{{matchers}}}", "value": 1}]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": str(v)} for name, v in series.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": samples}],
+    }
 
 
 @pytest.mark.system
 def test_amtool_finds_the_inhibition_rules_valid() -> None:
-    done = run("amtool", "check-config", ALERTMANAGER, folder=ROOT)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    run("amtool", "check-config", ALERTMANAGER, folder=ROOT)
 
 
-@pytest.mark.parametrize("inhibition", INHIBITIONS, ids=[each.source for each in INHIBITIONS])
-def test_an_inhibition_is_between_alerts_that_have_the_labels_it_compares(
-    inhibition: Inhibition,
-) -> None:
+def test_an_inhibition_is_between_alerts_that_have_the_labels_it_compares() -> None:
     """Alertmanager takes a label that neither has for equal: it would inhibit everywhere."""
-    by_name = {alert.name: alert for alert in ALERTS}
+    labels = {case.alert: set(case.labels) for case in CASES}
 
-    for name in (inhibition.source, *inhibition.targets):
-        assert set(inhibition.equal) <= set(by_name[name].fires.labels)
-    assert inhibition.source not in inhibition.targets
-
-
-def test_an_alert_names_a_page_that_is_there_unless_an_address_is_given() -> None:
-    assert all((ROOT / url).is_file() for url in _runbooks(rule_file()))
-    given = _runbooks(rule_file("https://docs.example.com/runbooks/{alert}.html"))
-
-    assert given == [f"https://docs.example.com/runbooks/{name}.html" for name in _NAMES]
-
-
-def _runbooks(rules: bytes) -> list[str]:
-    found = re.findall(r"runbook_url: (\S+)", rules.decode())
-    assert len(found) == len(ALERTS)
-    return found
+    for rule in yaml.safe_load(ALERTMANAGER.read_bytes())["inhibit_rules"]:
+        (source,) = re.findall(r'alertname="(\w+)"', rule["source_matchers"][0])
+        (targets,) = re.findall(r'alertname=~"([\w|]+)"', rule["target_matchers"][0])
+        assert source not in targets.split("|")
+        for name in (source, *targets.split("|")):
+            assert set(rule["equal"]) <= labels[name]
 
 
 def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
-    pages = {path.name for path in PAGES.glob("*.md")} - {"README.md"}
+    pages = {f"docs/runbooks/{path.name}" for path in PAGES.glob("*.md")}
 
-    assert pages == set(map(page_of, ALERTS))
+    named = {alert.annotations["runbook_url"] for alert in ALERTS.values()}
+
+    assert pages - {"docs/runbooks/README.md"} == named
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=_NAMES)
-def test_a_page_has_the_severity_of_its_alert(alert: Alert) -> None:
-    page = (PAGES / page_of(alert)).read_text("utf-8")
+@pytest.mark.parametrize("alert", ALERTS.values(), ids=list(ALERTS))
+def test_a_page_has_the_name_and_severity_of_its_alert(alert: Rule) -> None:
+    page = (ROOT / alert.annotations["runbook_url"]).read_text("utf-8")
 
     assert page.startswith(f"# {alert.name}\n")
-    assert f"Severity: {alert.severity}" in page
+    assert f"Severity: {alert.labels['severity']}" in page
 
 
 def test_the_list_of_pages_names_each() -> None:
     page = (PAGES / "README.md").read_text("utf-8")
 
-    assert re.findall(r"\]\((\w+)\.md\)", page) == _NAMES
+    assert re.findall(r"\]\((\w+)\.md\)", page) == list(ALERTS)

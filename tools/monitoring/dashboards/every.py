@@ -1,10 +1,15 @@
-"""Lists all dashboards."""
+"""Reads the dashboards, a YAML file each, beside this module."""
 
-from tools.monitoring.dashboards.cache import CACHE
-from tools.monitoring.dashboards.incident import INCIDENT
-from tools.monitoring.dashboards.model import MODEL_PAGE
-from tools.monitoring.dashboards.money import MONEY
-from tools.monitoring.dashboards.overview import OVERVIEW
-from tools.monitoring.dashboards.region import REGION_PAGE
+from pathlib import Path
 
-DASHBOARDS = (OVERVIEW, INCIDENT, MODEL_PAGE, REGION_PAGE, CACHE, MONEY)
+import msgspec
+
+from tools.monitoring.grafana import Dashboard
+
+
+def _read(path: Path) -> Dashboard:
+    dashboard = msgspec.yaml.decode(path.read_bytes(), type=Dashboard)
+    return msgspec.structs.replace(dashboard, uid=path.stem)
+
+
+DASHBOARDS = tuple(map(_read, sorted(Path(__file__).parent.glob("*.yaml"))))

@@ -1,15 +1,14 @@
-"""Runs a real Triton server over an encoder and kills and restarts it."""
+"""Runs a real Triton server over an encoder, and kills and stops it."""
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import httpx
-
+from testing.loopback import get, is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
 
@@ -19,7 +18,7 @@ _MODEL = Path(__file__).parent / "encoder.py"
 _CONFIG = """
 name: "{name}"
 backend: "python"
-max_batch_size: {rows}
+max_batch_size: 16
 default_model_filename: "{file}"
 input [
   {{ name: "input_ids", data_type: TYPE_INT32, dims: [-1] }},
@@ -30,7 +29,7 @@ output [
   {{ name: "pooled", data_type: TYPE_FP32, dims: [{width}] }},
   {{ name: "tokens", data_type: TYPE_FP32, dims: [-1, {width}] }}
 ]
-instance_group [{{ kind: KIND_CPU, count: {instances} }}]
+instance_group [{{ kind: KIND_CPU, count: 2 }}]
 parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
 """
 
@@ -43,33 +42,16 @@ def is_installed() -> bool:
 class Triton:
     """Serves a graph as model `name` on a port that stays its own; a context manager."""
 
-    def __init__(
-        self,
-        scratch: Path,
-        *,
-        name: str,
-        graph: Path,
-        width: int,
-        rows: int = 16,
-        instances: int = 2,
-    ) -> None:
+    def __init__(self, scratch: Path, *, name: str, graph: Path, width: int) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._name = name
         self._scratch = scratch
-        self._repository = scratch / "repository"
-        version = self._repository / name / "1"
+        version = scratch / "repository" / name / "1"
         version.mkdir(parents=True)
         shutil.copy(_MODEL, version)
-        config = _CONFIG.format(
-            name=name,
-            file=_MODEL.name,
-            rows=rows,
-            width=width,
-            instances=instances,
-            graph=graph.resolve(),
-        )
-        (self._repository / name / "config.pbtxt").write_text(config)
+        config = _CONFIG.format(name=name, file=_MODEL.name, width=width, graph=graph.resolve())
+        (version.parent / "config.pbtxt").write_text(config)
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -79,17 +61,16 @@ class Triton:
     def __exit__(self, *exc_info: object) -> None:
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._wait(15)
+        with suppress(subprocess.TimeoutExpired):
+            self._wait()
         self.kill()
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
-        python = _HOME / "bin" / "python"
-        arguments = [str(self._repository), str(self.port), str(self._scratch)]
+        arguments = [str(self._scratch / "repository"), str(self.port), str(self._scratch)]
         with (self._scratch / "output").open("wb") as output:
-            self._child = subprocess.Popen(
-                [str(python), "-m", "loadtests.triton.serve", *arguments],
+            child = self._child = subprocess.Popen(
+                [str(_HOME / "bin" / "python"), "-m", "loadtests.triton.serve", *arguments],
                 cwd=_ROOT,
                 env=dict(os.environ) | {"PYTHONPATH": str(_ROOT)},
                 stdout=output,
@@ -97,36 +78,28 @@ class Triton:
                 # With its models' processes it is a group of its own.
                 start_new_session=True,
             )
-        wait_until(self._answers, within=60, what=f"Triton is ready; it said: {self._said()}")
+        url = f"{self.url}/v2/health/ready"
+        wait_until(lambda: child.poll() is not None or is_answered(url), what="Triton is ready")
+        if child.poll() is not None:
+            said = (self._scratch / "output").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"Triton has ended; it said: {said}")
 
     def runs(self) -> int:
         """Return how many batches it has run since it started."""
-        statistics = httpx.get(f"{self.url}/v2/models/{self._name}/stats").json()
-        count: int = statistics["model_stats"][0]["execution_count"]
-        return count
+        statistics: Any = get(f"{self.url}/v2/models/{self._name}/stats").json()
+        return int(statistics["model_stats"][0]["execution_count"])
 
     def kill(self) -> None:
         """`kill -9` it and its models."""
         self.signal(signal.SIGKILL)
-        self._wait(15)
+        self._wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and its models."""
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
-    def _wait(self, within: float) -> None:
+    def _wait(self) -> None:
         if self._child is not None:
-            self._child.wait(timeout=within)
-
-    def _answers(self) -> bool:
-        if self._child is None or self._child.poll() is not None:
-            raise RuntimeError(f"Triton has ended; it said: {self._said()}")
-        try:
-            return httpx.get(f"{self.url}/v2/health/ready").is_success
-        except httpx.TransportError:
-            return False
-
-    def _said(self) -> str:
-        return (self._scratch / "output").read_text(errors="replace")[-2000:]
+            self._child.wait(timeout=15)
