@@ -1,5 +1,6 @@
 """The pages at the root and in docs/ keep their promises to a reader."""
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -20,12 +21,14 @@ PATH = re.compile(
 ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
+@functools.cache
 def sections(path: Path) -> set[str]:
     """Return the headings of a page as a link names them."""
     titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@functools.cache
 def make_targets() -> set[str]:
     printed = subprocess.run(
         ["make", "--no-print-directory", "help"],  # noqa: S607 - the reader's own make
