@@ -1,4 +1,4 @@
-"""Runs the parts of a bulk job on the actors of a Ray cluster, each of which has the model.
+"""Runs the parts of a bulk job on the actors of a Ray cluster. Each actor loads the model.
 
 The content of a part depends only on the job, and parts appear atomically. So any node may run a
 part, and it does not matter if a part is started twice.
