@@ -23,7 +23,7 @@ from bulk.writing import PartWriter, open_writer, write_json
 MANIFEST, ERRORS, WORK = "_manifest.json", "_errors.jsonl", "_work"
 # The file with a random id of the job, so that its usage is billed once.
 JOB = "_job"
-# The output folder may contain this, because `--work` may name the output folder.
+# The prefix of work folders. The output folder may contain one, because `--work` may name it.
 _WORK_PREFIX = "sluicegate-bulk-"
 _WORK_NAMES = (WORK, TEMPORARY, _WORK_PREFIX)
 _PART = re.compile(r"part-(\d{5,})-(\d{5,})\.(?:parquet|jsonl)")
