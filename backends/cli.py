@@ -49,7 +49,7 @@ _MODELS = click.option(
 _MORE_MODELS = click.option(
     "--more-models",
     type=click.Path(path_type=Path),
-    help="A second repository. If both have a model of one name, the first repository's is used.",
+    help="A second repository. If both have a model with the same name, the first one wins.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _EXAMPLES = {

@@ -20,7 +20,7 @@ _DROP_SYN = struct.pack(
     *(0x06, 0, 0, 0),  # drop
     *(0x06, 0, 0, 0xFFFFFFFF),  # pass
 )
-# Seconds for a SYN that has passed before the filter and is not visible yet.
+# Seconds to wait for a SYN that has arrived before the filter was attached.
 _ARRIVAL = 0.1
 _POLL_INTERVAL = 0.01
 _EMPTY_WITHIN = 2.0

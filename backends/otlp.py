@@ -37,7 +37,7 @@ _KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMe
 
 
 MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
-"""Returns spans. If the queue takes encoded spans, they may be encoded fields of `ScopeSpans`, with
+"""Returns spans. If the queue `takes_encoded`, they may be encoded as fields of `ScopeSpans`, for
 the queue's `resource` and `SCOPE`."""
 
 

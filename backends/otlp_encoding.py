@@ -37,7 +37,7 @@ class RareSpan(Exception):
     """Reports that a span has rare content, which this module does not encode."""
 
 
-class SpanBatch(list[Any]):  # Any: exporters ask for spans alone
+class SpanBatch(list[Any]):  # `Any`, because exporters declare lists of spans only
     """Holds spans to export. Encoded spans have the resource `resource` and the scope `SCOPE`.
 
     If several spans are encoded as one piece, an empty piece follows for each further span, so that

@@ -203,8 +203,8 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Holds items for one model, which the backend must serve in this `revision` and `profile`.
 
-    - `lane` is the traffic class. Bulk items get a few per cent of the time beside interactive
-      ones.
+    - `lane` is the traffic class. While interactive items come, bulk items only get a few per cent
+      of the time.
     - Without `truncate`, the backend refuses an item whose text is too long for the model.
     - The items of an `atomic` call belong to one request: all are admitted, or none.
     - `sent` is the time of sending by the monotonic clock of the process `sender`; 0 if unknown.

@@ -32,7 +32,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Models:
 
-    - `more_models` is a second repository. If both have a model of one name, `models` wins.
+    - `more_models` is a second repository. If both have a model with the same name, `models` wins.
     - `serves` has name patterns of the models to serve, separated by commas. Models that these
       build on are loaded, too. Gateways may assign other models.
     - `retire_after`: for these seconds, a replaced revision still answers calls that name it.

@@ -13,7 +13,6 @@ from backends.bulk.runner import BulkRunner
 from backends.errors import BackendError, StartProblem
 from backends.settings import Provider
 from backends.telemetry.logs import configure_logging
-from bulk.answer_store import AnswerStore
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
@@ -35,6 +34,7 @@ from bulk.progress import ProgressReport
 from bulk.ray_import import connect
 from bulk.ray_job import RayOptions, RayRun, by_parts
 from bulk.reading import count_rows
+from bulk.result_store import ResultStore
 from bulk.run import BulkRun
 from bulk.settings import read_operator_key, read_secret
 from bulk.shared_cache import NullCache, RedisCache, SharedCache, open_redis, read_epochs
@@ -257,14 +257,14 @@ def run_job(
     options, inputs = manifest.options, manifest.inputs
     types = head_types(options, inputs) if options.format == "parquet" else {}
     output = OutputParts(folder, work.stage, options, inputs, types)
-    if output.has_parts and not AnswerStore.is_in(work.path):
+    if output.has_parts and not ResultStore.is_in(work.path):
         raise BulkStopped(
             f"`{folder.location}` has finished parts, but `{work.path}` does not have their "
             "results; give the same --work as before, or another output folder"
         )
     output.begin(manifest)
     total = sum(map(count_rows, inputs))
-    with AnswerStore(work.path) as store, tuned_gc():
+    with ResultStore(work.path) as store, tuned_gc():
         run = BulkRun(
             runner=runner,
             options=options,

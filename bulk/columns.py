@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from backends.protocol import Task
-from bulk.answers import BulkAnswer, read_vector
 from bulk.places import import_pyarrow
+from bulk.results import StoredResult, read_vector
 
 _NAMES: dict[Task, tuple[str, ...]] = {
     Task.CLASSIFY: ("labels",),
@@ -56,26 +56,26 @@ def result_types(task: Task) -> dict[str, Any]:
     return {name: types[name] for name in result_names(task)}
 
 
-def result_arrays(task: Task, answers: Sequence[BulkAnswer]) -> list[Any]:
+def result_arrays(task: Task, results: Sequence[StoredResult]) -> list[Any]:
     """Return results as Arrow arrays, in the order of `result_types`."""
     arrow, types = import_pyarrow(), result_types(task)
-    truncated = arrow.array([answer.truncated_from for answer in answers], types[TRUNCATED])
+    truncated = arrow.array([result.truncated_from for result in results], types[TRUNCATED])
     if task is Task.EMBED:
-        return [_vectors(answers), truncated]
+        return [_vectors(results), truncated]
     if task is Task.INFER:
-        texts = [answer.payload.decode() for answer in answers]
+        texts = [result.payload.decode() for result in results]
         return [arrow.array(texts, types["result"]), truncated]
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    values = [decode(answer.payload) for answer in answers]
+    values = [decode(result.payload) for result in results]
     filled = [
         arrow.array([value.get(name) for value in values], types[name]) for name in _NAMES[task]
     ]
     return [*filled, truncated]
 
 
-def _vectors(answers: Sequence[BulkAnswer]) -> Any:
+def _vectors(results: Sequence[StoredResult]) -> Any:
     arrow = import_pyarrow()
-    vectors = [read_vector(answer.payload) for answer in answers]
+    vectors = [read_vector(result.payload) for result in results]
     ends = np.cumsum([0, *map(len, vectors)], dtype=np.int32)
     flat = np.concatenate(vectors) if vectors else np.zeros(0, np.float32)
     return arrow.ListArray.from_arrays(arrow.array(ends), arrow.array(flat))

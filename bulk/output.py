@@ -11,11 +11,11 @@ from uuid import uuid4
 
 import msgspec
 
-from bulk.answers import BulkAnswer
 from bulk.errors import BulkStopped
 from bulk.options import BulkOptions, Manifest, differences
 from bulk.places import TEMPORARY, InputFile, OutputFolder, is_remote
 from bulk.reading import BadRow, Row, count_rows
+from bulk.results import StoredResult
 from bulk.usage import BulkUsage
 from bulk.writing import PartWriter, open_writer, write_json
 
@@ -23,7 +23,7 @@ from bulk.writing import PartWriter, open_writer, write_json
 MANIFEST, ERRORS, WORK = "_manifest.json", "_errors.jsonl", "_work"
 # The file with a random id of the job, so that its usage is billed once.
 JOB = "_job"
-# The output folder may contain this, because `--work` may name the output folder.
+# The prefix of work folders. The output folder may contain one, because `--work` may name it.
 _WORK_PREFIX = "sluicegate-bulk-"
 _WORK_NAMES = (WORK, TEMPORARY, _WORK_PREFIX)
 _PART = re.compile(r"part-(\d{5,})-(\d{5,})\.(?:parquet|jsonl)")
@@ -171,17 +171,17 @@ class OutputParts:
         return done
 
     def write(
-        self, file: int, first: int, rows: Sequence[Row], answers: Sequence[BulkAnswer]
+        self, file: int, first: int, rows: Sequence[Row], results: Sequence[StoredResult]
     ) -> None:
         """Write rows of the input `file`, beginning with its row number `first`."""
         writer = self._open_writer()
         heads, answered = [], []
-        for number, (row, answer) in enumerate(zip(rows, answers, strict=True), first):
-            if answer.code:
-                self._write_error(file, number, row, answer)
+        for number, (row, result) in enumerate(zip(rows, results, strict=True), first):
+            if result.code:
+                self._write_error(file, number, row, result)
                 continue
             heads.append(self._head(file, number, row))
-            answered.append(answer)
+            answered.append(result)
         writer.write(heads, answered)
 
     def end_part(self, file: int, part: int, usage: BulkUsage | None = None) -> None:
@@ -265,12 +265,12 @@ class OutputParts:
             head |= {name: row.get(name) for name in self._copied}
         return head
 
-    def _write_error(self, file: int, number: int, row: Row, answer: BulkAnswer) -> None:
+    def _write_error(self, file: int, number: int, row: Row, result: StoredResult) -> None:
         if self._errors is None:
             self._errors = (self._work / "errors").open("wb")
         self.failed += 1
         error: dict[str, Any] = {"file": self._files[file].path, "row": number}
         if self._options.id_column and not isinstance(row, BadRow):
             error["id"] = row.get(self._options.id_column)
-        error |= {"code": answer.code, "detail": answer.detail}
+        error |= {"code": result.code, "detail": result.detail}
         self._errors.write(write_json(error) + b"\n")

@@ -73,7 +73,7 @@ def _room(*, threads: int, gpus: float) -> int:
 
 
 def actors_with_room(nodes: Sequence[Mapping[str, float]], *, threads: int, gpus: float = 0) -> int:
-    """Return how many actors fit on nodes with these resources; keys are Ray's."""
+    """Return how many actors fit on nodes; `nodes` has the amounts of Ray's resources by name."""
     rooms = [int(node.get("CPU", 0) // threads) for node in nodes]
     if gpus:
         of_gpus = [int(node.get("GPU", 0) / gpus) for node in nodes]

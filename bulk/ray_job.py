@@ -1,4 +1,4 @@
-"""Runs the parts of a bulk job on the actors of a Ray cluster, each of which has the model.
+"""Runs the parts of a bulk job on the actors of a Ray cluster. Each actor loads the model.
 
 The content of a part depends only on the job, and parts appear atomically. So any node may run a
 part, and it does not matter if a part is started twice.
@@ -17,7 +17,6 @@ from uuid import uuid4
 import msgspec
 
 from backends.bulk.runner import BulkRunner
-from bulk.answer_store import AnswerStore
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.garbage import tune_gc
 from bulk.items import key_prefix
@@ -27,6 +26,7 @@ from bulk.places import OutputFolder, is_remote
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, import_ray
 from bulk.reading import count_rows
+from bulk.result_store import ResultStore
 from bulk.run import BulkRun
 from bulk.shared_cache import NullCache
 from bulk.writing import head_types
@@ -104,7 +104,7 @@ class PartRunner:
                 names={errors_name(f"{file:05}-{part:05}")},
             )
             # A store for this part alone. Results of other parts would change the batches.
-            with AnswerStore(work.own) as store:
+            with ResultStore(work.own) as store:
                 run = BulkRun(
                     runner=self._runner,
                     options=self._manifest.options,
@@ -174,7 +174,7 @@ class RayRun:
         rows, left = self._plan(output)
         self._progress.begin(rows)
         self._check(failed, max_errors)
-        for done in self._answers(left, options):
+        for done in self._results(left, options):
             rows += done["rows"]
             failed += done["failed"]
             self._progress.update(rows, failed)
@@ -213,7 +213,7 @@ class RayRun:
                     left.append({"file": number, "part": part})
         return rows, left
 
-    def _answers(self, left: list[dict[str, int]], options: RayOptions) -> Iterator[dict[str, int]]:
+    def _results(self, left: list[dict[str, int]], options: RayOptions) -> Iterator[dict[str, int]]:
         if not left:
             return
         ray = import_ray()

@@ -6,7 +6,6 @@ from typing import Any
 
 from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
-from bulk.answers import BulkAnswer, make_answer
 from bulk.columns import result_arrays, result_types
 from bulk.errors import BulkStopped
 from bulk.garbage import tune_gc
@@ -15,6 +14,7 @@ from bulk.options import BulkOptions, default_columns, encoded_parameters
 from bulk.places import import_pyarrow
 from bulk.ray_import import actor_options
 from bulk.reading import BadRow
+from bulk.results import StoredResult, make_result
 from gateway.cache.key import CacheKey
 
 ERROR = "error"
@@ -49,27 +49,29 @@ class StageActor:
                     f"`{name}` is also a column of the results; rename the dataset's column"
                 )
         rows = table.select(list(self._options.columns)).to_pylist()
-        answers = self._answers([self._items.read(row) for row in rows])
-        good = [answer for answer in answers if not answer.code]
+        results = self._results([self._items.read(row) for row in rows])
+        good = [result for result in results if not result.code]
         places = iter(range(len(good)))
         # `take` turns a null index into a null, for rows without a result.
-        taken = arrow.array([None if answer.code else next(places) for answer in answers], "int32")
+        taken = arrow.array([None if result.code else next(places) for result in results], "int32")
         arrays = result_arrays(self._options.task, good)
         for name, values in zip(result_types(self._options.task), arrays, strict=True):
             table = table.append_column(name, values.take(taken))
-        reasons = [f"{answer.code}: {answer.detail}" if answer.code else None for answer in answers]
+        reasons = [f"{result.code}: {result.detail}" if result.code else None for result in results]
         return table.append_column(ERROR, arrow.array(reasons, "string"))
 
-    def _answers(self, items: Sequence[Any]) -> list[BulkAnswer]:
+    def _results(self, items: Sequence[Any]) -> list[StoredResult]:
         keys = item_keys(self._prefix, items)
         distinct = {
             key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
         }
         outcomes = self._runner.run(list(distinct.values()))
-        made = [make_answer(self._options.task, outcome) for outcome in outcomes]
+        made = [make_result(self._options.task, outcome) for outcome in outcomes]
         found = dict(zip(distinct, made, strict=True))
         return [
-            BulkAnswer(code="bad_row", detail=key.detail) if isinstance(key, BadRow) else found[key]
+            StoredResult(code="bad_row", detail=key.detail)
+            if isinstance(key, BadRow)
+            else found[key]
             for key in keys
         ]
 

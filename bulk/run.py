@@ -9,8 +9,6 @@ import msgspec
 
 from backends.bulk.runner import BulkRunner, Outcome
 from backends.errors import BackendError
-from bulk.answer_store import AnswerStore
-from bulk.answers import BulkAnswer, make_answer
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.items import ItemReader, item_keys
 from bulk.options import BulkOptions
@@ -18,6 +16,8 @@ from bulk.output import OutputParts
 from bulk.places import InputFile
 from bulk.progress import ProgressReport
 from bulk.reading import BadRow, Row, read_rows
+from bulk.result_store import ResultStore
+from bulk.results import StoredResult, make_result
 from bulk.shared_cache import SharedCache
 from gateway.cache.key import CacheKey, Prefix
 
@@ -44,7 +44,7 @@ class _Rows(msgspec.Struct, kw_only=True, eq=False):
     first: int
     rows: list[Row]
     keys: list[CacheKey | BadRow] = []
-    known: dict[bytes, BulkAnswer] = {}
+    known: dict[bytes, StoredResult] = {}
     fresh: list[CacheKey] = []
     outcomes: Future[list[Outcome]] | None = None
 
@@ -76,7 +76,7 @@ class BulkRun:
         options: BulkOptions,
         inputs: Sequence[InputFile],
         prefix: Prefix,
-        store: AnswerStore,
+        store: ResultStore,
         cache: SharedCache,
         output: OutputParts,
         progress: ProgressReport,
@@ -172,7 +172,7 @@ class BulkRun:
         missing = [key for key in distinct if names[key] not in rows.known]
         shared = self._cache.find(missing)
         if shared:
-            found = {names[key]: answer for key, answer in shared.items()}
+            found = {names[key]: result for key, result in shared.items()}
             self._store.keep(found)
             rows.known |= found
         rows.fresh = [key for key in missing if key not in shared]
@@ -186,14 +186,14 @@ class BulkRun:
             usage = self._store.usage() if self._is_by_parts else None
             self._output.end_part(rows.file, rows.part, usage)
             return
-        answers = rows.known | self._computed(rows)
+        results = rows.known | self._computed(rows)
         wanted = [key.address + key.tag for key in rows.keys if isinstance(key, CacheKey)]
         # Earlier groups of rows have computed and stored the other results.
-        answers |= self._store.find({name for name in wanted if name not in answers})
+        results |= self._store.find({name for name in wanted if name not in results})
         found = [
-            answers[key.address + key.tag]
+            results[key.address + key.tag]
             if isinstance(key, CacheKey)
-            else BulkAnswer(code="bad_row", detail=key.detail)
+            else StoredResult(code="bad_row", detail=key.detail)
             for key in rows.keys
         ]
         self._output.write(rows.file, rows.first, rows.rows, found)
@@ -202,14 +202,14 @@ class BulkRun:
         if self._max_errors is not None and self._output.failed > self._max_errors:
             raise too_many_failed(self._output.failed, self._max_errors)
 
-    def _computed(self, rows: _Rows) -> dict[bytes, BulkAnswer]:
+    def _computed(self, rows: _Rows) -> dict[bytes, StoredResult]:
         """Wait for the results of a group of rows, store them and return them."""
         if rows.outcomes is None:
             return {}
         task = self._options.task
-        made = [make_answer(task, outcome) for outcome in rows.outcomes.result()]
+        made = [make_result(task, outcome) for outcome in rows.outcomes.result()]
         found = {
-            key.address + key.tag: answer for key, answer in zip(rows.fresh, made, strict=True)
+            key.address + key.tag: result for key, result in zip(rows.fresh, made, strict=True)
         }
         self._store.keep(found)
         self._cache.keep(dict(zip(rows.fresh, made, strict=True)))

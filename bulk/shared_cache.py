@@ -9,8 +9,8 @@ import msgspec
 
 from backends.installing import install_command
 from backends.protocol import Task
-from bulk.answers import BulkAnswer, answer_json, vector_bytes
 from bulk.errors import BulkStopped
+from bulk.results import StoredResult, result_json, vector_bytes
 from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
 from gateway.cache.key import CacheKey
 
@@ -27,11 +27,11 @@ _OK = 200
 class SharedCache(Protocol):
     """Finds and stores shared results. Raises nothing: if the cache fails, keys are misses."""
 
-    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
+    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, StoredResult]:
         """Return the cached results of `keys`."""
         ...
 
-    def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
+    def keep(self, results: Mapping[CacheKey, StoredResult]) -> None:
         """Store results, but not failures."""
         ...
 
@@ -39,11 +39,11 @@ class SharedCache(Protocol):
 class NullCache:
     """Is a `SharedCache` that is always empty."""
 
-    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
+    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, StoredResult]:
         """Return no results."""
         return {}
 
-    def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
+    def keep(self, results: Mapping[CacheKey, StoredResult]) -> None:
         """Do nothing."""
 
 
@@ -57,39 +57,39 @@ class RedisCache:
         self._epochs = epochs
         self._off_until = 0.0
 
-    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, BulkAnswer]:
+    def find(self, keys: Sequence[CacheKey]) -> dict[CacheKey, StoredResult]:
         """Return the cached results of `keys`."""
         if not keys:
             return {}
         values = self._try(self._client.mget, [KEY_PREFIX + key.address for key in keys])
         found = {}
         for key, value in zip(keys, values or [None] * len(keys), strict=True):
-            answer = self._read(key, value)
-            if answer is not None:
-                found[key] = answer
+            result = self._read(key, value)
+            if result is not None:
+                found[key] = result
         return found
 
-    def keep(self, answers: Mapping[CacheKey, BulkAnswer]) -> None:
+    def keep(self, results: Mapping[CacheKey, StoredResult]) -> None:
         """Store results, but not failures."""
         now = time.time()  # noqa: TID251 - machines share entries, so use wall-clock time
         pipeline = self._client.pipeline(transaction=False)
-        for key, answer in answers.items():
-            if answer.code:
+        for key, result in results.items():
+            if result.code:
                 continue
             entry = CachedResult(
-                payload=answer_json(self._task, answer),
+                payload=result_json(self._task, result),
                 rows=1,
-                tokens=answer.tokens,
-                input_tokens=answer.tokens,
+                tokens=result.tokens,
+                input_tokens=result.tokens,
                 stored_at=now,
                 expires_at=now + self._ttl,
-                truncated_from=answer.truncated_from,
+                truncated_from=result.truncated_from,
             )
             value = pack(encode_entry(key, entry))
             pipeline.set(KEY_PREFIX + key.address, value, px=int(self._ttl * 1000))
         self._try(pipeline.execute)
 
-    def _read(self, key: CacheKey, value: bytes | None) -> BulkAnswer | None:
+    def _read(self, key: CacheKey, value: bytes | None) -> StoredResult | None:
         plain = unpack(value)
         if plain is None:
             return None
@@ -102,7 +102,7 @@ class RedisCache:
                 payload = vector_bytes(msgspec.json.decode(payload)["embedding"])
         except Exception:  # noqa: BLE001 - an entry that cannot be read is a miss
             return None
-        return BulkAnswer(
+        return StoredResult(
             payload=payload,
             tokens=entry.tokens,
             truncated_from=entry.truncated_from,

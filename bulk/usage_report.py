@@ -124,8 +124,8 @@ class UsageReporter:
         }
         # `usage_reporter` has checked that the scheme is http or https.
         request = Request(self._url + path, body, headers, method=method)  # noqa: S310
-        with self._opener.open(request, timeout=_TIMEOUT) as answer:
-            content: bytes = answer.read(_MAX_BYTES)
+        with self._opener.open(request, timeout=_TIMEOUT) as response:
+            content: bytes = response.read(_MAX_BYTES)
         return content
 
 

@@ -9,12 +9,12 @@ from typing import IO, Any, Protocol
 import orjson
 
 from backends.protocol import Task
-from bulk.answers import BulkAnswer, answer_json
 from bulk.columns import TRUNCATED, result_arrays, result_types
 from bulk.errors import BulkStopped
 from bulk.options import BulkOptions
 from bulk.places import InputFile, import_pyarrow
 from bulk.reading import parquet_types
+from bulk.results import StoredResult, result_json
 
 _ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
 
@@ -22,7 +22,7 @@ _ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
 class PartWriter(Protocol):
     """Writes rows in order; the file is complete once it is closed."""
 
-    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+    def write(self, heads: Sequence[Mapping[str, Any]], results: Sequence[StoredResult]) -> None:
         """Add rows; `heads` are the columns that identify each row or are copied from the input."""
         ...
 
@@ -38,13 +38,13 @@ class JsonLinesWriter:
         self._file: IO[bytes] = path.open("wb")
         self._task = task
 
-    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+    def write(self, heads: Sequence[Mapping[str, Any]], results: Sequence[StoredResult]) -> None:
         """Add rows."""
-        for head, answer in zip(heads, answers, strict=True):
-            body = answer_json(self._task, answer)
+        for head, result in zip(heads, results, strict=True):
+            body = result_json(self._task, result)
             if self._task is Task.INFER:
                 body = b'{"result":' + body + b"}"
-            own = {**head, TRUNCATED: answer.truncated_from} if answer.truncated_from else head
+            own = {**head, TRUNCATED: result.truncated_from} if result.truncated_from else head
             start = write_json(own)
             self._file.write(start[:-1] + b"," + body[1:] + b"\n")
 
@@ -72,7 +72,7 @@ class ParquetWriter:
         )
         self._tables: list[Any] = []
 
-    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+    def write(self, heads: Sequence[Mapping[str, Any]], results: Sequence[StoredResult]) -> None:
         """Add rows."""
         if not heads:
             return
@@ -80,7 +80,7 @@ class ParquetWriter:
             self._array(name, kind, [_as(kind, head[name]) for head in heads])
             for name, kind in self._head_types.items()
         ]
-        columns += result_arrays(self._task, answers)
+        columns += result_arrays(self._task, results)
         self._tables.append(self._arrow.Table.from_arrays(columns, schema=self._schema))
         tables = self._tables
         rows, size = (sum(map(attrgetter(name), tables)) for name in ("num_rows", "nbytes"))

@@ -105,7 +105,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """Reports that an earlier request with this `Idempotency-Key` runs, or that states conflict."""
+    """Reports a conflict with the present state, such as an `Idempotency-Key` that is in use."""
 
 
 class RateLimited(ApiError):

@@ -9,7 +9,7 @@ from backends.types import FloatArray
 LabelSet = tuple[str, str, tuple[str, ...]]
 
 
-# Bytes of Python objects per label set and per label, beside the texts and vectors themselves.
+# Bytes of Python objects per label set and per label, without the texts and vectors themselves.
 _SET_BYTES = 400
 _LABEL_BYTES = 100
 

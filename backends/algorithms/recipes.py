@@ -163,7 +163,7 @@ def build_custom(
     """Return a model owner's algorithm, which runs in a process of `hosts`.
 
     Raises:
-        ValueError: the algorithm cannot be built; the message is like that of a `Recipe`.
+        ValueError: the algorithm cannot be built; the message continues a sentence, as in `Recipe`.
     """
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)

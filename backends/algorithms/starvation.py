@@ -25,7 +25,7 @@ class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
         return ProcessTime(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
-        """Return the seconds until the allowed time can be over; negative if it is over."""
+        """Return the least seconds until the allowed time ends; negative if it has ended."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:

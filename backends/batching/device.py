@@ -19,7 +19,7 @@ _MEMORY = 2.0
 _FLOOR = 0.02
 # The weight of a model without any arrived work.
 _LEAST_WEIGHT = 1e-9
-# A worker thread with more rows to run returns at once. For these seconds, its model keeps its
+# A worker thread with more rows to run comes back soon. For these seconds, its model keeps its
 # place in the order. Otherwise, a waiting model would always go next.
 _RETURN_WINDOW = 0.005
 

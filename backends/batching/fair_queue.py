@@ -75,7 +75,8 @@ class FairQueue:
             self.bulk_rows -= 1
             self.bulk_work = self.bulk_work - row.work if self.bulk_rows else 0.0
         if not flow.waiting:
-            # The flow loses its debt, too. That is fair: it was alone or submits rarely.
+            # An empty flow is forgotten, even if it has used more than its share. That is fair,
+            # because such a flow was alone or submits rarely.
             del self._flows[row.flow]
         elif len(flow.heap) > 2 * flow.waiting + 64:
             flow.heap = [entry for entry in flow.heap if not entry[2].is_dequeued]

@@ -15,8 +15,8 @@ from backends.executors.cost import CostModel
 _EXPECTED_SAVING = 0.3
 # If a request has more rows to come, rows of other requests may add this many fixed costs.
 _FIXED_COSTS = 3.0
-# A request has more rows to come if they take more than this fraction of the batch. Estimates are
-# not more exact.
+# Ignore a request's remaining rows if they would take less than this fraction of the batch, because
+# estimates are inexact.
 _ESTIMATE_ERROR = 0.5
 _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 

@@ -15,7 +15,7 @@ from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
-# Bytes of Python objects per cache entry, beside its value.
+# Bytes of Python objects per cache entry, without the value itself.
 _ENTRY_BYTES = 400
 # A caller joins a row in flight if its deadline is at most this many seconds earlier.
 _JOIN_TOLERANCE = 0.25

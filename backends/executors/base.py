@@ -1,4 +1,4 @@
-"""Declares the interface between the batcher and whatever runs a model's graph."""
+"""Declares the interface of executors, which run the graph of a model for the batcher."""
 
 from abc import abstractmethod
 from typing import Protocol

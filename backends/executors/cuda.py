@@ -279,7 +279,7 @@ def _open(path: Path, options: DeviceOptions) -> Any:
 
 
 def explain(error: Exception) -> BackendError:
-    """Convert an error of ONNX Runtime to ours, which tells whether later batches can succeed."""
+    """Convert an error of ONNX Runtime; the class tells whether later batches can succeed."""
     text = str(error)
     code = _CODE.search(text)
     if any(mark in text for mark in _FATAL) or (code and int(code[1]) in _FATAL_CODES):

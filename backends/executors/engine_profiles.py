@@ -55,7 +55,7 @@ def engine_profiles(
     """Return the profiles of a graph, from the shortest to the longest rows.
 
     A profile has as many rows as fit into `bounds.tokens` at its longest length, and at least one.
-    The first profile covers the longest rows of which a batch may have `bounds.rows`.
+    The first profile is for rows that are short enough for a batch of `bounds.rows` rows.
     """
     most = max_tokens or _LONGEST
     longest = [min(most, max(1, bounds.tokens // bounds.rows))]

@@ -49,7 +49,10 @@ def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
     for name, kind in inputs.items():
         if name not in INPUTS or kind is None:
             expected = ", ".join(INPUTS)
-            raise ModelProblem(f"{path}: input `{name}` is not an integer input of: {expected}")
+            raise ModelProblem(
+                f"{path}: input `{name}` is not supported; all inputs must be integers named "
+                f"{expected}"
+            )
     return {name: kind for name, kind in inputs.items() if kind is not None}
 
 

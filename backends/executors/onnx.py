@@ -76,7 +76,7 @@ class OnnxExecutor(ModelExecutor):
 
 
 def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:
-    """Convert an error of a run to ours."""
+    """Convert an error of a run to `OutOfMemory` or another `ModelFailed`."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(mark in text for mark in _MEMORY):
         return OutOfMemory("the machine is out of memory for this batch")

@@ -149,8 +149,8 @@ def _check_inputs(metadata: ModelMetadata, upstream: RemoteModelServer) -> dict[
     for tensor in metadata.inputs:
         if tensor.name not in INPUTS or tensor.datatype not in INTEGERS:
             raise ModelProblem(
-                f"{upstream}: input `{tensor.name}` of type {tensor.datatype} is not an integer "
-                f"input of: {', '.join(INPUTS)}"
+                f"{upstream}: input `{tensor.name}` of type {tensor.datatype} is not supported; "
+                f"all inputs must be integers named {', '.join(INPUTS)}"
             )
         if len(tensor.shape) != _AXES or tensor.shape[1] != -1:
             raise ModelProblem(

@@ -335,7 +335,7 @@ def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -
 
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
-    """Return the graph source of a model, from which an executor is opened."""
+    """Describe the graph of a model, for opening an executor."""
     if isinstance(manifest, ClassifierManifest):
         kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)

@@ -100,7 +100,7 @@ def try_plan(
     assigned: Collection[str],
     running: Sequence[RunningEncoder],
 ) -> PlanVerdict:
-    """Load a repository with a trial plan beside the other `plans`, without serving it.
+    """Load a repository with a trial plan and the other `plans`, without serving it.
 
     Raises:
         StartProblem: the repository's folder is missing.

@@ -250,5 +250,5 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     wrong = source(tmp_path / "model.onnx")
     wrong.path.write_bytes(b"no graph")
 
-    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load it"):
+    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load"):
         OnnxExecutor(wrong, worker_threads=1)

@@ -124,12 +124,12 @@ def test_a_broken_revision_stops_the_split_and_is_named(models: Path) -> None:
 
 def test_shares_are_exact_over_many_items() -> None:
     weighted = [
-        WeightedAlgorithm(algorithm=Rerank(model="any"), arm=str(weight), weight=weight)
+        WeightedAlgorithm(algorithm=Rerank(model="any"), revision=str(weight), weight=weight)
         for weight in (1, 2, 7)
     ]
     split = Split("any", weighted)
 
-    found = Counter(split.choose("t", f"text {number}").arm for number in range(20_000))
+    found = Counter(split.choose("t", f"text {number}").revision for number in range(20_000))
 
-    shares = [found[arm.arm] / 20_000 for arm in weighted]
+    shares = [found[arm.revision] / 20_000 for arm in weighted]
     assert shares == pytest.approx([0.1, 0.2, 0.7], abs=0.01)

@@ -11,7 +11,7 @@ from backends.protocol import Task
 from backends.types import FloatArray
 
 
-class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds an item's result as JSON, a vector as float32, or a failure with a `code`."""
 
     payload: bytes = b""
@@ -30,13 +30,13 @@ def read_vector(payload: bytes) -> FloatArray:
     return np.frombuffer(payload, np.float32)
 
 
-def make_answer(task: Task, outcome: Outcome) -> BulkAnswer:
-    """Convert an outcome to a `BulkAnswer`."""
+def make_result(task: Task, outcome: Outcome) -> StoredResult:
+    """Convert an outcome to a `StoredResult`."""
     if isinstance(outcome, BulkFailure):
-        return BulkAnswer(code=outcome.code, detail=outcome.detail)
+        return StoredResult(code=outcome.code, detail=outcome.detail)
     is_vector = task is Task.EMBED
     payload = vector_bytes(outcome.value["embedding"]) if is_vector else outcome.as_json()
-    return BulkAnswer(
+    return StoredResult(
         payload=payload,
         rows=outcome.rows,
         tokens=outcome.tokens,
@@ -49,8 +49,8 @@ def vector_bytes(values: Any) -> bytes:
     return np.asarray(values, np.float32).tobytes()
 
 
-def answer_json(task: Task, answer: BulkAnswer) -> bytes:
+def result_json(task: Task, result: StoredResult) -> bytes:
     """Return a result as JSON, as the gateway sends it."""
     if task is Task.EMBED:
-        return encode_result({"embedding": read_vector(answer.payload)})
-    return answer.payload
+        return encode_result({"embedding": read_vector(result.payload)})
+    return result.payload

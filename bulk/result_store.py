@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
-from bulk.answer_index import AnswerIndex, Place
-from bulk.answers import BulkAnswer
+from bulk.result_index import Place, ResultIndex
+from bulk.results import StoredResult
 from bulk.usage import BulkUsage
 
 
@@ -35,7 +35,7 @@ _HEAD = Struct("<6Q")
 _SIZES = Struct("<II")
 
 
-class AnswerStore:
+class ResultStore:
     """Stores results by key in a folder; survives `kill -9`.
 
     Only one process may use a folder. Results are synced to the disk when `keep` returns.
@@ -45,9 +45,9 @@ class AnswerStore:
         """Open a folder. Up to `most_recent` keys (15 MB) are in memory before they are indexed."""
         folder.mkdir(parents=True, exist_ok=True)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(BulkAnswer).decode
+        self._decode = msgspec.msgpack.Decoder(StoredResult).decode
         self._file = os.open(folder / "answers", os.O_RDWR | os.O_CREAT, 0o600)
-        self._index = AnswerIndex(folder, size=os.fstat(self._file).st_size)
+        self._index = ResultIndex(folder, size=os.fstat(self._file).st_size)
         self._most_recent = most_recent
         self._recent: dict[bytes, Place] = {}
         self._end = 0
@@ -70,7 +70,7 @@ class AnswerStore:
     ) -> None:
         os.close(self._file)
 
-    def find(self, keys: Iterable[bytes]) -> dict[bytes, BulkAnswer]:
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, StoredResult]:
         """Return the stored results of `keys`."""
         places: list[tuple[Place, bytes]] = []
         others = []
@@ -94,16 +94,16 @@ class AnswerStore:
         """Return the number of stored results, and their rows and tokens."""
         return self._usage
 
-    def keep(self, answers: Mapping[bytes, BulkAnswer]) -> None:
+    def keep(self, results: Mapping[bytes, StoredResult]) -> None:
         """Store results of new keys atomically."""
-        if not answers:
+        if not results:
             return
-        encoded = {key: self._encode(answer) for key, answer in answers.items()}
+        encoded = {key: self._encode(result) for key, result in results.items()}
         pieces: list[bytes] = []
-        for key, answer in encoded.items():
-            pieces += (_SIZES.pack(len(key), len(answer)), key, answer)
+        for key, result in encoded.items():
+            pieces += (_SIZES.pack(len(key), len(result)), key, result)
         body = b"".join(pieces)
-        usage = _usage_of(answers.values())
+        usage = _usage_of(results.values())
         head = _Head(len(body), xxhash.xxh3_64_intdigest(body), *msgspec.structs.astuple(usage))
         _write(self._file, _HEAD.pack(*head) + body, self._end)
         os.fsync(self._file)
@@ -164,10 +164,10 @@ def _places(body: bytes) -> Iterator[tuple[bytes, int, int]]:
         at = first + size
 
 
-def _usage_of(answers: Iterable[BulkAnswer]) -> BulkUsage:
+def _usage_of(results: Iterable[StoredResult]) -> BulkUsage:
     """Return the usage of results; failed items have none."""
-    hit = sum([1 for each in answers if each.is_shared and not each.code])
-    own = [each for each in answers if not (each.is_shared or each.code)]
+    hit = sum([1 for each in results if each.is_shared and not each.code])
+    own = [each for each in results if not (each.is_shared or each.code)]
     return BulkUsage(
         computed=len(own),
         hit=hit,

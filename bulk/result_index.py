@@ -76,7 +76,7 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return cls(path=path, begin=begin, until=until, columns=_Columns(*columns))
 
 
-class AnswerIndex:
+class ResultIndex:
     """Maps keys to places. After a crash, missing entries are added from the file of results."""
 
     def __init__(self, folder: Path, *, size: int, most_merged: int = _MOST_MERGED) -> None:

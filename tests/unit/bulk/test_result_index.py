@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bulk.answer_index import AnswerIndex, Place
+from bulk.result_index import Place, ResultIndex
 
 _SIZE = 1 << 20
 
@@ -16,8 +16,8 @@ def places(numbers: range) -> dict[bytes, Place]:
     return {key(number): (number * 10, number % 7 + 1) for number in numbers}
 
 
-def filled(folder: Path, *, runs: int, most_merged: int = 1 << 20) -> AnswerIndex:
-    index = AnswerIndex(folder, size=_SIZE, most_merged=most_merged)
+def filled(folder: Path, *, runs: int, most_merged: int = 1 << 20) -> ResultIndex:
+    index = ResultIndex(folder, size=_SIZE, most_merged=most_merged)
     for number in range(runs):
         index.add(places(range(number * 100, number * 100 + 100)), (number + 1) * 1000)
     return index
@@ -32,7 +32,7 @@ def test_places_are_found_in_merged_runs_and_after_a_restart(tmp_path: Path) -> 
     wanted = list(map(key, range(-5, 720)))
 
     found = dict(index.find(wanted))
-    after = dict(AnswerIndex(tmp_path, size=_SIZE).find(wanted))
+    after = dict(ResultIndex(tmp_path, size=_SIZE).find(wanted))
 
     assert found == places(range(700))
     assert after == found
@@ -53,7 +53,7 @@ def test_a_run_that_is_incomplete_and_those_after_it_are_dropped(tmp_path: Path)
     second = tmp_path / names(tmp_path)[1]
     second.write_bytes(second.read_bytes()[:-3])
 
-    index = AnswerIndex(tmp_path, size=_SIZE)
+    index = ResultIndex(tmp_path, size=_SIZE)
 
     assert index.until == 4000
     assert dict(index.find(list(map(key, range(700))))) == places(range(400))
@@ -63,7 +63,7 @@ def test_a_run_that_is_incomplete_and_those_after_it_are_dropped(tmp_path: Path)
 def test_runs_beyond_the_end_of_the_answers_are_dropped(tmp_path: Path) -> None:
     filled(tmp_path, runs=3)
 
-    index = AnswerIndex(tmp_path, size=2500)
+    index = ResultIndex(tmp_path, size=2500)
 
     assert index.until == 2000
     assert dict(index.find(list(map(key, range(300))))) == places(range(200))
@@ -77,7 +77,7 @@ def test_runs_that_a_merge_left_behind_are_removed(tmp_path: Path) -> None:
     index.add(places(range(100, 200)), 2000)
     first.write_bytes(content)
 
-    again = AnswerIndex(tmp_path, size=_SIZE)
+    again = ResultIndex(tmp_path, size=_SIZE)
 
     assert dict(again.find(list(map(key, range(200))))) == places(range(200))
     assert not first.exists()
@@ -85,7 +85,7 @@ def test_runs_that_a_merge_left_behind_are_removed(tmp_path: Path) -> None:
 
 def test_keys_of_one_number_are_all_found(tmp_path: Path) -> None:
     """The file of answers says which of them an answer is of."""
-    index = AnswerIndex(tmp_path, size=_SIZE)
+    index = ResultIndex(tmp_path, size=_SIZE)
     one, other = b"one-" + bytes(8), b"two-" + bytes(8)
     index.add({one: (5, 2), other: (9, 3)}, 100)
 
