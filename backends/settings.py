@@ -28,55 +28,7 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
-
-    Models:
-
-    - `more_models` is a second repository. If both have a model with the same name, `models` wins.
-    - `serves` has name patterns of the models to serve, separated by commas. Models that these
-      build on are loaded, too. Gateways may assign other models.
-    - `retire_after`: for these seconds, a replaced revision still answers calls that name it.
-
-    Batches:
-
-    - `threads` is the number of worker threads per encoder (0: the value that `models tune` found,
-      or one per core). `wide` tells when one batch uses all threads: by load, `always` or `never`.
-    - `max_batch_rows`, `max_batch_tokens` and `gpu_memory_bytes` of 0, and an unset
-      `gpu_graph_rows`, mean the default for the device; see `device_defaults`.
-    - `batch_order` of `arrival` batches the oldest rows regardless of their length. It is a
-      baseline for benchmarks.
-    - `bulk_share` is the fraction of time for bulk batches while interactive batches come.
-
-    Memory:
-
-    - `expanded_bytes` limits the memory of all large items in progress, with their labels, choices
-      and tokens.
-    - `session_memory_bytes` limits the total size of open graphs (0: no limit). The least recently
-      used sessions are closed, and reopened on demand.
-
-    Stopping:
-
-    - After SIGTERM, a backend serves for another `shutdown_delay` and reports that it is not ready.
-      Then calls in flight get `drain` seconds.
-    - `heartbeat_fd` is a pipe to a supervisor, to which the event loop writes regularly.
-
-    Trust:
-
-    - `token` is a secret shared with the gateways. `second_token` is accepted, too, while the
-      secret is rotated. Both can only be set in the environment.
-    - `tls_certificate` enables TLS; `tls_key` is needed if the certificate's file does not contain
-      the key. With `tls_client_ca`, callers need a certificate of this CA.
-
-    Providers:
-
-    - Settings that begin with `gpu_` apply to `cuda` and `tensorrt` only. `gpu_fp16` and `gpu_tf32`
-      allow these precisions for a graph in fp32.
-    - `open_inference` runs all graphs on the server at `upstream_url`, with `upstream_runs` batches
-      of each graph at a time. This is also the default server of models with an `upstream`.
-      `upstream_token` is only sent to this server, and can only be set in the environment.
-    - `paced` computes nothing. A batch waits `paced_base` seconds, and `paced_token` seconds for
-      each of its tokens. It is for tests without models.
-    """
+    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`."""
 
     models: Path = Path("models")
     """The folder of the model repository."""
@@ -84,7 +36,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A second repository; the first one wins a name that both have."""
     serves: str = "*"
     """The models to serve: names and patterns, separated by commas; `-`: none until a gateway
-    assigns some."""
+    assigns some. Models that these build on are loaded, too."""
     host: str = "127.0.0.1"
     """The address of the listener for gateways."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
