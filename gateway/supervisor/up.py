@@ -122,7 +122,7 @@ def check_models(options: UpOptions) -> None:
         )
     if not (options.demo_models or _model_names(options.models)):
         raise CannotStart(
-            f"`{options.models}` holds no model; import one with `sluicegate models import`, or "
+            f"`{options.models}` contains no model; import one with `sluicegate models import`, or "
             "add `--demo-models`"
         )
 

@@ -149,7 +149,7 @@ def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
     named = run("up", "--models", "models", "--config", "missing")
 
     assert "There is no folder `config`: `sluicegate init` writes it" in empty.stdout
-    assert "`models` holds no model" in empty.stderr
+    assert "`models` contains no model" in empty.stderr
     assert "`missing` is not a folder" in named.stderr
     assert named.exit_code == 3
 
