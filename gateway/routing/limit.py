@@ -16,7 +16,8 @@ _MAX_ITEMS = 4096.0
 # The factor on the usual latency above which items are assumed to queue.
 _TOLERANCE = 2.0
 _SMOOTHING = 0.1
-# The usual latency rises slowly, so that a queue does not become usual, and falls faster.
+# The usual latency rises slowly, so that the latency of a queue does not become usual. It falls
+# faster.
 _UP, _DOWN = 0.005, 0.05
 
 
