@@ -140,7 +140,7 @@ class AdminClient:
 
     def _failure(self, what: str, *, may_be_done: bool) -> Failure:
         kind = UnconfirmedFailure if may_be_done else Failure
-        return kind(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+        return kind(f"the operators' listener {self._url}: {what}", ADMIN_REFUSED)
 
 
 def print_json(value: object) -> None:
