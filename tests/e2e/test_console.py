@@ -253,7 +253,7 @@ async def test_an_operator_creates_a_tenant_with_a_key_and_revokes_it(
 async def test_usage_is_drawn(system: System, page: Page) -> None:
     await page.open(f"{system.admin_url}/console/usage?by=tenant&span=24h")
 
-    await page.text_with("By tenant, the most items first")
+    await page.text_with("By tenant, sorted by items")
 
     await wait_for(page, "document.querySelectorAll('canvas').length === 3")
     assert await faults(page) == []
