@@ -140,7 +140,7 @@ class AdminClient:
 
     def _failure(self, what: str, *, may_be_done: bool) -> Failure:
         kind = UnconfirmedFailure if may_be_done else Failure
-        return kind(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+        return kind(f"the operators' listener {self._url}: {what}", ADMIN_REFUSED)
 
 
 def print_json(value: object) -> None:
@@ -185,24 +185,6 @@ def admin_options(command: F) -> F:
 
     The command gets the arguments `client`, an `AdminClient`, and `as_json`.
     """
-
-    def connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
-        named = (ParameterSource.COMMANDLINE, ParameterSource.PROMPT)
-        from_line = {
-            name: context.get_parameter_source(name) in named
-            for name in ("client", "admin_key", "data_dir")
-        }
-        url, key, trusted = choose_listener(
-            given,
-            context.meta["admin_key"],
-            context.meta["data_dir"],
-            prefer_data_dir=from_line["data_dir"]
-            and not (from_line["client"] and from_line["admin_key"]),
-        )
-        return AdminClient(
-            url=url, key=key, trusted=trusted, shown=context.meta["admin_certificate"]
-        )
-
     for decorate in (
         JSON,
         click.option(
@@ -210,7 +192,7 @@ def admin_options(command: F) -> F:
             "client",
             envvar="SLUICEGATE_ADMIN_URL",
             default="",
-            callback=connect,
+            callback=_connect,
             help="Address of the operators' listener.  [default: found in the data directory]",
         ),
         click.option(
@@ -245,6 +227,22 @@ def admin_options(command: F) -> F:
     ):
         command = decorate(command)
     return command
+
+
+def _connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
+    named = (ParameterSource.COMMANDLINE, ParameterSource.PROMPT)
+    from_line = {
+        name: context.get_parameter_source(name) in named
+        for name in ("client", "admin_key", "data_dir")
+    }
+    url, key, trusted = choose_listener(
+        given,
+        context.meta["admin_key"],
+        context.meta["data_dir"],
+        prefer_data_dir=from_line["data_dir"]
+        and not (from_line["client"] and from_line["admin_key"]),
+    )
+    return AdminClient(url=url, key=key, trusted=trusted, shown=context.meta["admin_certificate"])
 
 
 def _store(context: click.Context, option: click.Parameter, value: Any) -> Any:

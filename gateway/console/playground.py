@@ -157,7 +157,7 @@ def _task(fields: Fields) -> Task:
 def _key(fields: Fields) -> str:
     key = one(fields, "key")
     if not is_well_formed(key):
-        raise InvalidRequest("Enter the key of a tenant, or create a test key.")
+        raise InvalidRequest("Enter an API key, or create a test key.")
     return key
 
 

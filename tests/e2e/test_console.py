@@ -253,7 +253,7 @@ async def test_an_operator_creates_a_tenant_with_a_key_and_revokes_it(
 async def test_usage_is_drawn(system: System, page: Page) -> None:
     await page.open(f"{system.admin_url}/console/usage?by=tenant&span=24h")
 
-    await page.text_with("By tenant, the most items first")
+    await page.text_with("By tenant, sorted by items")
 
     await wait_for(page, "document.querySelectorAll('canvas').length === 3")
     assert await faults(page) == []
@@ -287,13 +287,13 @@ async def test_an_operator_tries_a_request_with_a_key_for_tests(system: System, 
     await choose(page, "model", "sentiment")
     await wait_for(page, "document.getElementById('body').value.includes('sentiment')")
     await press(page, "Send")
-    await page.text_with("Enter the key of a tenant")
+    await page.text_with("Enter an API key")
     await press(page, "Create a test key")
-    await page.text_with("A test key of the tenant playground is entered")
+    await page.text_with("A test key of the tenant playground was created")
     await press(page, "Send")
 
     text = await page.text_with("Trace id")
-    assert "Enter the key of a tenant" not in text  # the error of before
+    assert "Enter an API key" not in text  # the error of before
     assert "Status 200" in text
     assert "positive" in text
     assert await faults(page) == []

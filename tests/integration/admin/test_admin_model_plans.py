@@ -167,7 +167,7 @@ async def test_what_is_not_there_is_refused_by_name(
 
     assert "did you mean `mood`?" in refused(unknown, 404, "not_found")["detail"]
     refused(numbered, 404, "not_found")
-    assert "there was none" in refused(nothing, 404, "not_found")["detail"]
+    assert "`mood`" in refused(nothing, 404, "not_found")["detail"]
     refused(wrong, 400, "invalid_request")
     refused(away, 503, "upstream_unavailable")
 
