@@ -82,13 +82,13 @@ async def test_long_texts_are_tokenized_some_at_a_time(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    encode_each = Tokenizer.ask_each
+    encode_each = Tokenizer.tokenize_each
 
     async def noted(self: Tokenizer, groups: list[list[str]], kind: TextKind) -> object:
         sizes.append(sum(len(text) for group in groups for text in group))
         return await encode_each(self, groups, kind)
 
-    monkeypatch.setattr(Tokenizer, "ask_each", noted)
+    monkeypatch.setattr(Tokenizer, "tokenize_each", noted)
     texts = [f"{word} good{' ' * 2_500}" for word in WORDS[:200]]
     exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, ["", *texts, *LONG[:20]]))
     async with asyncio.timeout(WAIT_LIMIT):
