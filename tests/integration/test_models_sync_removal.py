@@ -82,6 +82,19 @@ def test_what_others_made_outlives_a_model(pair: Pair) -> None:
     assert (pair.models / "s/.draft/model.onnx").read_bytes() == b"mine"
 
 
+def test_what_backends_measured_goes_with_the_model(pair: Pair) -> None:
+    stays = {"t/1/model.onnx": b"graph"}
+    pair.push(stays | {"s/1/model.onnx": b"graph"})
+    pair.sync()
+    names = (".last-served.json", ".fallback.json", ".fp16.json", ".forms-fp16.json")
+    write(pair.models, {f"s/{name}": b"{}" for name in names})
+
+    pair.push(stays)
+    pair.sync("--prune")
+
+    assert not (pair.models / "s").exists()
+
+
 def test_a_file_of_a_folder_of_its_own_is_placed(pair: Pair) -> None:
     content = {"s/1/model.onnx": b"graph", "s/assets/a/b.txt": b"b"}
     pair.push(content)

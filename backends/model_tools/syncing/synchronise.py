@@ -28,8 +28,8 @@ from backends.repository.model import is_hidden
 from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"
-# Files that backends write into a model's folder.
-_MEASURED = re.compile(r"\.(last-served|admitted|tuning|forms)\.json(\.\d+)?|\.prepacked")
+# What backends write into a model's folder: `.last-served.json`, `.fallback.json`, ...
+_OF_BACKENDS = re.compile(r"\.[a-z0-9-]+\.json(\.\d+)?|\.prepacked")
 Files = Mapping[str, FileDigest]
 _State = Mapping[str, tuple[int, int, int]]
 """Inode, size and modification time of each file."""
@@ -288,7 +288,7 @@ def _remove_empty(folder: Path, model: Path) -> None:
             return
         folder.rmdir()
         folder = folder.parent
-    if all(_MEASURED.fullmatch(each.name) for each in model.iterdir()):
+    if all(_OF_BACKENDS.fullmatch(each.name) for each in model.iterdir()):
         shutil.rmtree(model)
 
 
