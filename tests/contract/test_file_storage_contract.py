@@ -131,7 +131,7 @@ def test_a_disk_that_fills_up_is_left_to_the_event_log(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: DiskUsage(total=1000, used=901, free=99))
 
-    with pytest.raises(DependencyUnavailable, match="make room"):
+    with pytest.raises(DependencyUnavailable, match="disk of the file storage"):
         write(storage, "files/one", b"content")
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
