@@ -58,7 +58,7 @@ def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
             os.pwrite(descriptor, msgspec.json.encode(access), 0)
         except OSError as error:
             _log.warning(
-                "the listener's address cannot be written to the data directory: give commands"
+                "the listener's address cannot be saved in the data directory: give commands"
                 " `--admin-url` and `--admin-key`",
                 extra={"reason": str(error)},
             )

@@ -164,7 +164,7 @@ def by_command(system: System, *arguments: str) -> None:
     """Change the shares as an operator does."""
     done = command(system, *arguments)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "`sentiment` is served by" in done.stdout
+    assert "`sentiment` is served" in done.stdout
 
 
 async def change(load: Load, system: System, make: Callable[..., None], *how: object) -> str:
