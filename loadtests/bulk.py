@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 import tokenizers
@@ -31,6 +32,7 @@ from bulk.output import work_folder
 from bulk.places import OutputFolder, find_inputs, import_pyarrow
 from bulk.shared_cache import NullCache
 from loadtests.machine import this_machine
+from loadtests.options import rounds
 from loadtests.padded import write_padded
 from loadtests.workload import sentences
 
@@ -83,6 +85,11 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, cores - self.processor - self.idle - self.stolen)
 
 
+@click.command()
+@click.option("--rows", default=30_000, help="Texts of all rounds together.")
+@rounds(3)
+@click.option("--bare-share", default=1.0, help="Of texts for bare sessions.")
+@click.option("--without-model", is_flag=True, help="Measure all that is beside the model.")
 def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 

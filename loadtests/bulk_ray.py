@@ -1,6 +1,6 @@
 """Measures a bulk job on a Ray cluster of one node beside the plain command, in turns.
 
-Runs in an environment that has Ray: `make bench-bulk-ray`. Both have the same cores, rows and
+Runs in an environment that has Ray: `make bench NAME=bulk-ray`. Both have the same cores, rows and
 parts, and no two rows are equal.
 """
 
@@ -41,14 +41,16 @@ class JobRate(msgspec.Struct, frozen=True, kw_only=True):
     first_part: float
 
 
-@click.command()
-@click.option("--rows", default=160_000, show_default=True, help="Rows of a job.")
-@click.option("--part-rows", default=8192, show_default=True, help="Rows of a part.")
-@click.option("--rounds", default=3, show_default=True, help="Jobs of each kind.")
-@click.option("--model", default="minilm", show_default=True, help="A demo model.")
-@click.option("--task", default="embed", show_default=True, help="Of the model.")
-@click.option("--provider", default="cpu", show_default=True, help="`paced`: one that takes none.")
-def main(*, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--rows", default=160_000, help="Rows of a job.")
+@click.option("--part-rows", default=8192, help="Rows of a part.")
+@click.option("--rounds", default=3, help="Jobs of each kind.")
+@click.option("--model", default="minilm", help="A demo model.")
+@click.option("--task", default="embed", help="Of the model.")
+@click.option("--provider", default="cpu", help="`paced`: one that takes none.")
+def measure(
+    *, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str
+) -> None:
     """Run jobs of both kinds in turns, and print their rates."""
     if provider == "paced":
         for name in ("BASE", "TOKEN"):
@@ -137,4 +139,4 @@ def _show(rates: dict[str, list[JobRate]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure()

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import click
 import httpx
 import msgspec
 import yaml
@@ -56,7 +57,21 @@ class PageTime(msgspec.Struct, frozen=True, kw_only=True):
     kib: float
 
 
-def measure(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> list[PageTime]:
+@click.command()
+@click.option("--tenants", default=4000)
+@click.option("--backends", default=200)
+@click.option("--rounds", default=20, help="Requests for each page.")
+@click.option("--postgresql", is_flag=True, help="The ledger is in PostgreSQL, not in SQLite.")
+def measure(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> None:
+    """Measure the pages of the console; fail where one takes over 300 ms."""
+    pages = times(tenants=tenants, backends=backends, rounds=rounds, postgresql=postgresql)
+    click.echo(report(pages))
+    slow = [page.path for page in pages if max(page.seconds) > LIMIT]
+    if slow:
+        raise click.ClickException(f"over {LIMIT * 1e3:.0f} ms: {', '.join(slow)}")
+
+
+def times(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> list[PageTime]:
     """Return the time of each page, with the ledger in SQLite or `postgresql`."""
     with ExitStack() as stack:
         ledger_url = ""

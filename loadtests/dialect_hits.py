@@ -7,12 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 
 from loadtests import wrk
 from loadtests.generator import Target
 from loadtests.hit import OTHERS, settle, start_systems
 from loadtests.machine import processor_seconds, this_machine
+from loadtests.options import connections, duration, rounds
 from loadtests.workload import sentences
 
 _WAY = "memory hit, fast path"
@@ -54,6 +56,10 @@ _ROUTES = (
 )
 
 
+@click.command()
+@connections
+@duration(5.0)
+@rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
     """Measure the routes in turns, and print rates and the worker's processor time of a request."""
     if not wrk.is_installed():

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
+import click
 import msgspec
 import uvloop
 
@@ -44,6 +45,7 @@ from gateway.types import (
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls
 from loadtests.machine import this_machine
+from loadtests.options import rounds
 from testing.certificates import Authority
 from testing.stub_process import stub_process
 
@@ -60,6 +62,10 @@ class ItemCost(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
+@click.command()
+@click.option("--count", default=5000, help="Items of each run.")
+@rounds(5)
+@click.option("--tls", "over_tls", is_flag=True, help="Measure over TLS, too.")
 def measure(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure every way in turns, and print the median of each."""
     runs: dict[str, list[dict[str, ItemCost]]] = {}

@@ -18,12 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import click
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
 from loadtests.machine import busy_seconds, pin, processor_seconds, resident_mib, this_machine
+from loadtests.options import connections, duration, rounds
 from loadtests.report import Costs, Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
@@ -55,6 +57,10 @@ class Run(NamedTuple):
     costs: Costs
 
 
+@click.command()
+@connections
+@duration(5.0)
+@rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
     """Measure hits by tier and entry point in turns with their rivals, and print the table."""
     if not wrk.is_installed():

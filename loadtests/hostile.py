@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import click
 import httpx
 import msgspec
 
@@ -29,6 +30,7 @@ from backends.protocol import (
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import rounds
 from loadtests.workload import sentences
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 
@@ -40,6 +42,10 @@ _BETWEEN = 0.25
 _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+)')
 
 
+@click.command()
+@click.option("--rate", default=100.0, help="Requests a second.")
+@click.option("--seconds", default=10.0, help="Of each run.")
+@rounds(3)
 def measure(*, rate: float, seconds: float, rounds: int) -> None:
     """Ask a model at `rate` a second, in turns without harm and beside all hostile algorithms.
 

@@ -9,11 +9,13 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import msgspec
 
 from loadtests import hit, wrk
 from loadtests.generator import Target
 from loadtests.machine import this_machine
+from loadtests.options import duration, rounds
 from loadtests.peers.litellm import proxy
 from loadtests.report import Row, keep
 from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
@@ -35,6 +37,10 @@ class _Subject(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
+@click.command()
+@click.option("--most", default=12000.0, help="Requests a second at most.")
+@duration(4.0)
+@rounds(5)
 def measure(*, most: float, duration: float, rounds: int) -> None:
     """Measure all in turns at up to `most` a second, and print the median run of each."""
     if not wrk.is_installed():
@@ -107,5 +113,5 @@ def _show(ways: dict[str, _Subject], runs: dict[str, list[SteadyLoadResult]]) ->
     if not all(run.is_first for every in runs.values() for run in every):
         print("The generator was not allowed to run before others on its core.")
     if _PEER not in ways:
-        print("LiteLLM is missing: `make bench-latency` installs it.")
+        print("LiteLLM is missing: `make bench NAME=latency` installs it.")
     keep("Latency of hits", table, {}, machine)

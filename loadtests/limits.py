@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -20,6 +21,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
 from loadtests.gateway import Gateway
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import duration
 from loadtests.windows import (
     AdmittedRequest,
     bound,
@@ -82,6 +84,9 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
         return min(one.share for one in self.tenants)
 
 
+@click.command()
+@duration(180.0, "Seconds of each of two runs.")
+@click.option("--away", default=10.0, help="Seconds that Redis is dead in one.")
 def measure(*, duration: float, away: float) -> None:
     """Run once with Redis there, once with Redis killed in the middle; print both."""
     show("Redis is there", run(duration=duration, away=0.0))

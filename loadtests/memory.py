@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import msgspec
 from xxhash import xxh3_128_digest
 
@@ -50,6 +51,10 @@ class CacheMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
+@click.command()
+@click.option("--items", default=10_000_000, help="Distinct items put through.")
+@click.option("--requests", default=3_000_000, help="Of the Zipf stream.")
+@click.option("--universe", default=1_000_000, help="Items of the Zipf stream.")
 def measure(*, items: int, requests: int, universe: int) -> None:
     """Print both tables; end with an error where a bound does not hold."""
     machine = this_machine()

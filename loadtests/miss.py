@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+import click
 import msgspec
 import numpy as np
 import tokenizers
@@ -27,6 +28,7 @@ from backends.protocol import (
 )
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import pin, resident_mib, this_machine
+from loadtests.options import connections, rounds
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
@@ -38,6 +40,12 @@ _MODEL = "sentiment"
 _MODEL_CORE, _OTHER_CORE = 0, 1
 
 
+@click.command()
+@connections
+@click.option("--count", default=3000, help="Sentences of each run.")
+@rounds(3)
+@click.option("--one-core", is_flag=True, help="The model has a core, the rest another.")
+@click.option("--two-backends", is_flag=True, help="Serve two regions instead of one.")
 def measure(
     *, connections: int, count: int, rounds: int, one_core: bool, two_backends: bool
 ) -> None:

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, backend, calls, run_closed
@@ -15,6 +17,7 @@ from loadtests.capacity import capacity, sustained
 from loadtests.generator import Outcome
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import duration, rounds
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
@@ -28,6 +31,9 @@ _TIMEOUT = 2.0  # seconds that a caller waits: the queue must not grow towards i
 _BY_LENGTH, _BY_ARRIVAL = "by length", "by arrival, padded"
 
 
+@click.command()
+@duration(10.0)
+@rounds(5)
 def measure(*, duration: float, rounds: int) -> None:
     """Offer both what arrival order sustains, times 0.7; print how long short ones waited."""
     with tempfile.TemporaryDirectory() as folder:

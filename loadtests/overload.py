@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
@@ -16,6 +17,7 @@ from loadtests.capacity import capacity, sustained
 from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import duration
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 from testing.system import System
@@ -37,6 +39,10 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     running: RunningBackend
 
 
+@click.command()
+@duration(30.0, "Seconds at twice the capacity.")
+@click.option("--deadline", default=0.5, help="Seconds a caller waits.")
+@click.option("--through-gateway", is_flag=True, help="Ask a gateway, not the backend.")
 def measure(*, duration: float, deadline: float, through_gateway: bool) -> None:
     """Find the capacity with the backend on one core and the rest on the other; load it twice."""
     with tempfile.TemporaryDirectory() as folder:

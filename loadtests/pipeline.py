@@ -26,6 +26,7 @@ from shutil import copytree
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import click
 import msgspec
 
 from backends.executors.dummy import SimulatedExecutor
@@ -35,6 +36,7 @@ from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import Machine, pin, processor_seconds, this_machine
+from loadtests.options import rounds
 from loadtests.report import keep
 from loadtests.workload import sentences
 from testing.loopback import is_answered
@@ -260,13 +262,41 @@ class PipelineMeter:
         return int(count or 0)
 
 
+@click.command()
+@click.option("--items", "sizes", default="1,16,256", help="Items of a request.")
+@click.option("--count", default=8192, help="Items of each run.")
+@rounds(5)
+@click.option("--base", default=1e-3, help="Seconds of a batch.")
+@click.option("--token", default=1e-6, help="Seconds of each of its tokens.")
+@click.option("--topology", type=click.Choice(["one", "gpu"]), default="one")
+@click.option("--backends", default=2, help="Of the topology `gpu`.")
 def measure(
-    *, items: Sequence[int], count: int, rounds: int, device: PacedDevice, backends: int = 0
+    *,
+    sizes: str,
+    count: int,
+    rounds: int,
+    base: float,
+    token: float,
+    topology: str,
+    backends: int,
 ) -> None:
-    """Measure requests of each number of items in turns with bare uvicorn; print the table.
+    """Measure each process's processor time per missed item, with a model that takes none.
 
-    With `backends` so many share the device, and no process is kept on a core.
+    In the topology `gpu`, several backends share the device, and no process is kept on a core.
     """
+    compare(
+        items=tuple(map(int, sizes.split(","))),
+        count=count,
+        rounds=rounds,
+        device=PacedDevice(base=base, token=token),
+        backends=backends if topology == "gpu" else 0,
+    )
+
+
+def compare(
+    *, items: Sequence[int], count: int, rounds: int, device: PacedDevice, backends: int
+) -> None:
+    """Measure requests of each number of items in turns with bare uvicorn; print the table."""
     texts = iter(sentences((rounds + 1) * len(items) * count, seed=3))
     samples: dict[int, list[PipelineSample]] = {each: [] for each in items}
     units: dict[int, list[float]] = {each: [] for each in items}

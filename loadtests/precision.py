@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 import httpx
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from backends.protocol import (
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.generator import Outcome
 from loadtests.machine import busy_seconds, resident_mib, this_machine
+from loadtests.options import connections, rounds
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 
@@ -38,6 +40,10 @@ _SUFFIX = "-bf16"
 _HIDDEN = shutil.ignore_patterns(".*")
 
 
+@click.command()
+@connections
+@click.option("--count", default=2000, help="Sentences of each run.")
+@rounds(5)
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure `count` sentences a run, in turns, and compare the answers; then each way alone.
 

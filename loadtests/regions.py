@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from math import isinf
 from pathlib import Path
 
+import click
 import msgspec
 
 from gateway.auth.keys import hash_key
@@ -71,6 +72,10 @@ class Regions(msgspec.Struct, frozen=True):
     keys: Sequence[str]
 
 
+@click.command()
+@click.option("--phase", default=60.0, help="Seconds of each demand.")
+@click.option("--lease", default=30.0, help="Seconds a lost region keeps it.")
+@click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
     """Run once and print what it showed."""
     result = run(phase=phase, lease=lease, tenants=tenants)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import yaml
@@ -15,6 +16,7 @@ from backends.protocol import Call, CallItem, ClassifyParameters, Task, ZeroShot
 from loadtests.backend import RunningBackend, backend, run_closed
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import this_machine
+from loadtests.options import rounds
 from loadtests.report import Row, rows, show
 from loadtests.workload import sentences
 from testing.system import System
@@ -29,6 +31,10 @@ _ONE, _MANY = "requests of one row", f"zero-shot requests of {len(_LABELS)} labe
 Run = Callable[[list[tuple[str, str]] | list[str]], Outcome]
 
 
+@click.command()
+@click.option("--connections", default=64, help="Callers at once.")
+@click.option("--count", default=300, help="Zero-shot requests of each run.")
+@rounds(3)
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure a backend over HTTP, then the whole path through the gateway; print a table each.
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
@@ -29,6 +30,10 @@ class DeviceTimeSample(msgspec.Struct, frozen=True, kw_only=True):
     used: tuple[float, ...]
 
 
+@click.command()
+@click.option("--phase", default=30.0, help="Seconds before and after the swap.")
+@click.option("--overload", default=1.3, help="Of what is possible.")
+@click.option("--deadline", default=0.5, help="Seconds a caller waits.")
 def measure(*, phase: float, overload: float, deadline: float) -> None:
     """Send ten to one for `phase` seconds, then one to ten; print the device's seconds."""
     with tempfile.TemporaryDirectory() as folder:

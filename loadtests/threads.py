@@ -4,10 +4,13 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import click
+
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.generator import Outcome
 from loadtests.machine import resident_mib, this_machine
+from loadtests.options import duration, rounds
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 
@@ -18,7 +21,19 @@ _SESSIONS = {
 _WAYS = {"adaptive": "auto", "wide": "always", "narrow": "never"}
 
 
-def measure(*, clients: tuple[int, ...], duration: float, rounds: int) -> None:
+@click.command()
+@click.option("--clients", default="1,2,4,8,16,32,64")
+@duration(3.0)
+@rounds(3)
+@click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
+def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
+    """Measure adaptive threads beside fixed ones, and what the sessions weigh."""
+    if not weigh_only:
+        compare(clients=tuple(map(int, clients.split(","))), duration=duration, rounds=rounds)
+    weigh()
+
+
+def compare(*, clients: tuple[int, ...], duration: float, rounds: int) -> None:
     """Measure each number of clients in turns over the three ways; print a table for each."""
     texts = iter(sentences(400_000, seed=4))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -11,12 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+import click
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.hit import OTHERS, SERVER, bare_server, fill, settle, target_of
 from loadtests.machine import pin, processor_seconds, this_machine
+from loadtests.options import connections, duration, rounds
 from loadtests.report import Row, keep, show
 from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
 from loadtests.workload import sentences
@@ -56,8 +58,16 @@ class TracedLatency(msgspec.Struct, frozen=True, kw_only=True):
     spans: dict[str, int]
 
 
-def measure(*, connections: int, duration: float, rounds: int) -> None:
+@click.command()
+@connections
+@duration(5.0)
+@rounds(5)
+@click.option("--collectors", is_flag=True, help="Measure latency beside collectors in trouble.")
+def measure(*, connections: int, duration: float, rounds: int, collectors: bool) -> None:
     """Measure hits with tracing off, on, and with a dead collector; print the table."""
+    if collectors:
+        measure_latency(duration=duration, rounds=rounds)
+        return
     ways = {
         _OFF: TracedWay(),
         _CONTROL: TracedWay(),

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import yaml
@@ -20,6 +21,7 @@ from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import duration
 from loadtests.report import Row, show
 from testing.system import System
 
@@ -90,6 +92,10 @@ KINDS = {
 }
 
 
+@click.command()
+@duration(30.0, "Seconds at twice the capacity.")
+@click.option("--only", type=click.Choice(list(KINDS)), multiple=True)
+@click.option("--paced", is_flag=True, help="On a device that takes time but no core.")
 def measure(*, duration: float, only: tuple[str, ...], paced: bool) -> None:
     """Measure every kind through a gateway with one backend, and print one table."""
     with tempfile.TemporaryDirectory() as folder:

@@ -69,7 +69,7 @@ def show(done: FuzzResult) -> None:
 
 def describe_finding(done: FuzzResult, finding: Finding) -> str:
     """Return a finding with its bytes and the command that reproduces it."""
-    again = f"make fuzz-http ARGS='--seed {done.seed} --only {finding.number}'"
+    again = f"make fuzz NAME=http ARGS='--seed {done.seed} --only {finding.number}'"
     return (
         f"{finding.what}\n  again: {again}\n"
         f"  sent: {finding.sent[:_SHOWN]!r}\n  received: {finding.received[-_SHOWN:]!r}"

@@ -139,6 +139,6 @@ def _source(plan: Plan, machine: Machine) -> Source:
     dry = "a dry run of " * plan.is_dry_run
     return Source(
         machine=machine,
-        text=f"{dry}`make bench-peers`, {plan.connections} connections, {work}",
+        text=f"{dry}`make bench NAME=peers`, {plan.connections} connections, {work}",
         versions=installed_versions(),
     )

@@ -9,7 +9,7 @@ from loadtests.peers.picture import quickest
 
 
 def test_the_page_is_made_of_the_results() -> None:
-    """`make bench-peers ARGS=--draw-only` writes it."""
+    """`make bench NAME=peers ARGS=--draw-only` writes it."""
     page = render_page(read_comparison(RECORDED.results), picture="plots/peers.svg")
 
     assert RECORDED.page.read_text() == page

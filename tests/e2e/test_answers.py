@@ -292,7 +292,7 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
 
 
 def test_an_unmodified_client_passes_every_row_of_the_matrix(system: System) -> None:
-    """The one whose packages are here; `make check-clients` runs all of them."""
+    """The one whose packages are here; `make check NAME=clients` runs all of them."""
     with slow_region(system, system.data_dir.parent / "config"):
         lines = run_client("huggingface_hub", Path(sys.executable), system, target_of(system))
 
