@@ -7,23 +7,18 @@ are in memory: others would be traversed by every garbage collection.
 
 import os
 import resource
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import msgspec
-import numpy as np
-import tokenizers
 
 from backends.bulk.runner import BulkRunner
-from backends.cores import usable_cores
-from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Task
 from bulk.cli import run_job
 from bulk.items import key_prefix
@@ -31,12 +26,16 @@ from bulk.options import BulkOptions, encoded_parameters, make_manifest
 from bulk.output import work_folder
 from bulk.places import OutputFolder, find_inputs, import_pyarrow
 from bulk.shared_cache import NullCache
-from loadtests.machine import this_machine
+from loadtests.bare_sessions import BareSessions, Batching
+from loadtests.demo import demo_models
 from loadtests.options import rounds
 from loadtests.padded import write_padded
+from loadtests.report import heading, print_table
+from loadtests.turns import paired
 from loadtests.workload import sentences
 
-_MODEL, _ROWS_TOGETHER, _BATCH, _BATCH_TOKENS = "minilm", 2048, 16, 4096
+_MODEL = "minilm"
+_BATCHING = Batching(rows=16, tokens=4096, together=2048)
 _NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_token": 0.0}
 
 
@@ -98,26 +97,24 @@ def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -
     """
     size = rows // rounds
     spent: dict[str, list[Spent]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        build_demo_models(root / "models", print)
-        model = root / "models" / _MODEL / "1"
+    with demo_models() as models:
+        root, model = models.parent, models / _MODEL / "1"
         forms = {"served": model / "model.onnx"}
         if not without_model:
             forms["padded"] = write_padded(root / "padded.onnx")
         bare = {
             f"bare session, {form}": BareSessions(
-                graph, model / "tokenizer.json", without_model=without_model
+                graph, model / "tokenizer.json", _BATCHING, without_model=without_model
             )
             for form, graph in forms.items()
         }
         settings = _NO_MODEL if without_model else {}
-        with BulkRunner(root / "models", model=_MODEL, task="embed", **settings) as runner:
+        with BulkRunner(models, model=_MODEL, task="embed", **settings) as runner:
             for number in range(rounds):
                 own = sentences(size, seed=4 + number)
                 middle = max(1, round(bare_share * size / 2))
                 before = _run_bare(bare, own[:middle])
-                source = _write_input(root / f"in-{number}.parquet", own)
+                source = write_texts(root / f"in-{number}.parquet", own)
                 done = _spent(_bulk_job(runner, source, root / f"out-{number}"), size)
                 after = _run_bare(bare, own[middle : 2 * middle])
                 for what in bare:
@@ -127,66 +124,10 @@ def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -
     _show(spent, size)
 
 
-def _run_bare(bare: dict[str, "BareSessions"], texts: list[str]) -> dict[str, Spent]:
+def _run_bare(bare: dict[str, BareSessions], texts: list[str]) -> dict[str, Spent]:
     return {
         what: _spent(partial(sessions.run, texts), len(texts)) for what, sessions in bare.items()
     }
-
-
-class BareSessions:
-    """Runs a graph alone: a one-thread session for each core, batches longest first."""
-
-    def __init__(self, graph: Path, tokenizer: Path, *, without_model: bool = False) -> None:
-        self._runs_model = not without_model
-        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
-
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
-        self._tokenizer.no_padding()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self._sessions = [
-            onnxruntime.InferenceSession(
-                str(graph),
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
-            )
-            for _ in range(usable_cores())
-        ]
-
-    def run(self, texts: list[str]) -> None:
-        """Tokenize and run texts; nothing is kept of what comes out."""
-        free = list(self._sessions)
-
-        def run(batch: dict[str, np.ndarray[Any, Any]]) -> None:
-            session = free.pop()
-            if self._runs_model:
-                session.run(["pooled"], batch)
-            free.append(session)
-
-        with ThreadPoolExecutor(len(self._sessions)) as pool:
-            before: list[Any] = []
-            for start in range(0, len(texts), _ROWS_TOGETHER):
-                begun = [pool.submit(run, batch) for batch in self._batches(texts, start)]
-                for future in before:
-                    future.result()
-                before = begun
-            for future in before:
-                future.result()
-
-    def _batches(self, texts: list[str], start: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        encoded = self._tokenizer.encode_batch_fast(texts[start : start + _ROWS_TOGETHER])
-        rows = sorted((each.ids for each in encoded), key=len, reverse=True)
-        while rows:
-            most = min(_BATCH, _BATCH_TOKENS // len(rows[0]))
-            batch, rows = rows[:most], rows[most:]
-            ids = np.zeros((len(batch), len(batch[0])), np.int32)
-            mask = np.zeros_like(ids)
-            for place, row in enumerate(batch):
-                ids[place, : len(row)] = row
-                mask[place, : len(row)] = 1
-            yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
 def _bulk_job(runner: BulkRunner, source: Path, target: Path) -> Callable[[], None]:
@@ -203,9 +144,10 @@ def _bulk_job(runner: BulkRunner, source: Path, target: Path) -> Callable[[], No
     return run
 
 
-def _write_input(path: Path, texts: list[str]) -> Path:
+def write_texts(path: Path, texts: list[str], *, group: int | None = None) -> Path:
+    """Write a Parquet file with a column of texts, in groups of so many rows."""
     arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": texts}), path)
+    parquet.write_table(arrow.table({"text": texts}), path, row_group_size=group)
     return path
 
 
@@ -234,27 +176,24 @@ def _core_times() -> tuple[float, float]:
 
 
 def _show(spent: dict[str, list[Spent]], size: int) -> None:
-    machine = this_machine()
-    print(f"\n## Bulk: {size:,} texts a round, {machine.headline}\n")
-    print(
-        "| what | texts/s | of the bare session | µs of processors a text | of it"
-        " | cores idle | had by others | stolen | MiB |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    heading(f"Bulk: {size:,} texts a round")
     *bare, bulk = spent
     best = spent[max(bare, key=lambda what: median([each.rate for each in spent[what]]))]
-    for what in (*bare, bulk):
-        own = spent[what]
-        rate = median([each.rate / b.rate for each, b in zip(own, best, strict=True)])
-        cost = median([b.cost / each.cost for each, b in zip(own, best, strict=True)])
-        total = own[0]
-        for each in own[1:]:
-            total += each
+    lines = []
+    for what, own in spent.items():
+        total = reduce(add, own)
         shares = [total.share(each) for each in (total.idle, total.others, total.stolen)]
-        print(
-            f"| {what} | {median([each.rate for each in own]):,.0f} | {rate:.3f}"
-            f" | {median([each.cost for each in own]) * 1e6:,.1f} | {cost:.3f}"
-            f" | {' | '.join(f'{share:.1%}' for share in shares)} | {own[-1].resident_mib:,.0f} |"
+        lines.append(
+            (
+                *(what, f"{median([each.rate for each in own]):,.0f}"),
+                f"{paired([each.rate for each in own], [each.rate for each in best]):.3f}",
+                f"{median([each.cost for each in own]) * 1e6:,.1f}",
+                f"{paired([each.cost for each in best], [each.cost for each in own]):.3f}",
+                *(f"{share:.1%}" for share in shares),
+                f"{own[-1].resident_mib:,.0f}",
+            )
         )
+    columns = ("what", "texts/s", "of the bare session", "µs of processors a text", "of it")
+    print_table((*columns, "cores idle", "had by others", "stolen", "MiB"), lines)
     memory = ", ".join(f"{each.resident_mib:,.0f}" for each in spent[bulk])
     print(f"\nResident MiB after each round of the bulk job: {memory}")

@@ -16,12 +16,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, one_backend, running_gateway
 from loadtests.open_loop import Answer, open_loop
 from loadtests.options import duration
+from loadtests.report import heading, print_table
 from loadtests.windows import (
     AdmittedRequest,
     bound,
@@ -112,32 +111,32 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
 
 def show(title: str, result: LimitsResult) -> None:
     """Print what a run showed."""
-    print(f"\n## {title}\n")
-    print("| tenant | admitted | refused | other | worst window, over the limit | of the bound |")
-    print("|---|---|---|---|---|---|")
-    for one in result.tenants:
-        counts = f"{one.admitted} | {one.refused} | {one.other}"
-        print(f"| {one.tenant} | {counts} | {one.over:+.2f} | {one.share:.4f} |")
+    heading(title)
+    print_table(
+        ("tenant", "admitted", "refused", "other", "worst window, over the limit", "of the bound"),
+        [
+            (each.tenant, each.admitted, each.refused, each.other, *_shown(each))
+            for each in result.tenants
+        ],
+    )
     print(f"\nWorst window {result.over:+.2f}; allowed over the limit: {result.allowed:.1f}")
+
+
+def _shown(result: TenantResult) -> tuple[str, str]:
+    return f"{result.over:+.2f}", f"{result.share:.4f}"
 
 
 def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
     """Return how many of `admitted` requests workers admitted before Redis had answered."""
     found: dict[str, float] = {}
+    name = "sluicegate_limit_admissions_total"
 
     def have_all() -> bool:
         registry = CollectorRegistry()
         folder = str(gateway.settings.metrics_dir)
         MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-        found.update(
-            {
-                source: registry.get_sample_value(
-                    "sluicegate_limit_admissions_total", {"source": source}
-                )
-                or 0.0
-                for source in ("lease", "redis", "local_share")
-            }
-        )
+        for source in ("lease", "redis", "local_share"):
+            found[source] = registry.get_sample_value(name, {"source": source}) or 0.0
         return sum(found.values()) >= admitted
 
     wait_until(have_all, what="the workers report what they admitted")
@@ -147,32 +146,22 @@ def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
 @contextlib.contextmanager
 def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
     """Run workers with a Redis that can be taken away."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        stub_process() as stub,
-        Valkey() as cache,
-        Valkey("--appendonly", "yes") as state,
-    ):
-        document = {
-            "regions": [{"name": "eu", "pools": [{"backends": [{"id": "stub", "url": stub.url}]}]}],
-            "limits": {"local_share": SHARE},
-        }
-        gateway = Gateway(
-            Path(folder) / "gateway",
-            document,
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stub = stack.enter_context(stub_process())
+        state = stack.enter_context(Valkey("--appendonly", "yes"))
+        gateway = running_gateway(
+            folder / "gateway",
+            one_backend(stub.url) | {"limits": {"local_share": SHARE}},
+            keys={f"tenant-{number}": _key(number) for number in range(TENANTS)},
+            rules=(RULE,),
             workers=WORKERS,
-            cache_url=cache.url,
-            state_url=state.url,
+            state=state,
             state_timeout=state_timeout,
             batches=False,
             shutdown_delay=0.0,
         )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            for number in range(TENANTS):
-                ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
-                ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))
-        with gateway:
-            yield gateway, state
+        yield stack.enter_context(gateway), state
 
 
 async def _offer(

@@ -21,7 +21,7 @@ from xxhash import xxh3_128_digest
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
-from loadtests.machine import this_machine
+from loadtests.report import heading, print_table
 from loadtests.w_tinylfu import lru_ratio, w_tinylfu_ratio
 
 _MIB = 1024 * 1024
@@ -57,8 +57,7 @@ class CacheMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--universe", default=1_000_000, help="Items of the Zipf stream.")
 def measure(*, items: int, requests: int, universe: int) -> None:
     """Print both tables; end with an error where a bound does not hold."""
-    machine = this_machine()
-    print(f"\n## The memory tier\n\n{machine.headline}\n")
+    heading("The memory tier")
     grown, most = flood(items)
     print(
         f"{items:,} distinct items through {_CAPACITY // _MIB} MiB: RSS {grown:+.1f} MiB at the"
@@ -68,9 +67,13 @@ def measure(*, items: int, requests: int, universe: int) -> None:
     places = _CAPACITY // (ENTRY_OVERHEAD_BYTES + _PAYLOAD)
     kept = compare(stream, places)
     print(f"Zipf {_SKEW}, {requests:,} requests for {universe:,} items, {places:,} places\n")
-    print("| cache | hits | µs a request |\n|---|---|---|")
-    for line in kept:
-        print(f"| {line.what} | {line.ratio:.1%} | {_micro(line.cost)} |")
+    print_table(
+        ("cache", "hits", "µs a request"),
+        [
+            (line.what, f"{line.ratio:.1%}", f"{line.cost * 1e6:.2f}" if line.cost else "-")
+            for line in kept
+        ],
+    )
     ours, best, lru = (line.ratio for line in kept[:3])
     if most > _ALLOWED_MIB or ours < best - _ALLOWED_POINTS or ours <= lru:
         sys.exit("a bound does not hold")
@@ -188,10 +191,6 @@ def _key(number: int) -> CacheKey:
 def _entry(size: int, number: int) -> CachedResult:
     payload = number.to_bytes(8, "little") * (size // 8)
     return CachedResult(payload=payload, rows=1, tokens=7, stored_at=_NOW, expires_at=_NOW + 60.0)
-
-
-def _micro(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:.2f}"
 
 
 def _resident_mib() -> float:

@@ -16,14 +16,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, add_tenants, one_backend, running_gateway
 from loadtests.open_loop import Answer, open_loop
+from loadtests.report import heading, print_table
 from loadtests.windows import AdmittedRequest, most_over_the_limit
 from testing.stub_process import stub_process
-from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
@@ -79,9 +78,11 @@ class Regions(msgspec.Struct, frozen=True):
 def measure(*, phase: float, lease: float, tenants: int) -> None:
     """Run once and print what it showed."""
     result = run(phase=phase, lease=lease, tenants=tenants)
-    print("\n| demand | admitted | of the limit | in the last third |\n|---|---|---|---|")
-    for one in result.phases:
-        print(f"| {one.name} | {one.admitted} | {one.share:.3f} | {one.settled:.3f} |")
+    heading("Limits of two regions")
+    print_table(
+        ("demand", "admitted", "of the limit", "in the last third"),
+        [(p.name, p.admitted, f"{p.share:.3f}", f"{p.settled:.3f}") for p in result.phases],
+    )
     print(f"\nWorst window over the limit, over both regions: {result.over:+.2f} requests")
     print(f"answers neither 200 nor 429: {result.other}")
     print(f"a lost region's share was used after {result.took:.1f} s, allowed {result.allowed:g} s")
@@ -119,48 +120,34 @@ def run(
 @contextlib.contextmanager
 def regions(*, lease: float, tenants: int, workers: int) -> Iterator[Regions]:
     """Run a gateway in each region over one ledger, until all have their shares."""
+    keys = {f"tenant-{number}": f"sk-regions-tenant-{number:02}" for number in range(tenants)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = f"sqlite:///{folder / 'ledger.db'}"
-        keys = [f"sk-regions-tenant-{number:02}" for number in range(tenants)]
+        add_tenants(url, keys, rules=(RULE,))
         ledger = stack.enter_context(Ledger.create(url))
-        for number, key in enumerate(keys):
-            ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
-            ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(key))
-        gateways = [
-            _region(stack, folder / name, name, url, lease=lease, workers=workers) for name in NAMES
-        ]
+        gateways = []
+        for name in NAMES:
+            stub = stack.enter_context(stub_process(backend_id=name, region=name))
+            limits = {"limits": {"share_lease": lease, "local_share": 0.0}}
+            gateway = running_gateway(
+                folder / name,
+                one_backend(stub.url, backend_id=name, region=name) | limits,
+                keys={},
+                workers=workers,
+                region=name,
+                ledger_url=url,
+                batches=False,
+                shutdown_delay=0.0,
+            )
+            gateways.append(stack.enter_context(gateway))
         even = [round(1 / len(NAMES), 4)] * len(NAMES)
         wait_until(
             lambda: [row.share for row in ledger.shares.shares() if not row.bucket] == even,
             within=30.0,
             what="shares are even",
         )
-        yield Regions(gateways, keys)
-
-
-def _region(
-    stack: contextlib.ExitStack, folder: Path, name: str, ledger: str, *, lease: float, workers: int
-) -> Gateway:
-    stub = stack.enter_context(stub_process(backend_id=name, region=name))
-    cache = stack.enter_context(Valkey())
-    state = stack.enter_context(Valkey("--appendonly", "yes"))
-    document = {
-        "regions": [{"name": name, "pools": [{"backends": [{"id": name, "url": stub.url}]}]}],
-        "limits": {"share_lease": lease, "local_share": 0.0},
-    }
-    gateway = Gateway(
-        folder,
-        document,
-        workers=workers,
-        region=name,
-        cache_url=cache.url,
-        state_url=state.url,
-        ledger_url=ledger,
-        batches=False,
-        shutdown_delay=0.0,
-    )
-    return stack.enter_context(gateway)
+        yield Regions(gateways, list(keys.values()))
 
 
 async def _offer(
@@ -203,21 +190,17 @@ async def _phase_of(
     duration: float,
 ) -> None:
     rate = _OFFERED * RULE.capacity / RULE.window
-    shift = time.perf_counter() - began
 
     async def send(number: int, gateway: Gateway, ask: float) -> None:
-        sent = await open_loop(
+        answers[number] += await open_loop(
             gateway.target(running.keys[number]),
             iter(lambda: _BODY, b""),
             rate=rate * ask,
             duration=duration,
             seed=number,
             connections=_CONNECTIONS,
+            since=began,
         )
-        answers[number] += [
-            msgspec.structs.replace(one, sent=one.sent + shift, came=one.came + shift)
-            for one in sent
-        ]
 
     async with asyncio.TaskGroup() as group:
         for number in range(len(running.keys)):

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from loadtests.generator import Target
+from loadtests.generator import Target, percentile
 
 _ROOT = Path(__file__).parents[1]
 _LAST = 2.0
@@ -59,15 +58,11 @@ class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def percentile(self, share: float) -> float:
         """Return the latency that `share` of the requests did not exceed."""
-        return _percentile(self.latencies, share)
+        return percentile(self.latencies, share)
 
     def prompt_percentile(self, share: float) -> float:
         """Return the latency that `share` of those that left in time did not exceed."""
-        return _percentile(self.prompt, share)
-
-    def lateness(self, share: float) -> float:
-        """Return how late `share` of the requests left at most."""
-        return _percentile(self.late, share)
+        return percentile(self.prompt, share)
 
 
 class _Connection:
@@ -116,7 +111,7 @@ class _Run:
     """One run: requests leave when they are due if a connection is free, else as soon as one is."""
 
     def __init__(self, asked: SteadyLoadSpec) -> None:
-        self._requests = _requests(asked)
+        self._requests = [asked.target.request(body) for body in asked.bodies]
         self._warm = int(asked.rate * _WARM)
         self._count = self._warm + int(asked.rate * asked.duration)
         self._spacing = 1.0 / asked.rate
@@ -201,15 +196,6 @@ def _measure(asked: SteadyLoadSpec) -> SteadyLoadResult:
     )
 
 
-def _requests(asked: SteadyLoadSpec) -> list[bytes]:
-    target = asked.target
-    lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
-    lines.append("content-type: application/json")
-    lines += [f"{name}: {value}" for name, value in target.headers]
-    head = "\r\n".join(lines).encode()
-    return [b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(b), b) for b in asked.bodies]
-
-
 def _go_first(core: int) -> bool:
     """Take a place on `core`, before all others there if that is allowed; say whether it was."""
     os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
@@ -217,10 +203,6 @@ def _go_first(core: int) -> bool:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         return True
     return False
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 if __name__ == "__main__":

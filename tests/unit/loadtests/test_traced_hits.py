@@ -1,7 +1,8 @@
 """Tests how runs of traced hits become lines of their tables."""
 
 from loadtests.steady import SteadyLoadResult
-from loadtests.traced_hits import latency_of, paired, span_counts
+from loadtests.traced_hits import latency_of, span_counts
+from loadtests.turns import paired
 
 
 def run(p99: float, *, failed: int = 0) -> SteadyLoadResult:
