@@ -25,6 +25,11 @@ from testing.waiting import wait_until
 # On a machine that is busy otherwise; what a stop takes is measured elsewhere.
 _STOPS_WITHIN = 300.0
 
+WIDE_LIMITS = {
+    "tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60.0}],
+}
+"""The section `limits` of a document under which no load is refused."""
+
 
 class Gateway:
     """Runs a gateway of `workers` workers while entered; all its processes can be killed."""

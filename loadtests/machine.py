@@ -89,6 +89,18 @@ def resident_mib(pid: int) -> float:
     raise ValueError(pid)
 
 
+def resident_bytes(pid: int) -> int:
+    """Return a process's memory, shared pages counted in full (RSS).
+
+    Raises:
+        OSError: the process has ended.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)  # it waits to be collected
+
+
 def _commit() -> str:
     command = ("git", "rev-parse", "--short", "HEAD")
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,12 +6,12 @@ theine and cachebox are measured beside it where they are installed.
 import gc
 import importlib
 import itertools
+import os
 import random
 import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -21,6 +21,7 @@ from xxhash import xxh3_128_digest
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
+from loadtests.machine import resident_bytes
 from loadtests.report import heading, print_table
 from loadtests.w_tinylfu import lru_ratio, w_tinylfu_ratio
 
@@ -194,7 +195,4 @@ def _entry(size: int, number: int) -> CachedResult:
 
 
 def _resident_mib() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError("no VmRSS")
+    return resident_bytes(os.getpid()) / _MIB

@@ -10,6 +10,10 @@ _Decorator = Callable[[_Command], _Command]
 
 connections: _Decorator[Any] = click.option("--connections", default=32, help="Callers at once.")
 
+seed: _Decorator[Any] = click.option(
+    "--seed", type=int, help="Do a run again; by default another each time."
+)
+
 
 def rounds(default: int) -> _Decorator[Any]:
     """Return the option `--rounds`."""

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from loadtests.fuzz_http.backend import backend
-from loadtests.gateway import Gateway
-from testing.valkey import Valkey
+from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
+from testing.stub_process import stub_process
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
 _ADMIN_KEY = "admin-key-of-whoever-reads-the-document"
@@ -115,21 +112,15 @@ def check(
 @contextlib.contextmanager
 def documented_gateway(folder: Path) -> Iterator[Gateway]:
     """Run a gateway with both listeners, whose backend answers as each task does."""
-    with contextlib.ExitStack() as stack:
-        cache, state = (stack.enter_context(Valkey()) for _ in range(2))
-        url = stack.enter_context(backend("eu-1"))
-        regions = [{"name": "eu", "pools": [{"backends": [{"id": "eu-1", "url": url}]}]}]
-        limit = {"name": "minute", "unit": "requests", "capacity": 10**9, "window": 60.0}
-        gateway = Gateway(
+    with (
+        stub_process(module="loadtests.fuzz_http.backend") as stub,
+        running_gateway(
             folder / "gateway",
-            {"regions": regions, "limits": {"tenant": [limit]}},
+            one_backend(stub.url) | {"limits": WIDE_LIMITS},
+            keys={"acme": _KEY},
             workers=1,
             admin=True,
             admin_key=_ADMIN_KEY,
-            cache_url=cache.url,
-            state_url=state.url,
-        )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            ledger.accounts.create_tenant("acme")
-            ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
-        yield stack.enter_context(gateway)
+        ) as gateway,
+    ):
+        yield gateway

@@ -1,6 +1,7 @@
 """Runs scripts on real connections and compares the responses with the expected ones."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import cast
 
@@ -36,7 +37,7 @@ class ScriptRunner:
     def __init__(self, port: int, *, bound: float) -> None:
         self._port = port
         self._bound = bound
-        self.answers: dict[tuple[str, int], int] = {}
+        self.answers: Counter[tuple[str, int]] = Counter()
 
     async def run_script(self, script: Script) -> Finding | None:
         """Run one script to its end; return the finding, if any."""
@@ -63,7 +64,7 @@ class ScriptRunner:
 class _Connection(asyncio.Protocol):
     """Sends a script on one connection and judges each response."""
 
-    def __init__(self, script: Script, answers: dict[tuple[str, int], int]) -> None:
+    def __init__(self, script: Script, answers: Counter[tuple[str, int]]) -> None:
         self._script = script
         self._answers = answers
         self._reader = ResponseReader()
@@ -176,7 +177,7 @@ class _Connection(asyncio.Protocol):
             if response is None:
                 return
             kind = expect.name, judge(expect, response)
-            self._answers[kind] = self._answers.get(kind, 0) + 1
+            self._answers[kind] += 1
             is_over = response.headers.get(b"connection", b"").lower() == b"close"
             if is_over and not self._may_close(expect):
                 raise UnexpectedResponse(f"{expect.name}: the connection is to be closed")
