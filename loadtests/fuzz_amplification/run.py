@@ -69,7 +69,7 @@ class _Run:
 
     def _send(self, numbers: range) -> None:
         system = self._system
-        target = Target(system.url, system.port, system.grpc_address, self._keys[0])
+        target = Target(system.url, system.grpc_address, self._keys[0])
         spawning = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(_SENDERS, spawning, leave_the_session) as pool:
             starts = range(numbers.start, numbers.stop, _PIECE)

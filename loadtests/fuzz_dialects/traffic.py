@@ -19,8 +19,9 @@ from loadtests.fuzz_http.expect import (
     UnexpectedResponse,
 )
 from loadtests.fuzz_http.hostile import FinalMessage
+from loadtests.fuzz_http.requests import Request
 from loadtests.fuzz_http.run import CallSender, Traffic
-from loadtests.fuzz_http.script import Script
+from loadtests.fuzz_http.script import Script, make_script
 
 _PIPELINED = (1, 1, 2, 4, 8, 16)
 _KNOWN_TEXTS, _KNOWN_QUERIES, _KEYS = 24, 4, 40
@@ -73,26 +74,19 @@ class DialectTraffic:
         requests = [
             self._request(chance, seed, f"{number}-{place}", callers) for place in range(count)
         ]
-        size = sum(len(content) for content, _ in requests)
         last = None
         if chance.random() < 0.25:
             # Its caller, and those of the requests before it, may leave before their answers.
-            content, expect = self._request(chance, seed, f"{number}-last", callers)
+            left = self._request(chance, seed, f"{number}-last", callers)
             pace = (0, chance.choice([0.0, 0.001, 0.01, 0.05]))
-            last = FinalMessage(name="left", content=content, expect=expect, resets=True, pace=pace)
-        cuts = chance.sample(range(1, size), k=chance.choice([0, 0, 0, 2]))
-        return Script(
-            number=number,
-            parts=tuple(content for content, _ in requests),
-            expects=tuple(expect for _, expect in requests),
-            cuts=tuple(sorted(cuts)),
-            reads_late=chance.random() < 0.01,
-            last=last,
-        )
+            last = FinalMessage(
+                name="left", content=left.content, expect=left.expect, resets=True, pace=pace
+            )
+        return make_script(chance, number, requests, last, cuts=(0, 0, 0, 2))
 
     def _request(
         self, chance: random.Random, seed: int, unique: str, callers: list[Caller]
-    ) -> tuple[bytes, ExpectedResponse]:
+    ) -> Request:
         caller, key = chance.choice(callers), ""
         if chance.random() < 0.1:
             # All tenants use the same keys, each for a request of its own.
@@ -109,7 +103,7 @@ class DialectTraffic:
             statuses=frozenset({OK}),
             check=lambda response: self._check(sent, response),
         )
-        return _bytes(sent, zipped=chance.random() < 0.3), expect
+        return Request(content=_bytes(sent, zipped=chance.random() < 0.3), expect=expect)
 
     def _check(self, sent: SentRequest, response: Response) -> int:
         """Return the status of the answer to `sent`, that of an overload whatever a dialect says.
