@@ -36,13 +36,14 @@ RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""
 WORKERS, TENANTS = 4, 10
 SHARE = 0.1
-_OFFERED = 3.0
+OFFERED = 3.0
+"""What each tenant requests, as a multiple of the refill of its bucket."""
 # More than enough that every worker has some of each tenant's.
 _CONNECTIONS = 24
 # A worker asks Redis again so long after it gave up, and waits so long for an answer.
 _BREAKER, _TIMEOUT = 1.0, 1.0
-_OK, _REFUSED = 200, 429
-_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
+OK, _REFUSED = 200, 429
+BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 
 
 class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
     by_share = local_share(RULE, share=SHARE, workers=WORKERS, away=unaware) if away else 0.0
     with _gateway(state_timeout) as (gateway, state):
         answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
-        admitted = sum(one.status == _OK for tenant in answers for one in tenant)
+        admitted = sum(one.status == OK for tenant in answers for one in tenant)
         by_workers = _admitted_without_redis(gateway, admitted)
     tenants = [_kept(f"tenant-{number}", one) for number, one in enumerate(answers)]
     ahead = bound_ahead(RULE, workers=WORKERS, by_share=by_workers)
@@ -167,8 +168,8 @@ def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
 async def _offer(
     gateway: Gateway, state: Valkey, *, duration: float, away: float
 ) -> list[list[Answer]]:
-    rate = _OFFERED * RULE.capacity / RULE.window
-    bodies = iter(lambda: _BODY, b"")
+    rate = OFFERED * RULE.capacity / RULE.window
+    bodies = iter(lambda: BODY, b"")
     sending = [
         open_loop(
             gateway.target(_key(number)),
@@ -196,7 +197,7 @@ async def _take_away(state: Valkey, *, duration: float, away: float) -> None:
 
 
 def _kept(tenant: str, answers: list[Answer]) -> TenantResult:
-    admitted = [AdmittedRequest(one.sent, one.came) for one in answers if one.status == _OK]
+    admitted = [AdmittedRequest(one.sent, one.came) for one in answers if one.status == OK]
     refused = sum(one.status == _REFUSED for one in answers)
     took = max(one.came for one in answers) - min(one.sent for one in answers)
     return TenantResult(

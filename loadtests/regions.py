@@ -17,26 +17,21 @@ import click
 import msgspec
 
 from gateway.ledger.ledger import Ledger
-from gateway.types import Rule
 from loadtests.gateway import Gateway, add_tenants, one_backend, running_gateway
+from loadtests.limits import BODY, OFFERED, OK, RULE
 from loadtests.open_loop import Answer, open_loop
 from loadtests.report import heading, print_table
 from loadtests.windows import AdmittedRequest, most_over_the_limit
 from testing.stub_process import stub_process
 from testing.waiting import wait_until
 
-RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
-"""100 at once, 1,000 a minute."""
 NAMES = ("eu", "us")
 LEASE_ENDS = 2.0
 """Seconds after the end of a region's lease that the others leave its share alone."""
 _ROUNDS = 2.0
-_OFFERED = 3.0
 _PART = 2.0
 """Seconds of load after which is looked whether a lost region's share is used."""
 _CONNECTIONS = 12
-_OK = 200
-_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 """The part of what is offered that each region gets, phase by phase."""
 
@@ -111,7 +106,7 @@ def run(
     return RegionsResult(
         phases=[_phase(name, admitted, begin, begin + phase) for name, begin in phases],
         over=over,
-        other=sum(one.status not in (_OK, 429) for one in every),
+        other=sum(one.status not in (OK, 429) for one in every),
         took=_whole_after(admitted, killed_at),
         allowed=allowed,
     )
@@ -176,7 +171,7 @@ async def _offer(
 
 def _admitted(answers: Sequence[Sequence[Answer]]) -> list[list[AdmittedRequest]]:
     return [
-        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == _OK]
+        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == OK]
         for of_tenant in answers
     ]
 
@@ -189,12 +184,12 @@ async def _phase_of(
     began: float,
     duration: float,
 ) -> None:
-    rate = _OFFERED * RULE.capacity / RULE.window
+    rate = OFFERED * RULE.capacity / RULE.window
 
     async def send(number: int, gateway: Gateway, ask: float) -> None:
         answers[number] += await open_loop(
             gateway.target(running.keys[number]),
-            iter(lambda: _BODY, b""),
+            iter(lambda: BODY, b""),
             rate=rate * ask,
             duration=duration,
             seed=number,

@@ -41,10 +41,7 @@ class SteadyLoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result in seconds. `late` is how long after its time a request left.
-
-    `latencies` are sorted, and counted from when the request was due.
-    """
+    """The result in seconds; `latencies` are sorted, and counted from when a request was due."""
 
     rate: float
     sent: int
@@ -52,7 +49,6 @@ class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
     is_first: bool
     """Whether the generator ran before everything else on its core."""
     latencies: list[float]
-    late: list[float]
     prompt: list[float]
     """Latencies of the requests that left when they were due, to `_PROMPT` seconds."""
 
@@ -123,9 +119,8 @@ class _Run:
             self._ready.register(file, select.EPOLLIN)
         self._sent = self._answered = 0
         self.latencies: list[float] = []
-        self.late: list[float] = []
         self.prompt: list[float] = []
-        self.refused = 0
+        self.refused = self.counted = 0
 
     @property
     def waiting(self) -> int:
@@ -159,9 +154,8 @@ class _Run:
             connection = self._idle.popleft()
             connection.socket.send(self._requests[self._sent % len(self._requests)])
             connection.due, connection.sent = due, now
-            if self._sent >= self._warm:
-                self.late.append(now - due)
             connection.is_counted = self._sent >= self._warm
+            self.counted += connection.is_counted
             self._sent += 1
             due += self._spacing
             now = time.perf_counter()
@@ -187,11 +181,10 @@ def _measure(asked: SteadyLoadSpec) -> SteadyLoadResult:
     run.run(asked.duration)
     return SteadyLoadResult(
         rate=len(run.latencies) / asked.duration,
-        sent=len(run.late),
+        sent=run.counted,
         failed=run.refused + run.waiting,
         is_first=is_first,
         latencies=sorted(run.latencies),
-        late=sorted(run.late),
         prompt=sorted(run.prompt),
     )
 
