@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """How texts are put into batches: so many rows and tokens, like lengths of so many texts."""
+    """The limits of a batch, and the number of texts that are sorted by length together."""
 
     rows: int
     tokens: int = 1 << 30
@@ -55,7 +55,7 @@ class BareSessions:
         ]
 
     def run(self, texts: Sequence[str]) -> None:
-        """Tokenize and run texts, both at a time; nothing is kept of what comes out."""
+        """Tokenize and run texts, both at a time; drop the results."""
         with ThreadPoolExecutor(len(self._free)) as pool:
             before: list[Any] = []
             for start in range(0, len(texts), self._batching.together):
@@ -68,7 +68,7 @@ class BareSessions:
                 future.result()
 
     def run_batches(self, batches: Iterable[Arrays]) -> None:
-        """Run batches that `batches` has made."""
+        """Run batches, and drop the results."""
         with ThreadPoolExecutor(len(self._free)) as pool:
             list(pool.map(self._run, batches))
 

@@ -40,10 +40,10 @@ _NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_toke
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what texts took, and the memory afterwards.
+    """The time that a number of texts took, and the memory afterwards.
 
-    `processor` is of this process, `idle` and `stolen` of all cores; the rest of their time went to
-    other processes and to the kernel's own threads.
+    `processor` is the time of this process. `idle` and `stolen` are times of all cores. Other
+    processes and the kernel's threads had the rest.
     """
 
     texts: int
@@ -74,7 +74,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return self.processor / self.texts
 
     def share(self, seconds: float) -> float:
-        """Return what seconds are of the time of all cores."""
+        """Return a share of the time of all cores."""
         return seconds / (self.wall * (os.cpu_count() or 1))
 
     @property
@@ -145,7 +145,7 @@ def _bulk_job(runner: BulkRunner, source: Path, target: Path) -> Callable[[], No
 
 
 def write_texts(path: Path, texts: list[str], *, group: int | None = None) -> Path:
-    """Write a Parquet file with a column of texts, in groups of so many rows."""
+    """Write a Parquet file with a column of texts, in row groups of `group` rows."""
     arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
     parquet.write_table(arrow.table({"text": texts}), path, row_group_size=group)
     return path

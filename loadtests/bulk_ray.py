@@ -31,10 +31,10 @@ _ENDS_WITHIN = 3600.0
 
 
 class JobRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how fast a job was: in all, and while it ran.
+    """The speed of a job.
 
-    `steady` and `processor` are those of rows while parts were finished: rows a second, and seconds
-    of processors of all processes a row. `whole` and `whole_processor` count starting, too.
+    `steady` is the rows a second while the job finished parts, and `processor` the processor time
+    of a row in all processes. `whole` and `whole_processor` also count the start of the job.
     """
 
     steady: float

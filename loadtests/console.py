@@ -142,7 +142,7 @@ def _settings(folder: Path, url: str, stubs: list[StubBackend], ledger_url: str)
 
 
 def _write_metrics(folder: Path, stubs: list[StubBackend]) -> None:
-    """Write what four workers would, for each model and backend."""
+    """Write the metric files of four workers, for each model and backend."""
     for worker in range(_WORKERS):
         counters = MetricFile(folder / f"counter_{worker + 1}.db")
         for model in range(MODELS):

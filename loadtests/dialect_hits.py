@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
     texts: int = 1
 
     def bodies(self) -> list[bytes]:
-        """Return what is sent; the texts are the same for all routes."""
+        """Return the requests; all routes have the same texts."""
         texts = sentences(_TEXTS, seed=1)
         several = [texts[at : at + self.texts] for at in range(0, _TEXTS, self.texts)]
         fields: dict[str, Any] = {"model": "minilm", "encoding_format": self.form}

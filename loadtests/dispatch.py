@@ -96,7 +96,7 @@ def measure(*, count: int, rounds: int, over_tls: bool) -> None:
 def run(
     url: str, ca: Path | None = None, *, count: int, seeds: Iterator[int]
 ) -> dict[str, ItemCost]:
-    """Return what each way costs against the backend at `url`, whose certificate is of `ca`."""
+    """Return the cost of each way with the backend at `url`; `ca` signed its certificate."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(url, ca, count, next(seeds)))
 

@@ -1,4 +1,4 @@
-"""Writes a judge of pairs of texts over the demo encoder, which costs what a real one costs."""
+"""Writes a classifier of pairs of texts over the demo encoder, as expensive as a real one."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people
 
 
 def write_entailment(models: Path) -> None:
-    """Write the judge, and zero-shot classification by it."""
+    """Write the classifier, and zero-shot classification by it."""
     labels = ["contradiction", "neutral", "entailment"]
     write_head(models, JUDGE, labels, dimensions=384, encoder="minilm")
     write_algorithm(models, ZERO_SHOT, "zero-shot-entailment", "zero-shot", uses=JUDGE)

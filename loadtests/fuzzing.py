@@ -1,4 +1,4 @@
-"""Has what all fuzzers do alike: seeds, a folder, the watch over memory, and the end of a run."""
+"""Shares the seed, the folder, the memory watch and the end of a run among all fuzzers."""
 
 import contextlib
 import random

@@ -22,7 +22,7 @@ from testing.system import Process
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-# On a machine that is busy otherwise; what a stop takes is measured elsewhere.
+# A busy machine needs long; other tests measure the time of a stop.
 _STOPS_WITHIN = 300.0
 
 WIDE_LIMITS = {

@@ -1,6 +1,6 @@
 """Generates a closed-loop HTTP/1.1 load: each connection sends again once it is answered.
 
-Loopback only, bounded in time, and cheap enough (about 20 µs a request) not to be what is measured.
+Loopback only, bounded in time, and cheap beside the server that it measures: 20 µs a request.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return b"%bcontent-length: %d\r\n\r\n%b" % (self.head(), len(body), body)
 
     def head(self) -> bytes:
-        """Return what all requests begin with: all lines but the length of the body."""
+        """Return the beginning of all requests: every line but the length of the body."""
         headers = {"host": self.host, "content-type": "application/json"} | dict(self.headers)
         lines = [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([f"POST {self.path} HTTP/1.1", *lines, ""]).encode()
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return what `share` of some ordered values do not exceed; 0 if there are none."""
+    """Return the value that `share` of ordered values do not exceed; 0 if there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
@@ -152,7 +152,7 @@ class _Run:
 async def closed_loop(
     target: Target, bodies: Iterator[bytes], *, connections: int, duration: float
 ) -> Outcome:
-    """Return what `connections` measured in `duration` seconds, or until `bodies` end."""
+    """Send over `connections` for `duration` seconds, or until `bodies` end."""
     run, head = _Run(connections, duration), target.head()
     loop = asyncio.get_running_loop()
     started = time.perf_counter()

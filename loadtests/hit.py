@@ -69,14 +69,14 @@ class Candidate(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of one server: what the load generator saw, and what a request cost."""
+    """A run of one server: the result of the load generator, and the costs of a request."""
 
     sent: wrk.WrkResult
     costs: Costs
 
 
 class Load(NamedTuple):
-    """A load that fills one core; `systems` bill what the last run left before the next begins."""
+    """A load that fills one core; `systems` have billed one run before the next begins."""
 
     folder: Path
     connections: int
@@ -84,7 +84,7 @@ class Load(NamedTuple):
     systems: Sequence[System]
 
     def run(self, candidate: Candidate, bodies: Sequence[bytes]) -> Run:
-        """Return what a server answered, and what each request cost."""
+        """Load a server."""
         before = _used(candidate.server), _used(candidate.others)
         sent = wrk.send(
             candidate.target,
@@ -135,7 +135,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
 def start_systems(
     stack: ExitStack, root: Path, bodies: list[bytes], *, ways: Sequence[str] = ()
 ) -> dict[str, System]:
-    """Start the product once for each way to a hit (or those named), filled and pinned."""
+    """Start the product once for each of `ways` to a hit, by default all, filled and pinned."""
     config = Path(shutil.copytree(_ROOT / "config", root / "config")) / "gateway.yaml"
     config.write_text(
         config.read_text().replace("cache:\n", "cache:\n  memory_enabled: false\n", 1)
@@ -187,7 +187,7 @@ def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> di
 
 
 def answer_of(systems: Mapping[str, System], body: bytes) -> str:
-    """Return an answer as the product gives it, for rivals to send the like."""
+    """Return an answer of the product, for rivals to send."""
     return fill(next(iter(systems.values())), [body])[0].decode()
 
 

@@ -1,4 +1,4 @@
-"""Measures what callers of a model feel while hostile algorithms run in the same backend."""
+"""Measures the latency of a model while hostile algorithms run in the same backend."""
 
 import contextlib
 import re

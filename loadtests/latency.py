@@ -34,7 +34,7 @@ _COLUMNS = (
 @duration(4.0)
 @rounds(5)
 def measure(*, most: float, duration: float, rounds: int) -> None:
-    """Measure hits at half of what each system can do, up to a rate, beside LiteLLM."""
+    """Measure hits at half the capacity of each system, up to a rate, beside LiteLLM."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

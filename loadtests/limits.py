@@ -37,10 +37,10 @@ RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 WORKERS, TENANTS = 4, 10
 SHARE = 0.1
 OFFERED = 3.0
-"""What each tenant requests, as a multiple of the refill of its bucket."""
+"""The rate of each tenant's requests, relative to the refill of its bucket."""
 # More than enough that every worker has some of each tenant's.
 _CONNECTIONS = 24
-# A worker asks Redis again so long after it gave up, and waits so long for an answer.
+# Seconds until a worker asks Redis again after it gave up, and that it waits for an answer.
 _BREAKER, _TIMEOUT = 1.0, 1.0
 OK, _REFUSED = 200, 429
 BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
@@ -80,7 +80,7 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The least share that a tenant got of what its limit allows."""
+        """The smallest share of its limit that a tenant got."""
         return min(one.share for one in self.tenants)
 
 
@@ -111,7 +111,7 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
 
 
 def show(title: str, result: LimitsResult) -> None:
-    """Print what a run showed."""
+    """Print the result of a run."""
     heading(title)
     print_table(
         ("tenant", "admitted", "refused", "other", "worst window, over the limit", "of the bound"),

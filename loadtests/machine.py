@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """What stands above each table."""
+        """The line above each table."""
         return f"{self.cpu}, {self.cores} cores, {self.interpreter}, {self.date}, {self.commit}"
 
 

@@ -22,7 +22,7 @@ from testing.system import System
 from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
-"""The core of the measured process, and that of all others."""
+"""The core of the measured process, and the core of all others."""
 BARE = "bare uvicorn, which does nothing"
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
@@ -78,7 +78,7 @@ def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") ->
 
 
 def settle(systems: Iterable[System]) -> None:
-    """Wait until what the last run left to ship and to bill is done: the next has a core to use."""
+    """Wait until the events of the last run are shipped and billed: the next run needs the core."""
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
     seen = [sum(map(busy_seconds, processes))]
 

@@ -35,7 +35,10 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 @duration(10.0)
 @rounds(5)
 def measure(*, duration: float, rounds: int) -> None:
-    """Offer 0.7 of what arrival order sustains to both; print how long short ones waited."""
+    """Measure the wait of short sentences among long documents, batched by length and by arrival.
+
+    The load is 0.7 of the rate that batches by arrival sustain.
+    """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
         write_padded(exported / _ENCODER / "1" / "model.onnx")
@@ -54,7 +57,7 @@ def measure(*, duration: float, rounds: int) -> None:
 
 
 def _sustained(exported: Path) -> float:
-    """Return 0.7 of what batching by arrival sustains, offered as it will be."""
+    """Return 0.7 of the rate that batches by arrival sustain."""
     with backend(exported, **_ARRIVAL) as running:
         bodies = _warm(running, seed=99)
 
@@ -87,7 +90,7 @@ def _run(
 
 
 def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
-    """Return the calls of a seed, some of which the backend has answered."""
+    """Return the calls of a seed, after the backend has answered a hundred of them."""
     bodies = calls(mixed(seed=seed), running.model("sentiment"), remaining=_TIMEOUT)
     run_closed(running, itertools.islice(bodies, 100), connections=8, duration=20.0)
     return bodies

@@ -8,8 +8,8 @@ All is in microseconds an item, and in units of what bare uvicorn takes for a re
 and after each run. Where there are fewer than four cores, the generator shares the gateway's.
 
 In the topology of a GPU several backends share the device, as on a machine that has one. The time
-of all processes for an item then says how many rows a core answers, and how many cores the rows
-of the aim take. What a device's own executor takes of a core is not in it.
+of all processes for an item then gives the rows a second of a core, and the cores for 50,000 rows a
+second. It excludes the executor of a real device.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ _COLUMNS = (
     *("together", "generator", "paced executor, left out", "items/s"),
 )
 _AIM = 50_000  # rows a second
-# What a backend collects for a GPU.
+# The batch limits of a backend on a GPU.
 _GPU_BATCHES = {
     "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": "256",
     "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": "32768",
@@ -96,10 +96,10 @@ class ProcessorTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The medians for requests of so many items. `p50` and `p99` are seconds of a request.
+    """The medians for requests of `items` items. `p50` and `p99` are seconds of a request.
 
-    `rows_per_core` is what a core answers a second that is shared as the processes need it, and
-    `cores_for_aim` how many of them answer 50,000.
+    `rows_per_core` is the rows a second for each core that all processes share, and
+    `cores_for_aim` the cores for 50,000 rows a second.
     """
 
     items: int
@@ -130,7 +130,7 @@ class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def processor_seconds(self, batches: float, rows: float, padded_tokens: float) -> float:
-        """Return what an executor itself takes for batches of this shape on average."""
+        """Return the processor time of the executor itself for batches of this mean shape."""
         executor = SimulatedExecutor(
             dimensions=_DIMENSIONS, worker_threads=_RUNS, base=self.base, token=self.token
         )
@@ -155,7 +155,7 @@ class PipelineSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineMeter:
-    """A running system and what it takes for missed items."""
+    """Measures the processor time of a running system for missed items."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class PipelineMeter:
             pin(pids, cores.get(what, _OTHER_CORE))
 
     def settle(self) -> Mapping[str, float]:
-        """Wait until what each process takes without work no longer falls.
+        """Wait until the processor time without work no longer falls.
 
         Return that, in processor time a second, which `run` leaves out from now on: what a loaded
         machine takes long for would hold more of it.
@@ -190,7 +190,7 @@ class PipelineMeter:
         return self._idle
 
     def run(self, texts: Sequence[str], *, items: int, connections: int) -> PipelineSample:
-        """Return what each process took for each of `texts`, `items` of them a request.
+        """Send `texts`, `items` of them a request, and return the processor time of an item.
 
         Raises:
             RuntimeError: something was refused, or not computed because it was known.
@@ -329,7 +329,7 @@ def _measured(device: PacedDevice, shared: int) -> Iterator[PipelineMeter]:
 def sharing_backends(
     system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
 ) -> Iterator[list[RunningBackend]]:
-    """Yield `count` backends of one region: that of `system`, and others beside it.
+    """Yield `count` backends of one region: the backend of `system`, and others beside it.
 
     Gateways spread items over them as over backends that share a GPU.
     """
@@ -375,12 +375,12 @@ def settled(windows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
 
 
 def connections_for(items: int) -> int:
-    """Return how many callers ask for so many items each, so that nothing is refused."""
+    """Return the number of callers with requests of `items` items whom a backend never refuses."""
     return max(1, min(_CONNECTIONS, _MOST_ITEMS // items))
 
 
 def bare_seconds(bare: BareServer) -> float:
-    """Return what a request takes the bare server."""
+    """Return the processor time of a request to the bare server."""
     used = processor_seconds(bare.pid)
     outcome, _ = _send(bare.target, _bodies(sentences(_BARE, seed=4), 1), _CONNECTIONS)
     return (processor_seconds(bare.pid) - used) / sum(outcome.statuses.values())
@@ -449,7 +449,7 @@ def _bodies(texts: Sequence[str], items: int) -> list[bytes]:
 
 
 def _send(target: Target, bodies: Sequence[bytes], connections: int) -> tuple[Outcome, float]:
-    """Send every body once; return what came of it, and the processor time of this process."""
+    """Send every body once; return the outcome, and the processor time of this process."""
     used = time.process_time()
     outcome = run_closed(target, iter(bodies), connections=connections, duration=60)
     return outcome, time.process_time() - used

@@ -86,7 +86,7 @@ def _in_turns(
 
 
 def _compare(ways: dict[str, tuple[RunningBackend, str]], texts: Sequence[str]) -> None:
-    """Print how far vectors and labels are from those of ONNX Runtime."""
+    """Print how far vectors and labels differ from the results of ONNX Runtime."""
     vectors, labels = {}, {}
     for what, (running, suffix) in ways.items():
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)

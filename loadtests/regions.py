@@ -33,7 +33,7 @@ _PART = 2.0
 """Seconds of load after which is looked whether a lost region's share is used."""
 _CONNECTIONS = 12
 DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
-"""The part of what is offered that each region gets, phase by phase."""
+"""The share of all requests that goes to each region, phase by phase."""
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
     took: float
     """Seconds from the loss of a region until the other admitted the whole limit."""
     allowed: float
-    """What `took` may be, known beforehand."""
+    """The largest right value of `took`."""
 
 
 class Regions(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Regions(msgspec.Struct, frozen=True):
 @click.option("--lease", default=30.0, help="Seconds a lost region keeps it.")
 @click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
-    """Run once and print what it showed."""
+    """Check that gateways in two regions keep limits together, also when one is lost."""
     result = run(phase=phase, lease=lease, tenants=tenants)
     heading("Limits of two regions")
     print_table(
@@ -217,7 +217,7 @@ def _phase(
 
 
 def _share(admitted: list[list[AdmittedRequest]], begin: float, end: float) -> float:
-    """Return what was admitted between two times, of what refilled in it."""
+    """Return the requests admitted between two times, relative to the refill in between."""
     count = sum(begin <= one.sent < end for each in admitted for one in each)
     return count / (len(admitted) * (end - begin) * RULE.capacity / RULE.window)
 

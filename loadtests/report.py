@@ -13,7 +13,7 @@ from loadtests.turns import middle
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time for each request, in microseconds.
 
-    That of the `server`, of the `others` it needs (Redis, events), and of the load generator.
+    The `server`, the `others` that it needs (Redis, events), and the load generator.
     """
 
     server: float
@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
-    """Return the line of a run, whose requests have so many items each."""
+    """Return the line of a run; each of its requests has `items` items."""
     rate = run.rate * items
     return Row(
         what=what,
@@ -54,7 +54,7 @@ def rows(measured: Mapping[str, Sequence[Outcome]]) -> list[Row]:
 
 
 def milliseconds(seconds: float) -> float:
-    """Return what a table says of a duration."""
+    """Return a duration in milliseconds for a table."""
     return round(seconds * 1000, 2)
 
 

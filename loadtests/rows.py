@@ -76,7 +76,7 @@ def _single_rows(texts: Iterable[str]) -> list[Pair]:
 
 
 def _by_row(outcome: Outcome) -> Outcome:
-    """Return an outcome whose rate is of rows."""
+    """Return an outcome that counts rows in place of requests."""
     latencies = [latency for latency in outcome.latencies for _ in LABELS]
     return msgspec.structs.replace(outcome, latencies=latencies)
 

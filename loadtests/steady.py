@@ -57,12 +57,12 @@ class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
         return percentile(self.latencies, share)
 
     def prompt_percentile(self, share: float) -> float:
-        """Return the latency that `share` of those that left in time did not exceed."""
+        """Return the latency that `share` of the prompt requests did not exceed."""
         return percentile(self.prompt, share)
 
 
 class _Connection:
-    """A connection and what it waits for."""
+    """A connection and the request on it."""
 
     def __init__(self, target: Target) -> None:
         self.socket = socket.create_connection((target.host, target.port))
@@ -92,7 +92,7 @@ class _Connection:
 
 
 def send_steadily(asked: SteadyLoadSpec) -> SteadyLoadResult:
-    """Return what a generator in a process of its own measured."""
+    """Run the load in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "loadtests.steady"],
         input=msgspec.json.encode(asked),
@@ -147,7 +147,7 @@ class _Run:
                 self._receive(self._by_file[file], now)
 
     def _send_due(self, started: float) -> float:
-        """Send what is due, and return the seconds until the next is."""
+        """Send the requests that are due, and return the seconds until the next one."""
         now = time.perf_counter()
         due = started + self._sent * self._spacing
         while due <= now and self._idle and self._sent < self._count:

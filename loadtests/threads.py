@@ -27,7 +27,7 @@ _WAYS = {"narrow": "never", "wide": "always", "adaptive": "auto"}
 @rounds(3)
 @click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
 def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
-    """Measure adaptive threads beside fixed ones, and what the sessions weigh."""
+    """Measure adaptive threads beside fixed ones, and the memory of the sessions."""
     if not weigh_only:
         _compare(tuple(map(int, clients.split(","))), duration, rounds)
     _weigh()
@@ -53,7 +53,7 @@ def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> None:
 
 
 def _weigh() -> None:
-    """Print what a backend with one session weighs beside one with a wide and two narrow.
+    """Print the memory of a backend with one session, and of one with three.
 
     Each runs alone, after a start that packed the weights, so that none shares pages with another.
     """

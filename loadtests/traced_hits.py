@@ -1,4 +1,4 @@
-"""Measures what tracing costs memory hits: processor time, and latency beside a bad collector.
+"""Measures the costs of tracing memory hits: processor time, and latency with a bad collector.
 
 Systems that differ in their sampling rate, or their collector, are measured in turns.
 """
@@ -44,7 +44,7 @@ class TracedWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """The median run by p99 of hits at a rate, in ms; `spans` counts those of all runs."""
+    """The median run by p99 of hits at a rate, in ms; `spans` counts the spans of all runs."""
 
     what: str
     rate: float

@@ -1,4 +1,4 @@
-"""Measures requests of many items or rows at twice the capacity: those answered in time.
+"""Measures how many requests of many items or rows are answered in time at twice the capacity.
 
 Each kind is measured alone for its latency, then by several callers for the capacity, then in an
 open loop at twice that, with three times the latency as deadline. All in one run, so that ratios
@@ -50,7 +50,7 @@ class TextSource:
         self._words = [f"{a}{b}" for a in "bcdfglmnprst" for b in ("ay", "ow", "ine", "ock", "elt")]
 
     def text(self, words: int = _WORDS) -> str:
-        """Return a text of so many words."""
+        """Return a random text."""
         return " ".join(self._chooser.choices(self._words, k=words))
 
 

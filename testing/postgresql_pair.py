@@ -1,6 +1,6 @@
 """Runs PostgreSQL as a primary and a standby that copies each commit, and fails over by hand.
 
-What a cluster manager would do is called by the test: `promote`, `rejoin`.
+The test plays the cluster manager: it calls `promote` and `rejoin`.
 """
 
 import shutil

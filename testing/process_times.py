@@ -14,7 +14,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTimes:
-    """Sums the processor time of `pid` and its descendants, but those `without`, since its start.
+    """Sums the processor time of `pid` and its descendants, but `without`, since its start.
 
     Processes that end count until they were last seen, half a second before.
     """
@@ -52,7 +52,7 @@ class ProcessTimes:
             self.sample()
 
     def sample(self) -> None:
-        """Note what has been spent until now."""
+        """Note the processor time until now."""
         self._samples.append((time.time(), self._total() - self._before))
 
     def _total(self) -> float:

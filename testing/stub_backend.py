@@ -146,7 +146,7 @@ def answer_after(service_time: float) -> Behaviour:
 
 
 def cut_after(answers: int) -> Behaviour:
-    """Answer so many items, then reset the connection."""
+    """Answer `answers` items, then reset the connection."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         if answers:
@@ -334,7 +334,7 @@ class StubBackend:
             await reply.whole(404, b"")
 
     def state(self) -> ServingState:
-        """Return what it says of itself."""
+        """Return its serving state."""
         return ServingState(
             backend_id=self.backend_id,
             region=self.region,

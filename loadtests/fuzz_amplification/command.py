@@ -21,7 +21,7 @@ def fuzz_amplification_command(*, requests: int, first: int, seed: int | None) -
 
 
 def show(observed: Observed) -> None:
-    """Print what was seen."""
+    """Print the result of a run."""
     print_answers(observed.statuses)
     expansion, of_expansion = observed.largest_expansion
     answer, of_answer = observed.largest_answer

@@ -21,7 +21,7 @@ from testing.system import System
 
 _SENDERS = 2
 _PIECE = 500
-"""Requests after whose answers a run says how far it is."""
+"""A run prints its progress after each piece of this many requests."""
 _PATIENCE = 120.0
 _BETWEEN_HITS = 0.02
 _CALM = 5.0
@@ -31,7 +31,7 @@ _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 
 
 def fuzz(folder: Path, *, seed: int, numbers: range) -> Observed:
-    """Return what was seen of a run of the requests of these numbers."""
+    """Send the requests with these numbers, and return the result."""
     models = folder / "models"
     build_demo_models(models, print)
     grpc_port = free_port()
@@ -52,7 +52,7 @@ class _Run:
         self._observed = Observed(bounds={name: _BOUNDS[role] for name, role, _ in self._watched()})
 
     def run(self, numbers: range) -> Observed:
-        """Return what was seen."""
+        """Send the requests with these numbers, and return the result."""
         before, pids = self._metrics(), {name: pid for name, _, pid in self._watched()}
         with MemoryWatch(pids) as watch:
             with _hits(self._system.port, self._keys[1]) as self._observed.calm_hits:

@@ -21,14 +21,14 @@ from testing.loopback import no_authorities
 
 _PATIENCE = 120.0
 _ALLOWED = 4.0
-"""Seconds that a request may take: what a backend cannot do in time is refused."""
+"""Seconds that a request may take; a backend refuses items that it cannot finish in time."""
 _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
 _MOST_DISCARDED = 64 * 1024 * 1024
-"""The gateway ends a connection whose body is this much longer than what it reads."""
+"""The gateway reads this much of a body that is too long, and then ends the connection."""
 _CALL_SHARE = 4
-"""Of so many requests of tensors one is sent over gRPC."""
+"""One of this many requests of tensors goes over gRPC."""
 _AT_ONCE = 4
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 
@@ -68,7 +68,7 @@ class _Sender:
         self._batches: list[str] = []
 
     def send(self, numbers: range) -> Observed:
-        """Send what has these numbers, then read the answers of batches; return all."""
+        """Send the requests with these numbers, read the results of batches, and return all."""
         headers = {"authorization": f"Bearer {self._target.key}", "accept-encoding": "identity"}
         with (
             httpx.Client(

@@ -28,7 +28,7 @@ _CHECKS = (
     "ignored_auth",
 )
 _EXCLUDED = ("rotate_key",)  # would end the key that the others are sent with
-# A request may ask for less time than there is, and what was published may have no backends.
+# A request may ask for too little time, and a published document may have no backends.
 # Headers and query parameters that a route does not know are ignored, as HTTP has it.
 _OPTIONS = """
 [generation]
@@ -53,7 +53,7 @@ DOCUMENTS = tuple(_MORE_CHECKS)
 
 
 class DocumentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a document: whether all answers were as it says, and the report."""
+    """The report on a document, and whether all answers conformed to it."""
 
     document: str
     is_true: bool
@@ -69,7 +69,7 @@ def check(
     seed: int,
     is_short: bool = False,
 ) -> DocumentCheck:
-    """Send up to so many cases to each operation of a document's listener.
+    """Send up to `examples` cases to each operation of a document's listener.
 
     All bounds and combinations of parameters are tried as well, unless it `is_short`.
     """

@@ -26,7 +26,7 @@ MODELS = {
     "people": [Task.ENTITIES],
 }
 SHARED = "-shared"
-"""Ends the names of models whose answers all tenants share."""
+"""The end of the names of models whose answers all tenants share."""
 MODERATION = {"negative": "harm"}
 DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
@@ -48,7 +48,7 @@ def models() -> list[ModelInfo]:
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Answer the items of a call in any order; those of other models as the HTTP fuzzer's."""
+    """Answer the items of a call in any order; other models answer as for the HTTP fuzzer."""
     if call.model.removesuffix(SHARED) not in MODELS:
         await backend.answer(stub, call, reply)
         return

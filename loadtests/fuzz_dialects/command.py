@@ -21,7 +21,7 @@ def dialects_and_rpc(dialects: DialectTraffic) -> Traffic:
 
 
 def dialects_and_http(dialects: DialectTraffic) -> Traffic:
-    """Return the traffic of all dialects with that of odd HTTP on every other connection."""
+    """Return traffic whose connections alternate between dialects and odd HTTP."""
 
     def mixed(seed: int, number: int, callers: list[Caller], **options: Any) -> Script:
         # Of two connections one goes to each gateway.

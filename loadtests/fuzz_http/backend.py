@@ -15,7 +15,7 @@ from backends.protocol import Call, Done, Failed, ModelInfo, Task, ZeroShotParam
 from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
-"""Those that the examples of the customers' OpenAPI document name are among them."""
+"""They include all models in the examples of the customers' OpenAPI document."""
 
 
 def models() -> list[ModelInfo]:

@@ -23,9 +23,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     what: str
     sent: bytes
-    """What was sent, from the request on that has the wrong answer, or none."""
+    """The bytes sent, from the request with the wrong or missing answer on."""
     received: bytes
-    """What came last."""
+    """The last bytes received."""
 
 
 class ScriptRunner:

@@ -17,7 +17,7 @@ from loadtests.fuzz_http.requests import (
 )
 
 HEAD_BYTES, HEAD_FIELDS = 64 * 1024, 100
-"""What a head may have; more is refused."""
+"""The limits of a head; a larger one is refused."""
 # `|` parts lines.
 _FRAMINGS = (
     "Content-Length: {size}|Transfer-Encoding: chunked",

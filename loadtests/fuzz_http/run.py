@@ -1,4 +1,4 @@
-"""Fuzzes a gateway of each kind over many connections and checks what is left behind."""
+"""Fuzzes a gateway of each kind over many connections, and checks its processes afterwards."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _CONNECTIONS = 48
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10
 _OVERLOADED = 503
-# So many, or such a share of all, may be refused while the machine is busy otherwise.
+# A busy machine may refuse this number or this share of all requests.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
 _KINDS = {"fast": True, "application": False}
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
@@ -42,15 +42,15 @@ class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, int]
     findings: list[Finding]
     trouble: list[str]
-    """What is wrong with the processes afterwards."""
+    """Faults of the processes after the run."""
 
 
 CallSender = Callable[[Sequence[str], list[Caller], int], list[str]]
-"""Sends so many calls to gRPC listeners for the callers; returns what was wrong."""
+"""Sends a number of calls to gRPC listeners for the callers; returns the findings."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What is sent: the script of each connection, and what models it needs."""
+    """The script of each connection, and the models that it needs."""
 
     script: Callable[..., Script] = script
     backend: str = "loadtests.fuzz_http.backend"
@@ -60,7 +60,7 @@ class Traffic(msgspec.Struct, frozen=True):
     beside: CallSender | None = None
     """Sends a call for every tenth request, in threads of its own."""
     afterwards: Callable[[], list[str]] = list
-    """Returns what is wrong with all answers together."""
+    """Returns the faults that only all answers together show."""
 
 
 HTTP = Traffic()
@@ -76,7 +76,7 @@ def fuzz(
     only: int | None = None,
     traffic: Traffic = HTTP,
 ) -> FuzzResult:
-    """Send so many requests, or connection `only`, and return the result."""
+    """Send `requests` requests, or connection `only`, and return the result."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         stub = stack.enter_context(stub_process(module=traffic.backend))
@@ -188,7 +188,7 @@ class _FuzzRun:
             )
 
     async def _afterwards(self) -> list[str]:
-        """Return what is wrong with plain requests after the run."""
+        """Return the findings of plain requests after the run."""
         plain = [script(self._seed, -number, self._people, without=_ALL) for number in range(1, 81)]
         trouble = []
         # One that sends nothing would only wait until the server closes the connection.

@@ -55,7 +55,7 @@ def make_script(
     *,
     cuts: Sequence[int],
 ) -> Script:
-    """Return the script of some requests, cut at one of so many random places."""
+    """Return the script of some requests; `cuts` are possible numbers of random cuts."""
     size = sum(len(request.content) for request in requests)
     places = chance.choice(cuts) if size else 0
     return Script(
