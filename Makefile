@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install install-gpu install-dev install-load install-system run test tests checks lint shape format types imports \
+.PHONY: help install install-gpu install-dev install-load install-system run test tests checks lint format types imports \
 	bench fuzz check load docs docs-serve reference size sbom pin-images parity proto lock clean \
 	chaos arena arena-partitions check-compose check-kubernetes soak drills chaos-redis chaos-sentinel chaos-fleet chaos-batches \
 	chaos-bulk chaos-ray chaos-power chaos-idempotency
@@ -63,9 +63,6 @@ checks: lint imports types
 lint: install-dev ## Check style, format and shape
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m tools.check_shape
-
-shape: install-dev ## Print the numbers of the code: modules, imports, names, sizes, constructors
 	$(BIN)/python -m tools.check_shape
 
 format: install-dev ## Format the code
