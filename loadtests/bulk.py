@@ -6,11 +6,9 @@ are in memory: others would be traversed by every garbage collection.
 """
 
 import os
-import resource
 import time
 from collections.abc import Callable
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +26,7 @@ from bulk.places import OutputFolder, find_inputs, import_pyarrow
 from bulk.shared_cache import NullCache
 from loadtests.bare_sessions import BareSessions, Batching
 from loadtests.demo import demo_models
+from loadtests.machine import resident_bytes
 from loadtests.options import rounds
 from loadtests.padded import write_padded
 from loadtests.report import heading, print_table
@@ -40,27 +39,17 @@ _NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_toke
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a number of texts took, and the memory afterwards.
-
-    `processor` is the time of this process. `idle` and `stolen` are times of all cores. Other
-    processes and the kernel's threads had the rest.
-    """
+    """The wall time and this process's processor time of a number of texts, in seconds."""
 
     texts: int
     processor: float
     wall: float
-    idle: float
-    stolen: float
-    resident_mib: float
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(
             texts=self.texts + other.texts,
             processor=self.processor + other.processor,
             wall=self.wall + other.wall,
-            idle=self.idle + other.idle,
-            stolen=self.stolen + other.stolen,
-            resident_mib=other.resident_mib,
         )
 
     @property
@@ -70,18 +59,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> float:
-        """Seconds of processors a text."""
+        """Processor time of a text."""
         return self.processor / self.texts
-
-    def share(self, seconds: float) -> float:
-        """Return a share of the time of all cores."""
-        return seconds / (self.wall * (os.cpu_count() or 1))
-
-    @property
-    def others(self) -> float:
-        """Return the seconds of cores that others had."""
-        cores = self.wall * (os.cpu_count() or 1)
-        return max(0.0, cores - self.processor - self.idle - self.stolen)
 
 
 @click.command()
@@ -97,6 +76,7 @@ def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -
     """
     size = rows // rounds
     spent: dict[str, list[Spent]] = {}
+    memory: list[int] = []
     with demo_models() as models:
         root, model = models.parent, models / _MODEL / "1"
         forms = {"served": model / "model.onnx"}
@@ -120,8 +100,9 @@ def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -
                 for what in bare:
                     spent.setdefault(what, []).append(before[what] + after[what])
                 spent.setdefault("sluicegate bulk", []).append(done)
+                memory.append(resident_bytes(os.getpid()))
                 print(f"round {number + 1} of {rounds}: {done.rate:,.0f} texts/s", flush=True)
-    _show(spent, size)
+    _show(spent, size, memory)
 
 
 def _run_bare(bare: dict[str, BareSessions], texts: list[str]) -> dict[str, Spent]:
@@ -152,48 +133,27 @@ def write_texts(path: Path, texts: list[str], *, group: int | None = None) -> Pa
 
 
 def _spent(run: Callable[[], None], texts: int) -> Spent:
-    cores, before = _core_times(), resource.getrusage(resource.RUSAGE_SELF)
-    started = time.perf_counter()
+    used, started = time.process_time(), time.perf_counter()
     run()
-    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
-    idle, stolen = (now - then for now, then in zip(_core_times(), cores, strict=True))
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return Spent(
-        texts=texts,
-        processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        wall=wall,
-        idle=idle,
-        stolen=stolen,
-        resident_mib=pages * resource.getpagesize() / 2**20,
-    )
+    wall, processor = time.perf_counter() - started, time.process_time() - used
+    return Spent(texts=texts, processor=processor, wall=wall)
 
 
-def _core_times() -> tuple[float, float]:
-    """Return the seconds that cores were idle, also for a disk, and that a hypervisor had them."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    return (int(fields[4]) + int(fields[5])) / ticks, int(fields[8]) / ticks
-
-
-def _show(spent: dict[str, list[Spent]], size: int) -> None:
+def _show(spent: dict[str, list[Spent]], size: int, memory: list[int]) -> None:
     heading(f"Bulk: {size:,} texts a round")
-    *bare, bulk = spent
+    *bare, _ = spent
     best = spent[max(bare, key=lambda what: median([each.rate for each in spent[what]]))]
-    lines = []
-    for what, own in spent.items():
-        total = reduce(add, own)
-        shares = [total.share(each) for each in (total.idle, total.others, total.stolen)]
-        lines.append(
+    print_table(
+        ("what", "texts/s", "of the bare session", "µs of processors a text", "of it"),
+        [
             (
                 *(what, f"{median([each.rate for each in own]):,.0f}"),
                 f"{paired([each.rate for each in own], [each.rate for each in best]):.3f}",
                 f"{median([each.cost for each in own]) * 1e6:,.1f}",
                 f"{paired([each.cost for each in best], [each.cost for each in own]):.3f}",
-                *(f"{share:.1%}" for share in shares),
-                f"{own[-1].resident_mib:,.0f}",
             )
-        )
-    columns = ("what", "texts/s", "of the bare session", "µs of processors a text", "of it")
-    print_table((*columns, "cores idle", "had by others", "stolen", "MiB"), lines)
-    memory = ", ".join(f"{each.resident_mib:,.0f}" for each in spent[bulk])
-    print(f"\nResident MiB after each round of the bulk job: {memory}")
+            for what, own in spent.items()
+        ],
+    )
+    grown = ", ".join(f"{each / 2**20:,.0f}" for each in memory)
+    print(f"\nResident MiB after each round of the bulk job: {grown}")

@@ -5,6 +5,7 @@ the same turns: its latencies are the share of the machine and the generator.
 """
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,9 @@ def measure(*, most: float, duration: float, rounds: int) -> None:
         }
         variants = {what: partial(send_steadily, load) for what, load in loads.items()}
         runs = in_turns(variants, rounds, rest=rest)
-    _show(loads, able, runs)
+    show("Latency of hits", loads, able, runs)
+    if _PEER not in loads:
+        print("LiteLLM is missing: `make bench NAME=latency` installs it.")
 
 
 def capacity(target: Target, bodies: list[bytes], folder: Path) -> float:
@@ -73,12 +76,14 @@ def half(able: float, most: float = float("inf")) -> float:
     return float(f"{min(most, able / 2):.2g}")
 
 
-def _show(
-    loads: dict[str, SteadyLoadSpec],
-    able: dict[str, float],
-    runs: dict[str, list[SteadyLoadResult]],
+def show(
+    title: str,
+    loads: Mapping[str, SteadyLoadSpec],
+    able: Mapping[str, float],
+    runs: Mapping[str, list[SteadyLoadResult]],
 ) -> None:
-    machine = heading("Latency of hits")
+    """Print the median run of each load by p99, beside the capacity `able`, and keep it."""
+    machine = heading(title)
     table, lines = [], []
     for what, load in loads.items():
         run = middle(runs[what], lambda run: run.percentile(0.99))
@@ -102,6 +107,4 @@ def _show(
     )
     if not all(run.is_first for every in runs.values() for run in every):
         print("The generator was not allowed to run before others on its core.")
-    if _PEER not in loads:
-        print("LiteLLM is missing: `make bench NAME=latency` installs it.")
-    keep("Latency of hits", table, {}, machine)
+    keep(title, table, {}, machine)

@@ -5,7 +5,6 @@ Systems that differ in their sampling rate, or their collector, are measured in 
 
 import re
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,12 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.hit import Load, candidate, start
-from loadtests.latency import capacity, half
+from loadtests.latency import capacity, half, show as show_latency
 from loadtests.measured import BARE, OTHERS, bare_server, popular_bodies, settle, target_of
 from loadtests.options import connections, duration, rounds
-from loadtests.report import Row, heading, keep, milliseconds, print_table, show
-from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
-from loadtests.turns import in_turns, middle, paired
+from loadtests.report import Row, milliseconds, show
+from loadtests.steady import SteadyLoadSpec, send_steadily
+from loadtests.turns import in_turns, paired
 from testing.ports import free_port
 from testing.system import System
 
@@ -41,19 +40,6 @@ class TracedWay(msgspec.Struct, frozen=True, kw_only=True):
 
     sampled: float | None = None
     trouble: str = ""
-
-
-class TracedLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """The median run by p99 of hits at a rate, in ms; `spans` counts the spans of all runs."""
-
-    what: str
-    rate: float
-    p50: float
-    p99: float
-    prompt_p99: float
-    """The p99 of the requests that left in time."""
-    failed: int
-    spans: dict[str, int]
 
 
 @click.command()
@@ -118,10 +104,13 @@ def _measure_latency(stack: ExitStack, root: Path, duration: float, rounds: int)
     bodies = popular_bodies()
     systems = _systems(stack, root, ways)
     targets = {what: target_of(system) for what, system in systems.items()}
-    rate = half(min(capacity(target, bodies, root) for target in targets.values()))
-    targets[BARE] = stack.enter_context(bare_server()).target
+    able = {what: capacity(target, bodies, root) for what, target in targets.items()}
+    bare = stack.enter_context(bare_server()).target
+    targets[BARE], able[BARE] = bare, capacity(bare, bodies, root)
     loads = {
-        what: SteadyLoadSpec(target=target, bodies=bodies, rate=rate, duration=duration)
+        what: SteadyLoadSpec(
+            target=target, bodies=bodies, rate=half(min(able.values())), duration=duration
+        )
         for what, target in targets.items()
     }
     runs = in_turns(
@@ -129,32 +118,9 @@ def _measure_latency(stack: ExitStack, root: Path, duration: float, rounds: int)
         rounds,
         rest=partial(settle, systems.values()),
     )
-    spans = {what: _spans(system) for what, system in systems.items()}
-    _show([latency_of(what, rate, every, spans.get(what, {})) for what, every in runs.items()])
-
-
-def latency_of(
-    what: str, rate: float, runs: Sequence[SteadyLoadResult], spans: dict[str, int]
-) -> TracedLatency:
-    """Return the line of a way that was measured so often."""
-    run = middle(runs, lambda run: run.percentile(0.99))
-    return TracedLatency(
-        what=what,
-        rate=rate,
-        p50=milliseconds(run.percentile(0.5)),
-        p99=milliseconds(run.percentile(0.99)),
-        prompt_p99=milliseconds(run.prompt_percentile(0.99)),
-        failed=sum(run.failed for run in runs),
-        spans=spans,
-    )
-
-
-def span_counts(metrics: str) -> dict[str, int]:
-    """Return how many spans the workers exported, failed to export and dropped, by `metrics`."""
-    counts = dict.fromkeys(("exported", "failed", "dropped"), 0)
-    for figure, count in _SPANS.findall(metrics):
-        counts[figure] += int(float(count))
-    return counts
+    show_latency("Latency of traced memory hits", loads, able, runs)
+    for what, system in systems.items():
+        print(f"spans, {what}: {_spans(system)}")
 
 
 def _systems(stack: ExitStack, root: Path, ways: dict[str, TracedWay]) -> dict[str, System]:
@@ -181,21 +147,10 @@ def _systems(stack: ExitStack, root: Path, ways: dict[str, TracedWay]) -> dict[s
 
 
 def _spans(system: System) -> dict[str, int]:
+    """Return how many spans the workers exported, failed to export and dropped."""
+    counts = dict.fromkeys(("exported", "failed", "dropped"), 0)
     with system.admin() as client:
-        return span_counts(client.get("/metrics").raise_for_status().text)
-
-
-def _show(table: Sequence[TracedLatency]) -> None:
-    title = "Latency of traced memory hits"
-    machine = heading(title)
-    print_table(
-        ("what", "a second", "p50 ms", "p99 ms", "p99 of those sent in time", "failed", "spans"),
-        [
-            (
-                *(line.what, f"{line.rate:,.0f}", line.p50, line.p99, line.prompt_p99, line.failed),
-                ", ".join(f"{count} {figure}" for figure, count in line.spans.items()) or "-",
-            )
-            for line in table
-        ],
-    )
-    keep(title, table, {}, machine)
+        metrics = client.get("/metrics").raise_for_status().text
+    for outcome, count in _SPANS.findall(metrics):
+        counts[outcome] += int(float(count))
+    return counts
