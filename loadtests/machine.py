@@ -1,5 +1,6 @@
 """Describes the machine and its interpreter, pins processes, and reads their memory and time."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -66,7 +67,8 @@ def pin(pids: Iterable[int], core: int) -> None:
     cores = {core % (os.cpu_count() or 1)}
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
+                os.sched_setaffinity(int(thread.name), cores)
 
 
 def busy_seconds(pid: int) -> float:
