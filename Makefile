@@ -13,7 +13,7 @@ TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer litellm
 ARGS ?=
-NAME ?=
+NAME =
 # The peers that `make bench NAME=peers` installs: all, those that ARGS names, or none to draw what
 # is recorded. OpenVINO is in the environment of Infinity.
 ASKED_PEERS = $(if $(findstring --draw-only,$(ARGS)),,$(if $(findstring --only,$(ARGS)),$(NAMED_PEERS),$(PEERS)))
