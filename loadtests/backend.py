@@ -48,13 +48,15 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     def model(self, name: str) -> ModelInfo:
         """Return its description of a model."""
-        state = msgspec.msgpack.decode(get(f"{self.url}/v1/state").content, type=ServingState)
+        state = msgspec.msgpack.decode(
+            get(f"{self.url}/v1/state", timeout=60).content, type=ServingState
+        )
         return next(model for model in state.models if model.name == name)
 
     def counter(self, name: str, encoder: str) -> float:
         """Read one of its metrics for an encoder."""
         wanted = f'sluicegate_backend_{name}{{encoder="{encoder}"}} '
-        for line in get(f"{self.url}/metrics").text.splitlines():
+        for line in get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if line.startswith(wanted):
                 return float(line.removeprefix(wanted))
         raise ValueError(name)
