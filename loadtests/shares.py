@@ -83,6 +83,8 @@ def swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iter
 def ratio(samples: list[DeviceTimeSample], begin: float, end: float) -> float:
     """Return the first encoder's device seconds over the second's, between two times."""
     inside = [sample for sample in samples if begin <= sample.at <= end]
+    if not inside:  # the machine was too busy
+        return float("nan")
     first, second = (
         last - earlier for earlier, last in zip(inside[0].used, inside[-1].used, strict=True)
     )
