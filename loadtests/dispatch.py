@@ -11,10 +11,12 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
+import click
 import msgspec
 import uvloop
 
@@ -43,7 +45,9 @@ from gateway.types import (
 )
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls
-from loadtests.machine import this_machine
+from loadtests.options import rounds
+from loadtests.report import heading, print_table
+from loadtests.turns import in_turns, middle
 from testing.certificates import Authority
 from testing.stub_process import stub_process
 
@@ -60,9 +64,12 @@ class ItemCost(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
+@click.command()
+@click.option("--count", default=5000, help="Items of each run.")
+@rounds(5)
+@click.option("--tls", "over_tls", is_flag=True, help="Measure over TLS, too.")
 def measure(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure every way in turns, and print the median of each."""
-    runs: dict[str, list[dict[str, ItemCost]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         authority = Authority(folder) if over_tls else None
@@ -71,23 +78,27 @@ def measure(*, count: int, rounds: int, over_tls: bool) -> None:
         if authority is not None:
             stub = stack.enter_context(stub_process(certificate=authority.server()))
             stubs[", over TLS"] = (stub.url, authority.ca)
-        for seed in range(rounds):
-            for name, (url, ca) in stubs.items():
-                runs.setdefault(name, []).append(run(url, ca, count=count, seed=seed))
-    machine = this_machine()
-    print(f"\n## Dispatch, {count} items a run\n\n{machine.headline}\n")
-    print("| missed items | processor time an item | items/s |\n|---|---|---|")
+        seeds = itertools.count()
+        variants = {
+            name: partial(run, url, ca, count=count, seeds=seeds)
+            for name, (url, ca) in stubs.items()
+        }
+        runs = in_turns(variants, rounds)
+    heading(f"Dispatch, {count} items a run")
+    lines = []
     for way in _WAYS:
         for name, each in runs.items():
-            costs = sorted((one[way] for one in each), key=lambda cost: cost.microseconds)
-            middle = costs[len(costs) // 2]
-            print(f"| {way}{name} | {middle.microseconds:.0f} µs | {middle.rate:,.0f} |")
+            cost = middle([one[way] for one in each], lambda cost: cost.microseconds)
+            lines.append((f"{way}{name}", f"{cost.microseconds:.0f} µs", f"{cost.rate:,.0f}"))
+    print_table(("missed items", "processor time an item", "items/s"), lines)
 
 
-def run(url: str, ca: Path | None = None, *, count: int, seed: int) -> dict[str, ItemCost]:
-    """Return what each way costs against the backend at `url`, whose certificate is of `ca`."""
+def run(
+    url: str, ca: Path | None = None, *, count: int, seeds: Iterator[int]
+) -> dict[str, ItemCost]:
+    """Return the cost of each way with the backend at `url`; `ca` signed its certificate."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(url, ca, count, seed))
+        return runner.run(_run(url, ca, count, next(seeds)))
 
 
 async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, ItemCost]:

@@ -6,7 +6,7 @@ from typing import Any  # matplotlib's types come with it, and it may be absent
 
 
 def new_figure(name: str, *, width: float, height: float) -> Any:
-    """Return an empty figure; `name` makes its ids differ from those of others on a page.
+    """Return an empty figure; `name` keeps its ids apart from the ids of other figures on a page.
 
     The same figure of the same values is the same file.
     """

@@ -1,24 +1,34 @@
 """Runs `sluicegate gateway` as a process with its own document and settings."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self  # Any: sections of a document
 
 import msgspec
 
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
+from gateway.types import Rule
 from loadtests.generator import Target
 from testing.loopback import is_answered
 from testing.ports import free_port
 from testing.system import Process
+from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-# On a machine that is busy otherwise; what a stop takes is measured elsewhere.
+# A busy machine needs long; other tests measure the time of a stop.
 _STOPS_WITHIN = 300.0
+
+WIDE_LIMITS = {
+    "tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60.0}],
+}
+"""The section `limits` of a document under which no load is refused."""
 
 
 class Gateway:
@@ -103,3 +113,45 @@ class Gateway:
         # Whichever worker a connection goes to: all of them must know the backend.
         url = f"http://127.0.0.1:{self.port}/health/ready"
         return all(is_answered(url) for _ in range(16))
+
+
+def one_backend(url: str, *, backend_id: str = "stub", region: str = "eu") -> dict[str, Any]:
+    """Return the section `regions` of a document with one backend."""
+    backend = {"id": backend_id, "url": url}
+    return {"regions": [{"name": region, "pools": [{"backends": [backend]}]}]}
+
+
+def add_tenants(ledger_url: str, keys: Mapping[str, str], *, rules: tuple[Rule, ...] = ()) -> None:
+    """Write tenants with a key and these limits each to a ledger, which may be new."""
+    with Ledger.create(ledger_url) as ledger:
+        for tenant, key in keys.items():
+            ledger.accounts.create_tenant(tenant, rules=rules)
+            ledger.accounts.create_key(tenant, key_hash=hash_key(key))
+
+
+@contextlib.contextmanager
+def running_gateway(
+    folder: Path,
+    document: Mapping[str, Any],
+    *,
+    keys: Mapping[str, str],
+    workers: int,
+    rules: tuple[Rule, ...] = (),
+    state: Valkey | None = None,
+    **settings: Any,
+) -> Iterator[Gateway]:
+    """Run a gateway with Redis of its own, unless its `state` is given, for tenants with `keys`."""
+    with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(Valkey())
+        state = state or stack.enter_context(Valkey("--appendonly", "yes"))
+        gateway = Gateway(
+            folder,
+            document,
+            workers=workers,
+            cache_url=cache.url,
+            state_url=state.url,
+            **settings,
+        )
+        if keys:
+            add_tenants(gateway.settings.ledger, keys, rules=rules)
+        yield stack.enter_context(gateway)

@@ -5,38 +5,58 @@ Beside the rates stands the processor time of a request: of the server, of all t
 the processes of events until a request is billed), and of the load generator.
 """
 
-import contextlib
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
+import click
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
-from loadtests.machine import busy_seconds, pin, processor_seconds, resident_mib, this_machine
-from loadtests.report import Costs, Row, show
+from loadtests.machine import pin, processor_seconds
+from loadtests.measured import (
+    BARE,
+    OTHERS,
+    SERVER,
+    bare_server,
+    fill,
+    give_core,
+    memory_of,
+    popular_bodies,
+    settle,
+    target_of,
+)
+from loadtests.options import connections, duration, rounds
+from loadtests.report import Costs, Row, milliseconds, show
 from loadtests.rivals import nginx
+from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
-from testing.ports import free_port
 from testing.system import System
-from testing.waiting import wait_until
 
+__all__ = [
+    "OTHERS",
+    "SERVER",
+    "Candidate",
+    "Load",
+    "Run",
+    "answer_of",
+    "rivals",
+    "settle",
+    "start_systems",
+    "target_of",
+]
+
+FAST, APPLICATION, REDIS = (
+    *("memory hit, fast path", "memory hit, application", "Redis hit (memory tier off)"),
+)
 _ROOT = Path(__file__).parents[1]
-_TEXTS = 100
-SERVER, OTHERS = 0, 1
-_PATH = "/v1/classify"
-_LATER = ("shipper", "billing", "request-log")
-_NEEDED = (*_LATER, "valkey-cache", "valkey-state")
+_NEEDED = ("shipper", "billing", "request-log", "valkey-cache", "valkey-state")
 _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
@@ -49,101 +69,100 @@ class Candidate(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of one server: what the load generator saw, and what a request cost."""
+    """A run of one server: the result of the load generator, and the costs of a request."""
 
     sent: wrk.WrkResult
     costs: Costs
 
 
+class Load(NamedTuple):
+    """A load that fills one core; `systems` have billed one run before the next begins."""
+
+    folder: Path
+    connections: int
+    duration: float
+    systems: Sequence[System]
+
+    def run(self, candidate: Candidate, bodies: Sequence[bytes]) -> Run:
+        """Load a server."""
+        before = _used(candidate.server), _used(candidate.others)
+        sent = wrk.send(
+            candidate.target,
+            bodies,
+            connections=self.connections,
+            duration=self.duration,
+            core=OTHERS,
+            folder=self.folder,
+        )
+        server = _used(candidate.server)
+        settle(self.systems)
+        used = server, _used(candidate.others)
+        each = (1e6 * (b - a) / sent.requests for a, b in zip(before, used, strict=True))
+        costs = Costs(
+            server=next(each), others=next(each), generator=1e6 * sent.processor / sent.requests
+        )
+        return Run(sent, costs)
+
+
+@click.command()
+@connections
+@duration(5.0)
+@rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits by tier and entry point in turns with their rivals, and print the table."""
-    if not wrk.is_installed():
-        sys.exit("`wrk` is needed; `make install-system` installs it")
-    texts = sentences(_TEXTS, seed=1)
-    bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    measured: dict[str, list[Run]] = {}
+    """Measure cache hits by tier and entry point, beside rivals."""
+    wrk.require()
+    bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
-        candidates = {"bare uvicorn, which does nothing": _bare_candidate(stack, length=330)}
-        candidates |= {what: _candidate(system) for what, system in systems.items()}
+        bare = stack.enter_context(bare_server())
+        candidates = {BARE: Candidate(bare.target, [bare.pid], [])}
+        candidates |= {what: candidate(system) for what, system in systems.items()}
         if nginx.is_installed():
+            texts = sentences(len(bodies), seed=1)
             candidates |= rivals(stack, root, texts, answer=answer_of(systems, bodies[0]))
-        for _ in range(rounds):
-            for what, candidate in candidates.items():
-                before = _used(candidate.server), _used(candidate.others)
-                sent = wrk.send(
-                    candidate.target,
-                    bodies,
-                    connections=connections,
-                    duration=duration,
-                    core=OTHERS,
-                    folder=root,
-                )
-                server = _used(candidate.server)
-                settle(systems.values())
-                costs = _costs(sent, before, (server, _used(candidate.others)))
-                measured.setdefault(what, []).append(Run(sent, costs))
-        used = {
-            f"{process.role} {process.region or process.index}": resident_mib(process.pid)
-            for process in next(iter(systems.values())).processes()
-        }
-    table = _rows(measured)
+        load = Load(root, connections, duration, list(systems.values()))
+        runs = in_turns(
+            {what: partial(load.run, each, bodies) for what, each in candidates.items()}, rounds
+        )
+        memory = memory_of(systems[FAST])
+    table = table_of(runs)
     if not nginx.is_installed():
         table += [Row(what=f"nginx + Lua, {_MISSING}", rate=0, ratio=0)]
-    show("Hits: one worker on one core", table, used, this_machine())
+    show("Hits: one worker on one core", table, memory)
 
 
 def start_systems(
     stack: ExitStack, root: Path, bodies: list[bytes], *, ways: Sequence[str] = ()
 ) -> dict[str, System]:
-    """Start the product once for each way to a hit (or those named), filled and pinned."""
+    """Start the product once for each of `ways` to a hit, by default all, filled and pinned."""
+    config = Path(shutil.copytree(_ROOT / "config", root / "config")) / "gateway.yaml"
+    config.write_text(
+        config.read_text().replace("cache:\n", "cache:\n  memory_enabled: false\n", 1)
+    )
     models = root / "models"
     build_demo_models(models, print)
-    without_memory = _without_memory_tier(root)
     off = {"SLUICEGATE_FAST_LANE": "false"}
     systems = {
-        "memory hit, fast path": System(root / "fast", models=models),
-        "memory hit, application": System(root / "application", models=models, environment=off),
-        "Redis hit (memory tier off)": System(root / "redis", models=models, config=without_memory),
+        FAST: System(root / "fast", models=models),
+        APPLICATION: System(root / "application", models=models, environment=off),
+        REDIS: System(root / "redis", models=models, config=config.parent),
     }
-    if ways:
-        systems = {what: systems[what] for what in ways}
+    return start(stack, {what: systems[what] for what in ways or systems}, bodies)
+
+
+def start(
+    stack: ExitStack, systems: Mapping[str, System], bodies: list[bytes]
+) -> dict[str, System]:
+    """Start systems, and give the worker of each the measured core, with answers to `bodies`."""
     for system in systems.values():
         stack.enter_context(system)
         fill(system, bodies)
-        pin((p.pid for p in system.processes() if p.role != "gateway"), OTHERS)
-        pin((p.pid for p in system.processes("gateway")), SERVER)
-    return systems
+        give_core(system, "gateway")
+    return dict(systems)
 
 
-def settle(systems: Iterable[System]) -> None:
-    """Wait until what the last run left to ship and to bill is done: the next has a core to use."""
-    processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
-    seen = [sum(map(busy_seconds, processes))]
-
-    def is_quiet() -> bool:
-        used = sum(map(busy_seconds, processes))
-        rests = used - seen[0] < 0.03
-        seen[0] = used
-        time.sleep(0.5)
-        return rests
-
-    time.sleep(0.5)
-    wait_until(is_quiet, within=60, what="events are billed")
-
-
-def _used(processes: list[int]) -> float:
-    return sum(map(processor_seconds, processes))
-
-
-def _costs(sent: wrk.WrkResult, before: tuple[float, float], used: tuple[float, float]) -> Costs:
-    server, others = (1e6 * (b - a) / sent.requests for a, b in zip(before, used, strict=True))
-    generator = 1e6 * sent.processor / sent.requests
-    return Costs(server=server, others=others, generator=generator)
-
-
-def _candidate(system: System) -> Candidate:
+def candidate(system: System) -> Candidate:
     """Return a system with its worker as the server; backends and operators' processes are idle."""
     worker = [p.pid for p in system.processes("gateway")]
     others = [p.pid for p in system.processes() if p.role in _NEEDED]
@@ -161,94 +180,38 @@ def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> di
         )
         pin([process], SERVER)
         headers = (("authorization", f"Bearer {nginx.KEY}"),)
-        target = Target(host="127.0.0.1", port=port, path=_PATH, headers=headers)
+        target = Target(host="127.0.0.1", port=port, path="/v1/classify", headers=headers)
         what = f"nginx + Lua, cache in {kind.replace('redis', 'Redis')}"
         candidates[what] = Candidate(target, [process], [redis] if kind == "redis" else [])
     return candidates
 
 
-def _rows(measured: dict[str, list[Run]]) -> list[Row]:
+def answer_of(systems: Mapping[str, System], body: bytes) -> str:
+    """Return an answer of the product, for rivals to send."""
+    return fill(next(iter(systems.values())), [body])[0].decode()
+
+
+def table_of(runs: Mapping[str, Sequence[Run]]) -> list[Row]:
     """Return the median run of each by rate, and the medians of costs; ratios are to the first."""
-    medians = {
-        what: sorted((run.sent for run in runs), key=lambda sent: sent.rate)[len(runs) // 2]
-        for what, runs in measured.items()
-    }
+    medians = {what: middle(each, lambda run: run.sent.rate).sent for what, each in runs.items()}
     baseline = next(iter(medians.values())).rate
     return [
         Row(
             what=what,
-            rate=round(run.rate, 1),
-            ratio=round(run.rate / baseline, 3),
-            p50=round(run.p50 * 1000, 2),
-            p99=round(run.p99 * 1000, 2),
-            statuses={200: run.requests - run.refused, 0: run.refused + run.broken},
+            rate=round(sent.rate, 1),
+            ratio=round(sent.rate / baseline, 3),
+            p50=milliseconds(sent.p50),
+            p99=milliseconds(sent.p99),
+            statuses={200: sent.requests - sent.refused, 0: sent.refused + sent.broken},
             costs=Costs(
-                server=median(run.costs.server for run in measured[what]),
-                others=median(run.costs.others for run in measured[what]),
-                generator=median(run.costs.generator for run in measured[what]),
+                server=median(run.costs.server for run in runs[what]),
+                others=median(run.costs.others for run in runs[what]),
+                generator=median(run.costs.generator for run in runs[what]),
             ),
         )
-        for what, run in medians.items()
+        for what, sent in medians.items()
     ]
 
 
-def target_of(system: System) -> Target:
-    """Return where the demo tenant sends its requests."""
-    headers = (("authorization", f"Bearer {system.key}"),)
-    return Target(host="127.0.0.1", port=system.port, path=_PATH, headers=headers)
-
-
-def fill(system: System, bodies: list[bytes]) -> None:
-    """Ask everything twice, so that what is asked later is in the cache."""
-    with system.client() as client:
-        for body in [*bodies, *bodies]:
-            client.post(_PATH, content=body).raise_for_status()
-
-
-def answer_of(systems: dict[str, System], body: bytes) -> str:
-    """Return an answer as the product gives it, for rivals to send the like."""
-    with next(iter(systems.values())).client() as client:
-        return client.post(_PATH, content=body).text
-
-
-def _without_memory_tier(root: Path) -> Path:
-    config = Path(shutil.copytree(_ROOT / "config", root / "config"))
-    document = config / "gateway.yaml"
-    text = document.read_text()
-    document.write_text(text.replace("cache:\n", "cache:\n  memory_enabled: false\n", 1))
-    return config
-
-
-def bare_server(
-    stack: ExitStack, *, length: int, core: int = SERVER, status: int = 200, delay: float = 0.0
-) -> Target:
-    """Start a server that sends `length` bytes, whatever it is asked."""
-    port, _ = stack.enter_context(_bare(core, str(length), str(status), str(delay)))
-    return Target(host="127.0.0.1", port=port, path="/")
-
-
-def _bare_candidate(stack: ExitStack, *, length: int) -> Candidate:
-    port, process = stack.enter_context(_bare(SERVER, str(length)))
-    return Candidate(Target(host="127.0.0.1", port=port, path="/"), [process], [])
-
-
-@contextlib.contextmanager
-def _bare(core: int, *arguments: str) -> Iterator[tuple[int, int]]:
-    port = free_port()
-    command = [sys.executable, "-m", "loadtests.bare_server", str(port), *arguments]
-    child = subprocess.Popen(command, cwd=_ROOT)
-    try:
-        wait_until(lambda: _listens(port), within=60, what="the bare server listens")
-        pin([child.pid], core)
-        yield port, child.pid
-    finally:
-        child.terminate()
-        child.wait()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
+def _used(processes: list[int]) -> float:
+    return sum(map(processor_seconds, processes))

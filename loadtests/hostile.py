@@ -1,24 +1,18 @@
-"""Measures what callers of a model feel while hostile algorithms run in the same backend."""
+"""Measures the latency of a model while hostile algorithms run in the same backend."""
 
-import asyncio
 import contextlib
 import re
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from pathlib import Path
 
+import click
 import httpx
-import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
-    Call,
-    CallItem,
     Done,
     Failed,
     FrameReader,
@@ -26,11 +20,15 @@ from backends.protocol import (
     ModelInfo,
     Task,
 )
-from loadtests.backend import RunningBackend, backend, calls
+from loadtests.backend import RunningBackend, backend, call, calls
+from loadtests.demo import demo_models
+from loadtests.generator import percentile
 from loadtests.machine import this_machine
-from loadtests.open_loop import Answer, open_loop
+from loadtests.open_loop import Answer, run_open
+from loadtests.options import rounds
 from loadtests.workload import sentences
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
+from testing.loopback import get, no_authorities
 
 _MODEL = "sentiment"
 _TIME = 2.0
@@ -40,6 +38,10 @@ _BETWEEN = 0.25
 _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+)')
 
 
+@click.command()
+@click.option("--rate", default=100.0, help="Requests a second.")
+@click.option("--seconds", default=10.0, help="Of each run.")
+@rounds(3)
 def measure(*, rate: float, seconds: float, rounds: int) -> None:
     """Ask a model at `rate` a second, in turns without harm and beside all hostile algorithms.
 
@@ -47,9 +49,7 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
     """
     alone: list[Answer] = []
     beside: list[Answer] = []
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder)
-        build_demo_models(models, print)
+    with demo_models() as models:
         for name, harm in HARM.items():
             text = f"{HEAD}    {harm.strip()}\n".replace('"mood"', f'"{_MODEL}"')
             write_algorithm(models, name, text, time=_TIME, uses=_MODEL)
@@ -64,20 +64,20 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
                 with _harm(running) as harmed:
                     beside += _shown("beside hostile algorithms", run(seed=next(seeds)))
                 print(f"harmful items ended: {sum(harmed.values())} {dict(harmed)}", flush=True)
-            page = httpx.get(f"http://127.0.0.1:{running.port}/metrics").text
+            page = get(f"{running.url}/metrics").text
     ratio = _p95(beside) / _p95(alone)
     print(
         f"p95 of all: {_p95(alone) * 1e3:.1f} ms alone, {_p95(beside) * 1e3:.1f} ms beside them: "
     )
     print(f"{ratio:.2f} times (aim: 2)")
     print("processes lost:", ", ".join(f"{n} {m} {r}" for m, r, n in _LOST.findall(page)))
-    print(this_machine())
+    print(this_machine().headline)
 
 
 def _answers(running: RunningBackend, *, rate: float, seconds: float, seed: int) -> list[Answer]:
     texts = iter(sentences(int(rate * seconds * 2), seed=seed))
     bodies = calls(texts, running.model(_MODEL))
-    return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
+    return run_open(running.target, bodies, rate=rate, duration=seconds)
 
 
 @contextlib.contextmanager
@@ -100,29 +100,19 @@ def _harm(running: RunningBackend) -> Iterator[Counter[str]]:
 
 
 def _send(port: int, info: ModelInfo, is_over: threading.Event, ended: Counter[str]) -> None:
-    # Not with the certificates of all authorities, which take 20 ms to read.
     base = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=base, verify=False, timeout=60) as client:  # noqa: S501 - loopback
+    with httpx.Client(base_url=base, verify=no_authorities(), timeout=60) as client:
         for number in count():
             if is_over.wait(_BETWEEN):
                 return
-            answer = client.post(CALL_PATH, content=_harmful(info, f"{id(is_over)} {number}"))
+            harm = f"harm {id(is_over)} {number}"
+            content = call(
+                [harm], info, task=Task.INFER, parameters=InferParameters(), remaining=20.0
+            )
+            answer = client.post(CALL_PATH, content=content)
             for frame in FrameReader().feed(answer.content):
                 if isinstance(frame, Done | Failed):
                     ended[frame.code if isinstance(frame, Failed) else "answered"] += 1
-
-
-def _harmful(info: ModelInfo, name: str) -> bytes:
-    body = msgspec.msgpack.encode(f"harm {name}")
-    call = Call(
-        model=info.name,
-        revision=info.revision,
-        profile=info.profile,
-        task=Task.INFER,
-        parameters=msgspec.msgpack.encode(InferParameters()),
-        items=[CallItem(body=body, remaining=20.0, scope="tenant:x")],
-    )
-    return msgspec.msgpack.encode(call)
 
 
 def _shown(what: str, answers: list[Answer]) -> list[Answer]:
@@ -132,5 +122,4 @@ def _shown(what: str, answers: list[Answer]) -> list[Answer]:
 
 
 def _p95(answers: list[Answer]) -> float:
-    latencies = sorted(answer.latency for answer in answers)
-    return latencies[len(latencies) * 95 // 100]
+    return percentile(sorted(answer.latency for answer in answers), 0.95)

@@ -16,7 +16,7 @@ _BLOCK, _BLOCKS = bytes(1 << 14), 4
 
 
 class _Entry:
-    """What a step of the loop changes."""
+    """The object that a step of the loop changes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,7 +51,7 @@ def _hash() -> None:
 
 
 def _loop() -> None:
-    # What a gateway does most: calls, attributes, mappings, strings and small numbers.
+    # As in a gateway: calls, attributes, mappings, strings and small numbers.
     entries: dict[str, _Entry] = {}
     for number in range(_STEPS):
         key = f"entry {number % 50}"

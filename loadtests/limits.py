@@ -11,15 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, one_backend, running_gateway
 from loadtests.open_loop import Answer, open_loop
+from loadtests.options import duration
+from loadtests.report import heading, print_table
 from loadtests.windows import (
     AdmittedRequest,
     bound,
@@ -35,13 +36,14 @@ RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""
 WORKERS, TENANTS = 4, 10
 SHARE = 0.1
-_OFFERED = 3.0
+OFFERED = 3.0
+"""The rate of each tenant's requests, relative to the refill of its bucket."""
 # More than enough that every worker has some of each tenant's.
 _CONNECTIONS = 24
-# A worker asks Redis again so long after it gave up, and waits so long for an answer.
+# Seconds until a worker asks Redis again after it gave up, and that it waits for an answer.
 _BREAKER, _TIMEOUT = 1.0, 1.0
-_OK, _REFUSED = 200, 429
-_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
+OK, _REFUSED = 200, 429
+BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 
 
 class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +80,13 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """The least share that a tenant got of what its limit allows."""
+        """The smallest share of its limit that a tenant got."""
         return min(one.share for one in self.tenants)
 
 
+@click.command()
+@duration(180.0, "Seconds of each of two runs.")
+@click.option("--away", default=10.0, help="Seconds that Redis is dead in one.")
 def measure(*, duration: float, away: float) -> None:
     """Run once with Redis there, once with Redis killed in the middle; print both."""
     show("Redis is there", run(duration=duration, away=0.0))
@@ -98,7 +103,7 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
     by_share = local_share(RULE, share=SHARE, workers=WORKERS, away=unaware) if away else 0.0
     with _gateway(state_timeout) as (gateway, state):
         answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
-        admitted = sum(one.status == _OK for tenant in answers for one in tenant)
+        admitted = sum(one.status == OK for tenant in answers for one in tenant)
         by_workers = _admitted_without_redis(gateway, admitted)
     tenants = [_kept(f"tenant-{number}", one) for number, one in enumerate(answers)]
     ahead = bound_ahead(RULE, workers=WORKERS, by_share=by_workers)
@@ -106,33 +111,33 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
 
 
 def show(title: str, result: LimitsResult) -> None:
-    """Print what a run showed."""
-    print(f"\n## {title}\n")
-    print("| tenant | admitted | refused | other | worst window, over the limit | of the bound |")
-    print("|---|---|---|---|---|---|")
-    for one in result.tenants:
-        counts = f"{one.admitted} | {one.refused} | {one.other}"
-        print(f"| {one.tenant} | {counts} | {one.over:+.2f} | {one.share:.4f} |")
+    """Print the result of a run."""
+    heading(title)
+    print_table(
+        ("tenant", "admitted", "refused", "other", "worst window, over the limit", "of the bound"),
+        [
+            (each.tenant, each.admitted, each.refused, each.other, *_shown(each))
+            for each in result.tenants
+        ],
+    )
     print(f"\nWorst window {result.over:+.2f}; allowed over the limit: {result.allowed:.1f}")
+
+
+def _shown(result: TenantResult) -> tuple[str, str]:
+    return f"{result.over:+.2f}", f"{result.share:.4f}"
 
 
 def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
     """Return how many of `admitted` requests workers admitted before Redis had answered."""
     found: dict[str, float] = {}
+    name = "sluicegate_limit_admissions_total"
 
     def have_all() -> bool:
         registry = CollectorRegistry()
         folder = str(gateway.settings.metrics_dir)
         MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-        found.update(
-            {
-                source: registry.get_sample_value(
-                    "sluicegate_limit_admissions_total", {"source": source}
-                )
-                or 0.0
-                for source in ("lease", "redis", "local_share")
-            }
-        )
+        for source in ("lease", "redis", "local_share"):
+            found[source] = registry.get_sample_value(name, {"source": source}) or 0.0
         return sum(found.values()) >= admitted
 
     wait_until(have_all, what="the workers report what they admitted")
@@ -142,39 +147,29 @@ def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
 @contextlib.contextmanager
 def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
     """Run workers with a Redis that can be taken away."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        stub_process() as stub,
-        Valkey() as cache,
-        Valkey("--appendonly", "yes") as state,
-    ):
-        document = {
-            "regions": [{"name": "eu", "pools": [{"backends": [{"id": "stub", "url": stub.url}]}]}],
-            "limits": {"local_share": SHARE},
-        }
-        gateway = Gateway(
-            Path(folder) / "gateway",
-            document,
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stub = stack.enter_context(stub_process())
+        state = stack.enter_context(Valkey("--appendonly", "yes"))
+        gateway = running_gateway(
+            folder / "gateway",
+            one_backend(stub.url) | {"limits": {"local_share": SHARE}},
+            keys={f"tenant-{number}": _key(number) for number in range(TENANTS)},
+            rules=(RULE,),
             workers=WORKERS,
-            cache_url=cache.url,
-            state_url=state.url,
+            state=state,
             state_timeout=state_timeout,
             batches=False,
             shutdown_delay=0.0,
         )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            for number in range(TENANTS):
-                ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
-                ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))
-        with gateway:
-            yield gateway, state
+        yield stack.enter_context(gateway), state
 
 
 async def _offer(
     gateway: Gateway, state: Valkey, *, duration: float, away: float
 ) -> list[list[Answer]]:
-    rate = _OFFERED * RULE.capacity / RULE.window
-    bodies = iter(lambda: _BODY, b"")
+    rate = OFFERED * RULE.capacity / RULE.window
+    bodies = iter(lambda: BODY, b"")
     sending = [
         open_loop(
             gateway.target(_key(number)),
@@ -202,7 +197,7 @@ async def _take_away(state: Valkey, *, duration: float, away: float) -> None:
 
 
 def _kept(tenant: str, answers: list[Answer]) -> TenantResult:
-    admitted = [AdmittedRequest(one.sent, one.came) for one in answers if one.status == _OK]
+    admitted = [AdmittedRequest(one.sent, one.came) for one in answers if one.status == OK]
     refused = sum(one.status == _REFUSED for one in answers)
     took = max(one.came for one in answers) - min(one.sent for one in answers)
     return TenantResult(

@@ -1,5 +1,6 @@
 """Describes the machine and its interpreter, pins processes, and reads their memory and time."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -35,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """What stands above each table."""
+        """The line above each table."""
         return f"{self.cpu}, {self.cores} cores, {self.interpreter}, {self.date}, {self.commit}"
 
 
@@ -66,7 +67,8 @@ def pin(pids: Iterable[int], core: int) -> None:
     cores = {core % (os.cpu_count() or 1)}
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
+                os.sched_setaffinity(int(thread.name), cores)
 
 
 def busy_seconds(pid: int) -> float:
@@ -87,6 +89,18 @@ def resident_mib(pid: int) -> float:
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
     raise ValueError(pid)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return a process's memory, shared pages counted in full (RSS).
+
+    Raises:
+        OSError: the process has ended.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)  # it waits to be collected
 
 
 def _commit() -> str:

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from typing_extensions import override
 
-from loadtests.generator import Target
+from loadtests.generator import ClientConnection, Outcome, Target
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,107 +32,80 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.came - self.due
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, run: "_Run") -> None:
+def outcome(answers: Sequence[Answer], duration: float) -> Outcome:
+    """Return the rate, statuses and latencies of some answers of a run."""
+    return Outcome(
+        duration=duration,
+        statuses=dict(Counter(answer.status for answer in answers)),
+        latencies=sorted(answer.latency for answer in answers),
+    )
+
+
+class _Caller(ClientConnection):
+    """A connection with at most one request on it, which was `due` at some time of the run."""
+
+    def __init__(self, head: bytes, run: "_Run") -> None:
+        super().__init__(head)
         self._run = run
-        self._buffer = b""
-        self.due = self.sent = 0.0
+        self.due = 0.0
 
     @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(transport)
-        self.transport = transport
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self._buffer[:end].lower()
-        start = head.find(b"content-length:")
-        body = self._buffer[end + 4 :]
-        if start < 0:
-            if not body.endswith(b"0\r\n\r\n"):  # the last chunk
-                return
-            body = b"".join(_chunks(body))
-        elif len(body) < int(head[start + 15 :].split(b"\r\n", 1)[0]):
-            return
-        self._buffer = b""
-        self._run.answered(self, head, body)
+    def answered(self, head: bytes, body: bytes) -> None:
+        self._run.land(self, int(head[9:12]), head, body)
+        if b"\r\nconnection: close" in head:
+            self.transport.close()
+        else:
+            self._run.idle.append(self)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._run.lost(self)
-
-
-def _chunks(body: bytes) -> Iterator[bytes]:
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        yield rest[:length]
-        body = rest[length + 2 :]
+        if self in self._run.flying:
+            self._run.land(self, 0, b"", b"")
+        elif self in self._run.idle:
+            self._run.idle.remove(self)
 
 
 class _Run:
-    def __init__(self, target: Target, started: float) -> None:
-        self.target = target
-        self.started = started
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._head = target.head()
+        self.started = 0.0
         self.answers: list[Answer] = []
-        self.idle: deque[_Connection] = deque()
-        self.flying: set[_Connection] = set()
+        self.idle: deque[_Caller] = deque()
+        self.flying: set[_Caller] = set()
         self.landed = asyncio.Event()
         self.landed.set()
-        lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
-        lines += [f"{name}: {value}" for name, value in target.headers]
-        self.head = "\r\n".join(lines).encode()
 
-    async def connect(self) -> _Connection:
+    async def connect(self) -> _Caller:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self), self.target.host, self.target.port
+        _, caller = await loop.create_connection(
+            lambda: _Caller(self._head, self), self._target.host, self._target.port
         )
-        return connection
+        return caller
 
     async def send(self, body: bytes, due: float) -> None:
-        connection = self.idle.popleft() if self.idle else await self.connect()
-        self.flying.add(connection)
+        caller = self.idle.popleft() if self.idle else await self.connect()
+        self.flying.add(caller)
         self.landed.clear()
-        connection.due = due
-        connection.sent = time.perf_counter() - self.started
-        connection.transport.write(
-            b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self.head, len(body), body)
-        )
-
-    def answered(self, connection: _Connection, head: bytes, body: bytes) -> None:
-        self._land(connection, int(head[9:12]), head, body)
-        if b"\r\nconnection: close" in head:
-            connection.transport.close()
-        else:
-            self.idle.append(connection)
-
-    def lost(self, connection: _Connection) -> None:
-        """Note that a connection ended, and the request on it with it."""
-        if connection in self.flying:
-            self._land(connection, 0, b"", b"")
-        elif connection in self.idle:
-            self.idle.remove(connection)
+        caller.due = due
+        caller.send(body)
 
     def give_up(self) -> None:
-        """End the connections of requests that have had no answer."""
-        for connection in list(self.flying):
-            self._land(connection, 0, b"", b"")
-            connection.transport.abort()
+        """End the connections of requests that have had no answer, and all others."""
+        for caller in list(self.flying):
+            self.land(caller, 0, b"", b"")
+            caller.transport.abort()
+        for caller in self.idle:
+            caller.transport.close()
 
-    def _land(self, connection: _Connection, status: int, head: bytes, body: bytes) -> None:
-        self.flying.discard(connection)
-        came = time.perf_counter() - self.started
+    def land(self, caller: _Caller, status: int, head: bytes, body: bytes) -> None:
+        """Note how a request ended."""
+        self.flying.discard(caller)
         self.answers.append(
             Answer(
-                due=connection.due,
-                sent=connection.sent,
-                came=came,
+                due=caller.due,
+                sent=caller.sent_at - self.started,
+                came=time.perf_counter() - self.started,
                 status=status,
                 body=body,
                 head=head,
@@ -160,7 +133,7 @@ async def open_loop(
     Times count from `since`, a reading of `time.perf_counter`, or else from the first request's.
     """
     chooser = random.Random(seed)
-    run = _Run(target, time.perf_counter())
+    run = _Run(target)
     for _ in range(connections):
         run.idle.append(await run.connect())
     run.started = time.perf_counter()
@@ -173,11 +146,16 @@ async def open_loop(
         async with asyncio.timeout(patience):
             await run.landed.wait()
     run.give_up()
-    for connection in run.idle:
-        connection.transport.close()
     return run.answers if since is None else [_shifted(a, run.started - since) for a in run.answers]
 
 
 def _shifted(answer: Answer, seconds: float) -> Answer:
     due, sent, came = answer.due + seconds, answer.sent + seconds, answer.came + seconds
     return msgspec.structs.replace(answer, due=due, sent=sent, came=came)
+
+
+def run_open(
+    target: Target, bodies: Iterator[bytes], *, rate: float, duration: float
+) -> list[Answer]:
+    """Run an open loop in an event loop of its own."""
+    return asyncio.run(open_loop(target, bodies, rate=rate, duration=duration))

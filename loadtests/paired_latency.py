@@ -31,7 +31,7 @@ class LatencyRound(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def control(self) -> float:
-        """The p95 of the later window without it, divided by that of the earlier one."""
+        """The p95 of the later window without it, divided by the p95 of the earlier one."""
         return p95(self.after) / p95(self.before)
 
 

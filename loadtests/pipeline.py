@@ -8,37 +8,37 @@ All is in microseconds an item, and in units of what bare uvicorn takes for a re
 and after each run. Where there are fewer than four cores, the generator shares the gateway's.
 
 In the topology of a GPU several backends share the device, as on a machine that has one. The time
-of all processes for an item then says how many rows a core answers, and how many cores the rows
-of the aim take. What a device's own executor takes of a core is not in it.
+of all processes for an item then gives the rows a second of a core, and the cores for 50,000 rows a
+second. It excludes the executor of a real device.
 """
 
-import asyncio
 import contextlib
 import itertools
 import os
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from statistics import median
-from tempfile import TemporaryDirectory
 
+import click
 import msgspec
 
 from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import ones
-from backends.model_tools.demo.build import build_demo_models
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend
-from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.machine import Machine, pin, processor_seconds, this_machine
-from loadtests.report import keep
+from loadtests.demo import demo_models
+from loadtests.generator import Outcome, Target, run_closed
+from loadtests.machine import pin, processor_seconds
+from loadtests.measured import BareServer, backends_of, bare_server, target_of
+from loadtests.options import rounds
+from loadtests.report import heading, keep, print_table
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
-from testing.loopback import is_answered
-from testing.ports import free_port
 from testing.system import System
 from testing.waiting import wait_until
 
@@ -52,12 +52,12 @@ _REPLAYS = 40  # batches that tell what the executor itself takes
 _IDLE = 2.0  # seconds that tell what each process takes without work
 _MOST_IDLE = 15  # times that long, until what start-up began has ended
 _SETTLED = 0.9  # of the idle rate before: it no longer falls
-_HEAD = (
-    "| items a request | an item takes | gateway worker | backend | events | Valkeys | together"
-    " | generator | paced executor, left out | items/s |\n"
+_COLUMNS = (
+    *("items a request", "an item takes", "gateway worker", "backend", "events", "Valkeys"),
+    *("together", "generator", "paced executor, left out", "items/s"),
 )
 _AIM = 50_000  # rows a second
-# What a backend collects for a GPU.
+# The batch limits of a backend on a GPU.
 _GPU_BATCHES = {
     "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": "256",
     "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": "32768",
@@ -96,10 +96,10 @@ class ProcessorTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The medians for requests of so many items. `p50` and `p99` are seconds of a request.
+    """The medians for requests of `items` items. `p50` and `p99` are seconds of a request.
 
-    `rows_per_core` is what a core answers a second that is shared as the processes need it, and
-    `cores_for_aim` how many of them answer 50,000.
+    `rows_per_core` is the rows a second for each core that all processes share, and
+    `cores_for_aim` the cores for 50,000 rows a second.
     """
 
     items: int
@@ -130,7 +130,7 @@ class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def processor_seconds(self, batches: float, rows: float, padded_tokens: float) -> float:
-        """Return what an executor itself takes for batches of this shape on average."""
+        """Return the processor time of the executor itself for batches of this mean shape."""
         executor = SimulatedExecutor(
             dimensions=_DIMENSIONS, worker_threads=_RUNS, base=self.base, token=self.token
         )
@@ -155,7 +155,7 @@ class PipelineSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineMeter:
-    """A running system and what it takes for missed items."""
+    """Measures the processor time of a running system for missed items."""
 
     def __init__(
         self,
@@ -171,10 +171,7 @@ class PipelineMeter:
         }
         self._backends = backends_of(system) if backends is None else backends
         self._pids["backend"] = [each.pid for each in self._backends]
-        headers = (("authorization", f"Bearer {system.key}"),)
-        self._target = Target(
-            host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers
-        )
+        self._target = target_of(system)
         self._idle: Mapping[str, float] = dict.fromkeys(_ROLES, 0.0)
 
     def pin(self) -> None:
@@ -184,7 +181,7 @@ class PipelineMeter:
             pin(pids, cores.get(what, _OTHER_CORE))
 
     def settle(self) -> Mapping[str, float]:
-        """Wait until what each process takes without work no longer falls.
+        """Wait until the processor time without work no longer falls.
 
         Return that, in processor time a second, which `run` leaves out from now on: what a loaded
         machine takes long for would hold more of it.
@@ -193,7 +190,7 @@ class PipelineMeter:
         return self._idle
 
     def run(self, texts: Sequence[str], *, items: int, connections: int) -> PipelineSample:
-        """Return what each process took for each of `texts`, `items` of them a request.
+        """Send `texts`, `items` of them a request, and return the processor time of an item.
 
         Raises:
             RuntimeError: something was refused, or not computed because it was known.
@@ -260,59 +257,79 @@ class PipelineMeter:
         return int(count or 0)
 
 
+@click.command()
+@click.option("--items", "sizes", default="1,16,256", help="Items of a request.")
+@click.option("--count", default=8192, help="Items of each run.")
+@rounds(5)
+@click.option("--base", default=1e-3, help="Seconds of a batch.")
+@click.option("--token", default=1e-6, help="Seconds of each of its tokens.")
+@click.option("--topology", type=click.Choice(["one", "gpu"]), default="one")
+@click.option("--backends", default=2, help="Of the topology `gpu`.")
 def measure(
-    *, items: Sequence[int], count: int, rounds: int, device: PacedDevice, backends: int = 0
+    *,
+    sizes: str,
+    count: int,
+    rounds: int,
+    base: float,
+    token: float,
+    topology: str,
+    backends: int,
 ) -> None:
-    """Measure requests of each number of items in turns with bare uvicorn; print the table.
+    """Measure each process's processor time per missed item, with a model that takes none.
 
-    With `backends` so many share the device, and no process is kept on a core.
+    In the topology `gpu`, several backends share the device, and no process is kept on a core.
     """
+    items = tuple(map(int, sizes.split(",")))
+    device = PacedDevice(base=base, token=token)
+    shared = backends if topology == "gpu" else 0
     texts = iter(sentences((rounds + 1) * len(items) * count, seed=3))
-    samples: dict[int, list[PipelineSample]] = {each: [] for each in items}
-    units: dict[int, list[float]] = {each: [] for each in items}
-    environment = device.environment() | (_GPU_BATCHES if backends else {})
-    with TemporaryDirectory() as folder:
-        root = Path(folder)
-        models = root / "models"
-        build_demo_models(models, print)
-        config = Path(copytree(_ROOT / "config", root / "config"))
+    with (
+        _measured(device, shared) as pipeline,
+        bare_server(length=_ANSWER_BYTES, core=None if shared else _GATEWAY_CORE) as bare,
+    ):
+        idle = {what: round(rate * 1e3, 2) for what, rate in pipeline.settle().items()}
+        print(f"without work, ms of processor time a second: {idle}", file=sys.stderr)
+        units = [bare_seconds(bare)]
+
+        def run(each: int) -> tuple[PipelineSample, float]:
+            own = list(itertools.islice(texts, count))
+            sample = pipeline.run(own, items=each, connections=connections_for(each))
+            units.append(bare_seconds(bare))
+            print(f"{each} items a request: {sample.cost}", file=sys.stderr)
+            return sample, (units[-2] + units[-1]) / 2 * 1e6
+
+        runs = in_turns({each: partial(run, each) for each in items}, rounds + 1)
+        pipeline.check_use()
+    table = []
+    for each, own in runs.items():
+        samples, beside = zip(*own[1:], strict=True)  # the first round warms up
+        table.append(row(each, samples, beside, backends=max(1, shared)))
+    show(table, median(units) * 1e6, name=" of a GPU" if shared else "")
+
+
+@contextlib.contextmanager
+def _measured(device: PacedDevice, shared: int) -> Iterator[PipelineMeter]:
+    """Start the system: `shared` backends on one device, or else a core for each process."""
+    environment = device.environment() | (_GPU_BATCHES if shared else {})
+    with demo_models() as models:
+        config = Path(copytree(_ROOT / "config", models.parent / "config"))
+        data = models.parent / "data"
         with (
-            System(root / "data", models=models, config=config, environment=environment) as system,
-            sharing_backends(
-                system, models, config, environment, count=max(1, backends)
-            ) as running,
-            bare_server() as (target, pid),
+            System(data, models=models, config=config, environment=environment) as system,
+            sharing_backends(system, models, config, environment, count=max(1, shared)) as running,
         ):
             pipeline = PipelineMeter(system, device, running)
-            if not backends:
+            if not shared:
                 pin([os.getpid()], _GENERATOR_CORE)
-                pin([pid], _GATEWAY_CORE)
                 pipeline.pin()
-            idle = {what: round(rate * 1e3, 2) for what, rate in pipeline.settle().items()}
-            print(f"without work, ms of processor time a second: {idle}", file=sys.stderr)
-            for number in range(rounds + 1):
-                bare = bare_seconds(target, pid)
-                for each in items:
-                    own = list(itertools.islice(texts, count))
-                    sample = pipeline.run(own, items=each, connections=connections_for(each))
-                    samples[each].append(sample)
-                    before, bare = bare, bare_seconds(target, pid)
-                    units[each].append((before + bare) / 2 * 1e6)
-                    print(f"round {number}, {each} items a request: {sample.cost}", file=sys.stderr)
-            pipeline.check_use()
-    # The first round warms up.
-    table = [
-        row(each, samples[each][1:], units[each][1:], backends=max(1, backends)) for each in items
-    ]
-    unit = median(unit for each in items for unit in units[each][1:])
-    show(table, unit, this_machine(), name=" of a GPU" if backends else "")
+            yield pipeline
 
 
 @contextlib.contextmanager
 def sharing_backends(
     system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
 ) -> Iterator[list[RunningBackend]]:
-    """Yield `count` backends of one region: that of `system`, and others beside it.
+    """Yield `count` backends of one region: the backend of `system`, and others beside it.
 
     Gateways spread items over them as over backends that share a GPU.
     """
@@ -327,14 +344,6 @@ def sharing_backends(
         if len(running) > len(backends_of(system)):
             _place(system, config, region, running)
         yield running
-
-
-def backends_of(system: System) -> list[RunningBackend]:
-    """Return the backends that `up` has started."""
-    return [
-        RunningBackend(port=int((each.address or "").rpartition(":")[2]), pid=each.pid)
-        for each in system.processes("backend")
-    ]
 
 
 def _place(system: System, config: Path, region: str, backends: Sequence[RunningBackend]) -> None:
@@ -366,34 +375,15 @@ def settled(windows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
 
 
 def connections_for(items: int) -> int:
-    """Return how many callers ask for so many items each, so that nothing is refused."""
+    """Return the number of callers with requests of `items` items whom a backend never refuses."""
     return max(1, min(_CONNECTIONS, _MOST_ITEMS // items))
 
 
-@contextlib.contextmanager
-def bare_server() -> Iterator[tuple[Target, int]]:
-    """Run uvicorn with an application that does nothing; yield its address and process id."""
-    port = free_port()
-    command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(_ANSWER_BYTES)]
-    child = subprocess.Popen(command, cwd=_ROOT)
-    try:
-        wait_until(
-            lambda: is_answered(f"http://127.0.0.1:{port}/"),
-            within=10,
-            what="the bare server answers",
-        )
-        yield Target(host="127.0.0.1", port=port, path="/"), child.pid
-    finally:
-        child.terminate()
-        child.wait()
-
-
-def bare_seconds(target: Target, pid: int) -> float:
-    """Return what a request takes the bare server at `target`."""
-    bodies = _bodies(sentences(_BARE, seed=4), 1)
-    used = processor_seconds(pid)
-    outcome, _ = _send(target, bodies, _CONNECTIONS)
-    return (processor_seconds(pid) - used) / sum(outcome.statuses.values())
+def bare_seconds(bare: BareServer) -> float:
+    """Return the processor time of a request to the bare server."""
+    used = processor_seconds(bare.pid)
+    outcome, _ = _send(bare.target, _bodies(sentences(_BARE, seed=4), 1), _CONNECTIONS)
+    return (processor_seconds(bare.pid) - used) / sum(outcome.statuses.values())
 
 
 def row(
@@ -416,24 +406,23 @@ def row(
     )
 
 
-def show(table: Sequence[PipelineRow], unit: float, machine: Machine, *, name: str = "") -> None:
+def show(table: Sequence[PipelineRow], unit: float, *, name: str = "") -> None:
     """Print a table as Markdown, and keep it under `loadtests/results`."""
     title = (
         f"Pipeline{name}: misses of a model that takes no time; bare uvicorn takes {unit:.1f} us"
     )
-    print(f"\n## {title}\n\n{machine.headline}\n")
-    print(_HEAD + "|---" * _HEAD.count(" | ") + "|---|")
+    machine = heading(title)
+    lines = []
     for line in table:
-        for what, cost, digits in (
-            ("µs", line.microseconds, 0),
-            ("bare requests", line.units, 2),
-        ):
+        kinds = (("µs", line.microseconds, 0), ("bare requests", line.units, 2))
+        for what, cost, digits in kinds:
             figures = (
                 *(cost.gateway, cost.backend, cost.events, cost.valkeys),
                 *(cost.served, cost.generator, cost.executor),
             )
-            cells = " | ".join(f"{figure:.{digits}f}" for figure in figures)
-            print(f"| {line.items} | {what} | {cells} | {line.items_per_second:,.0f} |")
+            cells = [f"{figure:.{digits}f}" for figure in figures]
+            lines.append((line.items, what, *cells, f"{line.items_per_second:,.0f}"))
+    print_table(_COLUMNS, lines)
     for line in table:
         print(
             f"\n{line.items} items a request, {line.backends} backends: a core answers "
@@ -460,8 +449,7 @@ def _bodies(texts: Sequence[str], items: int) -> list[bytes]:
 
 
 def _send(target: Target, bodies: Sequence[bytes], connections: int) -> tuple[Outcome, float]:
-    """Send every body once; return what came of it, and the processor time of this process."""
+    """Send every body once; return the outcome, and the processor time of this process."""
     used = time.process_time()
-    load = closed_loop(target, iter(bodies), connections=connections, duration=60)
-    outcome = asyncio.run(load)
+    outcome = run_closed(target, iter(bodies), connections=connections, duration=60)
     return outcome, time.process_time() - used

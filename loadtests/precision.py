@@ -1,11 +1,13 @@
 """Measures bf16 beside fp32 through one backend over OpenVINO, and beside ONNX Runtime's fp32."""
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
+import click
 import httpx
 import msgspec
 import numpy as np
@@ -13,21 +15,13 @@ import yaml
 from numpy.typing import NDArray
 
 from backends.model_tools.demo.build import build_demo_models
-from backends.protocol import (
-    CALL_PATH,
-    Call,
-    CallItem,
-    ClassifyParameters,
-    Done,
-    EmbedParameters,
-    FrameReader,
-    ModelInfo,
-    Task,
-)
-from loadtests.backend import RunningBackend, backend, calls, run_closed
+from backends.protocol import CALL_PATH, Done, FrameReader, ModelInfo, Task
+from loadtests.backend import RunningBackend, backend, call, calls, run_closed
 from loadtests.generator import Outcome
-from loadtests.machine import busy_seconds, resident_mib, this_machine
-from loadtests.report import rows, show
+from loadtests.machine import busy_seconds, resident_mib
+from loadtests.options import connections, rounds
+from loadtests.report import print_table, rows, show
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
 _ENCODER, _HEAD = "minilm", "sentiment"
@@ -38,6 +32,10 @@ _SUFFIX = "-bf16"
 _HIDDEN = shutil.ignore_patterns(".*")
 
 
+@click.command()
+@connections
+@click.option("--count", default=2000, help="Sentences of each run.")
+@rounds(5)
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure `count` sentences a run, in turns, and compare the answers; then each way alone.
 
@@ -46,13 +44,21 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
     texts = sentences((count * rounds + 3 * _WARM_UP) * 3 + _COMPARED, seed=12)
     with tempfile.TemporaryDirectory() as folder:
         models = _write_models(Path(folder))
-        with contextlib.ExitStack() as stack:
-            one = stack.enter_context(backend(models, provider="openvino"))
-            other = stack.enter_context(backend(models, provider="cpu"))
+        with backend(models, provider="openvino") as one, backend(models, provider="cpu") as other:
             ways = {_RUNTIME: (other, ""), _EXACT: (one, ""), _ROUNDED: (one, _SUFFIX)}
             asked = iter(texts[_COMPARED:])
-            measured = _in_turns(ways, asked, connections=connections, count=count, rounds=rounds)
-            show(f"bf16 on a CPU: {connections} connections", rows(measured), {}, this_machine())
+            runs = _in_turns(ways, asked, connections=connections, count=count, rounds=rounds)
+            outcomes = {what: [each for each, _ in own] for what, own in runs.items()}
+            show(f"bf16 on a CPU: {connections} connections", rows(outcomes))
+            busy = {what: sum(seconds for _, seconds in own) for what, own in runs.items()}
+            print()
+            print_table(
+                ("what", "ms of processor time a sentence", "of the baseline"),
+                [
+                    (what, f"{1e3 * used / count / rounds:.2f}", f"{used / busy[_RUNTIME]:.2f}")
+                    for what, used in busy.items()
+                ],
+            )
             _compare(ways, texts[:_COMPARED])
         _weigh(models, asked, connections)
 
@@ -64,43 +70,38 @@ def _in_turns(
     connections: int,
     count: int,
     rounds: int,
-) -> dict[str, list[Outcome]]:
-    def run(what: str, asked: int) -> Outcome:
+) -> dict[str, list[tuple[Outcome, float]]]:
+    """Return each run, and the processor time of its backend."""
+
+    def run(what: str, asked: int = count) -> tuple[Outcome, float]:
         running, suffix = ways[what]
-        bodies = calls([next(texts) for _ in range(asked)], running.model(_HEAD + suffix))
-        return run_closed(running, bodies, connections=connections, duration=120)
+        bodies = calls(islice(texts, asked), running.model(_HEAD + suffix))
+        before = busy_seconds(running.pid)
+        outcome = run_closed(running, bodies, connections=connections)
+        return outcome, busy_seconds(running.pid) - before
 
     for what in ways:
         run(what, _WARM_UP)
-    measured: dict[str, list[Outcome]] = {what: [] for what in ways}
-    busy = dict.fromkeys(ways, 0.0)
-    for number in range(rounds):
-        for what in list(ways)[:: -1 if number % 2 else 1]:
-            before = busy_seconds(ways[what][0].pid)
-            measured[what].append(run(what, count))
-            busy[what] += busy_seconds(ways[what][0].pid) - before
-    print("\n| what | ms of processor time a sentence | of the baseline |\n|---|---|---|")
-    for what, seconds in busy.items():
-        share = seconds / busy[_RUNTIME]
-        print(f"| {what} | {1000 * seconds / count / rounds:.2f} | {share:.2f} |")
-    return measured
+    return in_turns({what: partial(run, what) for what in ways}, rounds)
 
 
 def _compare(ways: dict[str, tuple[RunningBackend, str]], texts: Sequence[str]) -> None:
-    """Print how far vectors and labels are from those of ONNX Runtime."""
+    """Print how far vectors and labels differ from the results of ONNX Runtime."""
     vectors, labels = {}, {}
     for what, (running, suffix) in ways.items():
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)
         vectors[what] = np.array([msgspec.json.decode(each)["embedding"] for each in found])
         found = _ask(running, running.model(_HEAD + suffix), Task.CLASSIFY, texts)
         labels[what] = [msgspec.json.decode(each)["labels"][0]["label"] for each in found]
-    print(f"\n| {len(texts)} texts | largest difference | worst cosine | labels that differ |")
-    print("|---|---|---|---|")
+    lines = []
     for what in (_EXACT, _ROUNDED):
         worst = _cosines(vectors[_RUNTIME], vectors[what]).min()
         apart = np.abs(vectors[_RUNTIME] - vectors[what]).max()
         flips = sum(a != b for a, b in zip(labels[_RUNTIME], labels[what], strict=True))
-        print(f"| {what} | {apart:.2g} | {worst:.6f} | {flips} |")
+        lines.append((what, f"{apart:.2g}", f"{worst:.6f}", flips))
+    print()
+    columns = ("largest difference", "worst cosine", "labels that differ")
+    print_table((f"{len(texts)} texts", *columns), lines)
 
 
 def _cosines(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -110,27 +111,15 @@ def _cosines(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np
 
 
 def _ask(running: RunningBackend, info: ModelInfo, task: Task, texts: Sequence[str]) -> list[bytes]:
-    parameters = EmbedParameters() if task is Task.EMBED else ClassifyParameters()
-    call = Call(
-        model=info.name,
-        revision=info.revision,
-        profile=info.profile,
-        task=task,
-        parameters=msgspec.msgpack.encode(parameters),
-        items=[
-            CallItem(body=msgspec.msgpack.encode(text), remaining=60.0, scope="tenant:bench")
-            for text in texts
-        ],
-    )
-    url = f"http://127.0.0.1:{running.port}{CALL_PATH}"
-    content = httpx.post(url, content=msgspec.msgpack.encode(call), timeout=60).content
+    content = call(texts, info, task=task, remaining=60.0)
+    content = httpx.post(f"{running.url}{CALL_PATH}", content=content, timeout=60).content
     done = [frame for frame in FrameReader().feed(content) if isinstance(frame, Done)]
     return [frame.result for frame in sorted(done, key=lambda frame: frame.index)]
 
 
 def _weigh(models: Path, texts: Iterator[str], connections: int) -> None:
     """Print the processor time that a backend with one encoder starts in, and its memory later."""
-    print("\n| what | first start | next start | MiB (PSS) |\n|---|---|---|---|")
+    lines = []
     for what, provider in _PROVIDERS.items():
         suffix = _SUFFIX if what == _ROUNDED else ""
         with tempfile.TemporaryDirectory() as folder:
@@ -140,11 +129,12 @@ def _weigh(models: Path, texts: Iterator[str], connections: int) -> None:
             for _ in range(2):
                 with backend(Path(folder), provider=provider) as running:
                     starts.append(busy_seconds(running.pid))
-                    own = [next(texts) for _ in range(_WARM_UP)]
-                    bodies = calls(own, running.model(_HEAD + suffix))
-                    run_closed(running, bodies, connections=connections, duration=120)
+                    bodies = calls(islice(texts, _WARM_UP), running.model(_HEAD + suffix))
+                    run_closed(running, bodies, connections=connections)
                     memory = resident_mib(running.pid)
-            print(f"| {what} | {starts[0]:.1f} s | {starts[1]:.1f} s | {memory:.0f} |")
+            lines.append((what, *(f"{each:.1f} s" for each in starts), f"{memory:.0f}"))
+    print()
+    print_table(("what", "first start", "next start", "MiB (PSS)"), lines)
 
 
 def _write_models(root: Path) -> Path:

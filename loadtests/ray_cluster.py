@@ -1,4 +1,4 @@
-"""Runs a Ray cluster of several nodes on this machine, of which one can be killed."""
+"""Runs a Ray cluster of several nodes on this machine, and can kill a node."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,32 +13,27 @@ from collections.abc import Iterator, Sequence
 from math import isinf
 from pathlib import Path
 
+import click
 import msgspec
 
-from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
-from gateway.types import Rule
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, add_tenants, one_backend, running_gateway
+from loadtests.limits import BODY, OFFERED, OK, RULE
 from loadtests.open_loop import Answer, open_loop
+from loadtests.report import heading, print_table
 from loadtests.windows import AdmittedRequest, most_over_the_limit
 from testing.stub_process import stub_process
-from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
-"""100 at once, 1,000 a minute."""
 NAMES = ("eu", "us")
 LEASE_ENDS = 2.0
 """Seconds after the end of a region's lease that the others leave its share alone."""
 _ROUNDS = 2.0
-_OFFERED = 3.0
 _PART = 2.0
 """Seconds of load after which is looked whether a lost region's share is used."""
 _CONNECTIONS = 12
-_OK = 200
-_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
-"""The part of what is offered that each region gets, phase by phase."""
+"""The share of all requests that goes to each region, phase by phase."""
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +56,7 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
     took: float
     """Seconds from the loss of a region until the other admitted the whole limit."""
     allowed: float
-    """What `took` may be, known beforehand."""
+    """The largest right value of `took`."""
 
 
 class Regions(msgspec.Struct, frozen=True):
@@ -71,12 +66,18 @@ class Regions(msgspec.Struct, frozen=True):
     keys: Sequence[str]
 
 
+@click.command()
+@click.option("--phase", default=60.0, help="Seconds of each demand.")
+@click.option("--lease", default=30.0, help="Seconds a lost region keeps it.")
+@click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
-    """Run once and print what it showed."""
+    """Check that gateways in two regions keep limits together, also when one is lost."""
     result = run(phase=phase, lease=lease, tenants=tenants)
-    print("\n| demand | admitted | of the limit | in the last third |\n|---|---|---|---|")
-    for one in result.phases:
-        print(f"| {one.name} | {one.admitted} | {one.share:.3f} | {one.settled:.3f} |")
+    heading("Limits of two regions")
+    print_table(
+        ("demand", "admitted", "of the limit", "in the last third"),
+        [(p.name, p.admitted, f"{p.share:.3f}", f"{p.settled:.3f}") for p in result.phases],
+    )
     print(f"\nWorst window over the limit, over both regions: {result.over:+.2f} requests")
     print(f"answers neither 200 nor 429: {result.other}")
     print(f"a lost region's share was used after {result.took:.1f} s, allowed {result.allowed:g} s")
@@ -105,7 +106,7 @@ def run(
     return RegionsResult(
         phases=[_phase(name, admitted, begin, begin + phase) for name, begin in phases],
         over=over,
-        other=sum(one.status not in (_OK, 429) for one in every),
+        other=sum(one.status not in (OK, 429) for one in every),
         took=_whole_after(admitted, killed_at),
         allowed=allowed,
     )
@@ -114,48 +115,34 @@ def run(
 @contextlib.contextmanager
 def regions(*, lease: float, tenants: int, workers: int) -> Iterator[Regions]:
     """Run a gateway in each region over one ledger, until all have their shares."""
+    keys = {f"tenant-{number}": f"sk-regions-tenant-{number:02}" for number in range(tenants)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = f"sqlite:///{folder / 'ledger.db'}"
-        keys = [f"sk-regions-tenant-{number:02}" for number in range(tenants)]
+        add_tenants(url, keys, rules=(RULE,))
         ledger = stack.enter_context(Ledger.create(url))
-        for number, key in enumerate(keys):
-            ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
-            ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(key))
-        gateways = [
-            _region(stack, folder / name, name, url, lease=lease, workers=workers) for name in NAMES
-        ]
+        gateways = []
+        for name in NAMES:
+            stub = stack.enter_context(stub_process(backend_id=name, region=name))
+            limits = {"limits": {"share_lease": lease, "local_share": 0.0}}
+            gateway = running_gateway(
+                folder / name,
+                one_backend(stub.url, backend_id=name, region=name) | limits,
+                keys={},
+                workers=workers,
+                region=name,
+                ledger_url=url,
+                batches=False,
+                shutdown_delay=0.0,
+            )
+            gateways.append(stack.enter_context(gateway))
         even = [round(1 / len(NAMES), 4)] * len(NAMES)
         wait_until(
             lambda: [row.share for row in ledger.shares.shares() if not row.bucket] == even,
             within=30.0,
             what="shares are even",
         )
-        yield Regions(gateways, keys)
-
-
-def _region(
-    stack: contextlib.ExitStack, folder: Path, name: str, ledger: str, *, lease: float, workers: int
-) -> Gateway:
-    stub = stack.enter_context(stub_process(backend_id=name, region=name))
-    cache = stack.enter_context(Valkey())
-    state = stack.enter_context(Valkey("--appendonly", "yes"))
-    document = {
-        "regions": [{"name": name, "pools": [{"backends": [{"id": name, "url": stub.url}]}]}],
-        "limits": {"share_lease": lease, "local_share": 0.0},
-    }
-    gateway = Gateway(
-        folder,
-        document,
-        workers=workers,
-        region=name,
-        cache_url=cache.url,
-        state_url=state.url,
-        ledger_url=ledger,
-        batches=False,
-        shutdown_delay=0.0,
-    )
-    return stack.enter_context(gateway)
+        yield Regions(gateways, list(keys.values()))
 
 
 async def _offer(
@@ -184,7 +171,7 @@ async def _offer(
 
 def _admitted(answers: Sequence[Sequence[Answer]]) -> list[list[AdmittedRequest]]:
     return [
-        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == _OK]
+        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == OK]
         for of_tenant in answers
     ]
 
@@ -197,22 +184,18 @@ async def _phase_of(
     began: float,
     duration: float,
 ) -> None:
-    rate = _OFFERED * RULE.capacity / RULE.window
-    shift = time.perf_counter() - began
+    rate = OFFERED * RULE.capacity / RULE.window
 
     async def send(number: int, gateway: Gateway, ask: float) -> None:
-        sent = await open_loop(
+        answers[number] += await open_loop(
             gateway.target(running.keys[number]),
-            iter(lambda: _BODY, b""),
+            iter(lambda: BODY, b""),
             rate=rate * ask,
             duration=duration,
             seed=number,
             connections=_CONNECTIONS,
+            since=began,
         )
-        answers[number] += [
-            msgspec.structs.replace(one, sent=one.sent + shift, came=one.came + shift)
-            for one in sent
-        ]
 
     async with asyncio.TaskGroup() as group:
         for number in range(len(running.keys)):
@@ -234,7 +217,7 @@ def _phase(
 
 
 def _share(admitted: list[list[AdmittedRequest]], begin: float, end: float) -> float:
-    """Return what was admitted between two times, of what refilled in it."""
+    """Return the requests admitted between two times, relative to the refill in between."""
     count = sum(begin <= one.sent < end for each in admitted for one in each)
     return count / (len(admitted) * (end - begin) * RULE.capacity / RULE.window)
 

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls, run_closed
+from loadtests.demo import demo_models
 from loadtests.machine import pin, this_machine
-from loadtests.open_loop import open_loop
+from loadtests.open_loop import open_loop, outcome
 from loadtests.workload import sentences
 
 _BACKEND, _GENERATOR = 1, 0
@@ -29,11 +29,13 @@ class DeviceTimeSample(msgspec.Struct, frozen=True, kw_only=True):
     used: tuple[float, ...]
 
 
+@click.command()
+@click.option("--phase", default=30.0, help="Seconds before and after the swap.")
+@click.option("--overload", default=1.3, help="Of what is possible.")
+@click.option("--deadline", default=0.5, help="Seconds a caller waits.")
 def measure(*, phase: float, overload: float, deadline: float) -> None:
     """Send ten to one for `phase` seconds, then one to ten; print the device's seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder)
-        build_demo_models(models, print)
+    with demo_models() as models:
         _add_twin(models)
         with backend(models, threads="1") as running:
             pin([running.pid], _BACKEND)
@@ -59,7 +61,7 @@ def measure(*, phase: float, overload: float, deadline: float) -> None:
     before = ratio(samples, start + _FOLLOW / 2, swap)
     after = ratio(samples, swap + _FOLLOW, start + 2 * phase)
     print(f"before the swap {before:.2f} : 1; {_FOLLOW:.0f} s after it 1 : {1 / after:.2f}")
-    print(this_machine())
+    print(this_machine().headline)
 
 
 def mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
@@ -81,6 +83,8 @@ def swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iter
 def ratio(samples: list[DeviceTimeSample], begin: float, end: float) -> float:
     """Return the first encoder's device seconds over the second's, between two times."""
     inside = [sample for sample in samples if begin <= sample.at <= end]
+    if not inside:  # the machine was too busy
+        return float("nan")
     first, second = (
         last - earlier for earlier, last in zip(inside[0].used, inside[-1].used, strict=True)
     )
@@ -97,10 +101,8 @@ async def _sampled(
         samples.append(await asyncio.to_thread(_sample, running))
         await asyncio.wait([load], timeout=0.4)
     answers = await load
-    statuses: dict[int, int] = {}
-    for answer in answers:
-        statuses[answer.status] = statuses.get(answer.status, 0) + 1
-    print(f"{len(answers) / duration:.0f}/s answered or refused: {statuses}")
+    ended = outcome(answers, duration)
+    print(f"{ended.rate:.0f}/s answered or refused: {ended.statuses}")
     return samples
 
 

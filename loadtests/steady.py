@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from loadtests.generator import Target
+from loadtests.generator import Target, percentile
 
 _ROOT = Path(__file__).parents[1]
 _LAST = 2.0
@@ -42,10 +41,7 @@ class SteadyLoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result in seconds. `late` is how long after its time a request left.
-
-    `latencies` are sorted, and counted from when the request was due.
-    """
+    """The result in seconds; `latencies` are sorted, and counted from when a request was due."""
 
     rate: float
     sent: int
@@ -53,25 +49,20 @@ class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
     is_first: bool
     """Whether the generator ran before everything else on its core."""
     latencies: list[float]
-    late: list[float]
     prompt: list[float]
     """Latencies of the requests that left when they were due, to `_PROMPT` seconds."""
 
     def percentile(self, share: float) -> float:
         """Return the latency that `share` of the requests did not exceed."""
-        return _percentile(self.latencies, share)
+        return percentile(self.latencies, share)
 
     def prompt_percentile(self, share: float) -> float:
-        """Return the latency that `share` of those that left in time did not exceed."""
-        return _percentile(self.prompt, share)
-
-    def lateness(self, share: float) -> float:
-        """Return how late `share` of the requests left at most."""
-        return _percentile(self.late, share)
+        """Return the latency that `share` of the prompt requests did not exceed."""
+        return percentile(self.prompt, share)
 
 
 class _Connection:
-    """A connection and what it waits for."""
+    """A connection and the request on it."""
 
     def __init__(self, target: Target) -> None:
         self.socket = socket.create_connection((target.host, target.port))
@@ -101,7 +92,7 @@ class _Connection:
 
 
 def send_steadily(asked: SteadyLoadSpec) -> SteadyLoadResult:
-    """Return what a generator in a process of its own measured."""
+    """Run the load in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "loadtests.steady"],
         input=msgspec.json.encode(asked),
@@ -116,7 +107,7 @@ class _Run:
     """One run: requests leave when they are due if a connection is free, else as soon as one is."""
 
     def __init__(self, asked: SteadyLoadSpec) -> None:
-        self._requests = _requests(asked)
+        self._requests = [asked.target.request(body) for body in asked.bodies]
         self._warm = int(asked.rate * _WARM)
         self._count = self._warm + int(asked.rate * asked.duration)
         self._spacing = 1.0 / asked.rate
@@ -128,9 +119,8 @@ class _Run:
             self._ready.register(file, select.EPOLLIN)
         self._sent = self._answered = 0
         self.latencies: list[float] = []
-        self.late: list[float] = []
         self.prompt: list[float] = []
-        self.refused = 0
+        self.refused = self.counted = 0
 
     @property
     def waiting(self) -> int:
@@ -157,16 +147,15 @@ class _Run:
                 self._receive(self._by_file[file], now)
 
     def _send_due(self, started: float) -> float:
-        """Send what is due, and return the seconds until the next is."""
+        """Send the requests that are due, and return the seconds until the next one."""
         now = time.perf_counter()
         due = started + self._sent * self._spacing
         while due <= now and self._idle and self._sent < self._count:
             connection = self._idle.popleft()
             connection.socket.send(self._requests[self._sent % len(self._requests)])
             connection.due, connection.sent = due, now
-            if self._sent >= self._warm:
-                self.late.append(now - due)
             connection.is_counted = self._sent >= self._warm
+            self.counted += connection.is_counted
             self._sent += 1
             due += self._spacing
             now = time.perf_counter()
@@ -192,22 +181,12 @@ def _measure(asked: SteadyLoadSpec) -> SteadyLoadResult:
     run.run(asked.duration)
     return SteadyLoadResult(
         rate=len(run.latencies) / asked.duration,
-        sent=len(run.late),
+        sent=run.counted,
         failed=run.refused + run.waiting,
         is_first=is_first,
         latencies=sorted(run.latencies),
-        late=sorted(run.late),
         prompt=sorted(run.prompt),
     )
-
-
-def _requests(asked: SteadyLoadSpec) -> list[bytes]:
-    target = asked.target
-    lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
-    lines.append("content-type: application/json")
-    lines += [f"{name}: {value}" for name, value in target.headers]
-    head = "\r\n".join(lines).encode()
-    return [b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(b), b) for b in asked.bodies]
 
 
 def _go_first(core: int) -> bool:
@@ -217,10 +196,6 @@ def _go_first(core: int) -> bool:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         return True
     return False
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 _PROTECTED = 0.8
 """Of the main part, as in Caffeine."""
 _SAMPLE = 10
-"""Counts are halved after so many requests for each place."""
+"""Counts are halved after this many requests for each place."""
 
 
 def lru_ratio(stream: Sequence[int], places: int) -> float:

@@ -52,7 +52,7 @@ def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float
 LARGEST_LEASE = 0.02
 """The part of a limit that a worker may have leased, or be ahead by while Redis is late."""
 SLOWEST_CALL = 0.2
-"""Seconds that a call of a healthy Redis takes at most: so many callers may wait for the next."""
+"""The longest call of a healthy Redis in seconds; callers of that time may wait for the next."""
 
 
 def failover_bound(

@@ -1,4 +1,4 @@
-"""Generates seeded distinct sentences with lengths like those of film reviews."""
+"""Generates seeded distinct sentences as long as the sentences of film reviews."""
 
 import random
 from collections.abc import Iterator

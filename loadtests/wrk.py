@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import msgspec
 
 from loadtests.generator import Target
@@ -55,6 +56,12 @@ class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
 def is_installed() -> bool:
     """Tell whether this machine has wrk."""
     return shutil.which("wrk") is not None
+
+
+def require() -> None:
+    """End the command with a message where wrk is missing."""
+    if not is_installed():
+        raise click.ClickException("`wrk` is needed; `make install-system` installs it")
 
 
 def send(

@@ -21,7 +21,7 @@ _FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     *("--window-size=1400,1000", "--remote-debugging-port=0"),
 )
-# Every text of a page, that of shadow trees included; `innerHTML` has no shadow trees.
+# Every text of a page, shadow trees included; `innerHTML` has no shadow trees.
 _TEXT = """(expected => {
   const skipped = ['STYLE', 'SCRIPT'];
   const textOf = node => node.nodeType === Node.TEXT_NODE ? node.data
@@ -43,7 +43,7 @@ _BOX = """(selector => {
 
 
 class Page:
-    """One page. `requested` and `complaints` are what it asked for and what the browser refused."""
+    """One page: `requested` has the URLs of its requests, `complaints` the browser's errors."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -61,7 +61,7 @@ class Page:
         await self._loaded()
 
     async def follow(self, expression: str) -> None:
-        """Evaluate what leads to another page, and return when that is loaded."""
+        """Evaluate an expression that opens another page, and return when the page is loaded."""
         self._is_loaded = False
         await self.evaluate(expression)
         await self._loaded()
@@ -80,7 +80,7 @@ class Page:
         return answer["result"].get("value")
 
     async def screenshot(self) -> bytes:
-        """Return a picture of what is seen, as PNG."""
+        """Return a picture of the visible part, as PNG."""
         answer = await self._call("Page.captureScreenshot", format="png")
         return base64.b64decode(answer["data"])
 

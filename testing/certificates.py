@@ -23,7 +23,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(self.ca)
 
     def issue(self, name: str, *hosts: str, expired: bool = False) -> Path:
-        """Write a certificate for `hosts` with its key to one file, in place of what was there."""
+        """Write a certificate for `hosts` with its key to one file, and replace a former one."""
         until = LONG_AGO + dt.timedelta(days=1) if expired else None
         start = LONG_AGO if expired else None
         leaf = self._authority.issue_cert(*hosts, not_before=start, not_after=until)

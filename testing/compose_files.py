@@ -13,7 +13,7 @@ _REPLACED: Final = ("command", "entrypoint", "test")
 
 
 class _Override(list[Any]):
-    """A list tagged `!override`, which replaces that of the files before."""
+    """A list tagged `!override`, which replaces the list of former files."""
 
 
 class _Loader(yaml.SafeLoader):

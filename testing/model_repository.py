@@ -74,7 +74,9 @@ def toy_graph() -> bytes:
     return content
 
 
-def write_head(root: Path, name: str, labels: list[str], **changes: Any) -> Path:
+def write_head(
+    root: Path, name: str, labels: list[str], *, dimensions: int = DIMENSIONS, **changes: Any
+) -> Path:
     """Write a head with seeded weights."""
     manifest = {
         "kind": "head",
@@ -86,7 +88,7 @@ def write_head(root: Path, name: str, labels: list[str], **changes: Any) -> Path
     }
     folder = write_model(root, name, manifest | changes)
     random = np.random.default_rng(len(labels))
-    weights = random.standard_normal((DIMENSIONS, len(labels))).astype(np.float16)
+    weights = random.standard_normal((dimensions, len(labels))).astype(np.float16)
     np.savez(folder / "head.npz", w0=weights, b0=np.zeros(len(labels), dtype=np.float16))
     return folder
 

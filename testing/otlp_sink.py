@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class HttpSink(ThreadingHTTPServer):
-    """Serves OTLP over HTTP as a collector does; `status` is what it answers with."""
+    """Serves OTLP over HTTP as a collector does; `status` is the status of its answers."""
 
     def __init__(self, status: int = 200) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -42,7 +42,7 @@ class HttpSink(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        """Keep what is sent."""
+        """Keep the spans or metrics of a request."""
         sink = self.server
         assert isinstance(sink, HttpSink)
         body = self.rfile.read(int(self.headers["content-length"]))

@@ -1,4 +1,4 @@
-"""Runs a real PostgreSQL server on a Unix socket in a folder of its own."""
+"""Runs real PostgreSQL servers, each in a folder of its own."""
 
 import itertools
 import os
@@ -7,16 +7,15 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-import sqlalchemy
-from sqlalchemy import exc
+import psycopg
 
 from testing.waiting import wait_until
 
+USER = "tests"
 _DEBIAN = Path("/usr/lib/postgresql")
-_OWNER = "nobody"
+_OWNER = "nobody" if os.geteuid() == 0 else None
 """Who runs it where the tests run as root, whom PostgreSQL refuses."""
 
 
@@ -28,67 +27,137 @@ def programs() -> Path | None:
     return max(_DEBIAN.glob("*/bin"), default=None)
 
 
-class PostgreSQL:
-    """A server; each `database()` is new and empty. What it wrote is deleted at the exit."""
+def new_directory() -> Path:
+    """Return a folder for servers, which whoever runs them may enter."""
+    # Not pytest's folder: the path of a Unix socket has at most 107 characters.
+    directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
+    directory.chmod(0o755)
+    return directory
 
-    def __init__(self, folder: Path) -> None:
+
+class PostgreSQLNode:
+    """A server on a Unix socket, and on `port` of the address `listens` if there is one.
+
+    All its processes can be killed, stopped and continued.
+    """
+
+    def __init__(self, folder: Path, directory: Path, *, port: int, listens: str = "") -> None:
+        self.port = port
+        self.directory = directory
+        self._listens = listens
         self._programs = folder
-        # Not pytest's folder: the path of a Unix socket has at most 107 characters.
-        self._directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
-        self._owner = _OWNER if os.geteuid() == 0 else None
+        self._data = directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
-        self._numbers = itertools.count()
-        self._url = f"postgresql+psycopg://tests@/postgres?host={self._directory}"
+        directory.mkdir()
+        if _OWNER is not None:
+            shutil.chown(directory, _OWNER)
 
-    def __enter__(self) -> Self:
-        if self._owner is not None:
-            shutil.chown(self._directory, self._owner)
-        subprocess.run(
-            [
-                *(self._programs / "initdb", "--pgdata", self._directory / "data"),
-                *("--username", "tests", "--auth", "trust", "--no-sync"),
-                *("--locale", "C", "--encoding", "UTF8"),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=self._directory,
-            user=self._owner,
-        )
-        with (self._directory / "log").open("wb") as log:
+    def initialize(self) -> None:
+        """Make an empty database."""
+        options = ("--username", USER, "--auth", "trust", "--no-sync")
+        self.call("initdb", "--pgdata", self._data, *options, "--locale=C", "--encoding=UTF8")
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(self._programs / "postgres", "-D", self._directory / "data"),
-                    *("-k", self._directory, "-c", "listen_addresses="),
-                    *("-c", "fsync=off", "-c", "max_connections=50"),
+                    *(self._programs / "postgres", "-D", self._data, "-p", str(self.port)),
+                    *("-k", self.directory, "-c", f"listen_addresses={self._listens}"),
+                    *("-c", "fsync=off", "-c", "max_connections=200", "-c", "wal_level=replica"),
                 ],
                 stdout=log,
                 stderr=log,
-                cwd=self._directory,
-                user=self._owner,
+                cwd=self.directory,
+                user=_OWNER,
             )
-        wait_until(self._answers, within=60, what="PostgreSQL answers")
+        wait_until(self._answers, what="PostgreSQL answers")
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Stop it as an administrator does: connections end, a standby has all that was written."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End all its processes as a crash would, whether they are stopped or not."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+        self._process = None
+
+    def end(self) -> None:
+        """Kill it if it runs."""
+        if self._process is not None:
+            self.kill()
+
+    def pause(self) -> None:
+        """Stop its processes: connections are accepted by the kernel, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let stopped processes go on."""
+        self._signal(signal.SIGCONT)
+
+    def ask(self, statement: str) -> str:
+        """Return the first value of the answer as text."""
+        place = f"host={self.directory} port={self.port} user={USER} dbname=postgres"
+        with psycopg.connect(place, autocommit=True, connect_timeout=5) as connection:
+            cursor = connection.execute(statement.encode())
+            row = cursor.fetchone() if cursor.description else None
+            return str(row[0]) if row else ""
+
+    def call(self, program: str, *arguments: str | Path) -> None:
+        """Run a program of PostgreSQL as the owner of the server."""
+        command = [self._programs / program, *arguments]
+        subprocess.run(command, check=True, capture_output=True, cwd=self.directory, user=_OWNER)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal its process and its children, each of which is in a session of its own."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        for each in (pid, *map(int, children.split())):
+            os.kill(each, number)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "log").read_text()
+        try:
+            self.ask("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+class PostgreSQL:
+    """A server on a socket alone; each `database()` is new and empty, and deleted at the exit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._directory = new_directory()
+        self._node = PostgreSQLNode(folder, self._directory / "server", port=5432)
+        self._numbers = itertools.count()
+        self._url = f"postgresql+psycopg://{USER}@/postgres?host={self._node.directory}"
+
+    def __enter__(self) -> Self:
+        self._node.initialize()
+        self._node.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)  # at once, whoever is connected
-            self._process.wait()
+    def __exit__(self, *_: object) -> None:
+        self._node.stop(signal.SIGQUIT)  # at once, whoever is connected
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
         """Return the URL of an empty database: a schema of its own."""
         name = f"test_{next(self._numbers)}"
-        self._run(f"CREATE SCHEMA {name}")
+        self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
 
     def ascii_database(self) -> str:
         """Return the URL of an empty database that does not keep text as text."""
-        self._run(
+        self._node.ask(
             "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
             " TEMPLATE template0"
         )
@@ -96,21 +165,4 @@ class PostgreSQL:
 
     def socket(self) -> str:
         """Return the path of its Unix socket."""
-        return str(self._directory / ".s.PGSQL.5432")
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._directory / "log").read_text()
-        try:
-            self._run("SELECT 1")
-        except exc.OperationalError:
-            return False
-        return True
-
-    def _run(self, statement: str) -> None:
-        engine = sqlalchemy.create_engine(self._url, isolation_level="AUTOCOMMIT")
-        try:
-            with engine.connect() as connection:
-                connection.exec_driver_sql(statement)
-        finally:
-            engine.dispose()
+        return str(self._node.directory / ".s.PGSQL.5432")

@@ -1,5 +1,6 @@
 """Records the processor time of a process and of all that it has started, while they run."""
 
+import contextlib
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTimes:
-    """Sums the processor time of `pid` and its descendants, but those `without`, since its start.
+    """Sums the processor time of `pid` and its descendants, but `without`, since its start.
 
     Processes that end count until they were last seen, half a second before.
     """
@@ -51,7 +52,7 @@ class ProcessTimes:
             self.sample()
 
     def sample(self) -> None:
-        """Note what has been spent until now."""
+        """Note the processor time until now."""
         self._samples.append((time.time(), self._total() - self._before))
 
     def _total(self) -> float:
@@ -61,22 +62,11 @@ class ProcessTimes:
 
 def descendants(pid: int) -> dict[int, float]:
     """Return the processor seconds of a process and of each that it has started."""
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for path in Path("/proc").iterdir():
-        if not path.name.isdecimal():
-            continue
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        number = int(path.name)
-        parents[number] = int(fields[1])
-        seconds[number] = (int(fields[11]) + int(fields[12])) / _TICKS
-    found = {pid}
-    grown = True
-    while grown:
-        new = {child for child, parent in parents.items() if parent in found} - found
-        found |= new
-        grown = bool(new)
-    return {number: seconds[number] for number in found if number in seconds}
+    found: dict[int, float] = {}
+    with contextlib.suppress(OSError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                found |= descendants(int(child))
+    return found

@@ -1,4 +1,4 @@
-"""Runs a Prometheus that scrapes what a run started, and asks it."""
+"""Runs a Prometheus that scrapes a running system, and queries it."""
 
 import subprocess
 import tempfile
@@ -95,7 +95,7 @@ def running_prometheus(
 
 
 def scrapes_of(system: System) -> list[Mapping[str, Any]]:
-    """Return what to scrape of a system, with the names of jobs in deploy/prometheus.yaml."""
+    """Return the `scrape_configs` for a system, with the jobs of deploy/prometheus.yaml."""
     backends = [str(each.address).removeprefix("http://") for each in system.processes("backend")]
     gateway = f"127.0.0.1:{system.admin_port}"
     return [

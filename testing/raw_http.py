@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -36,12 +35,7 @@ class Connection:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.reset()
 
     def close_half(self) -> None:
@@ -49,7 +43,7 @@ class Connection:
         self._writer.write_eof()
 
     async def send_while_read(self, part: bytes, times: int) -> bool:
-        """Send the part so many times; tell whether the worker let all of it pass."""
+        """Send the part `times` times; tell whether the worker read all of it."""
         with contextlib.suppress(ConnectionError):
             for _ in range(times):
                 if self._reader.at_eof():
@@ -64,7 +58,7 @@ class Connection:
         self._writer.transport.abort()
 
     async def send(self, *parts: bytes) -> None:
-        """Send the parts, each of which the worker may read before the next is there."""
+        """Send the parts one by one: the worker may read each before the next one comes."""
         for part in parts:
             self._writer.write(part)
             await self._writer.drain()

@@ -12,11 +12,11 @@ from testing.waiting import wait_until
 
 FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")
-"""Those that open the cache's breaker: a full Redis refuses writes and answers reads."""
+"""Faults that open the cache's breaker: a full Redis refuses writes and answers reads."""
 STATE_FAULTS = tuple(fault for fault in FAULTS if fault != "failing over")
 """Faults of a state Redis that is one server. The load test of Sentinels covers failover."""
 STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 ms")
-"""Those that open the limiter's breaker: what a late Redis says is the limit."""
+"""Faults that open the limiter's breaker: the answer of a late Redis still counts."""
 
 
 class FaultyRedis(msgspec.Struct, frozen=True):

@@ -14,7 +14,6 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -147,7 +146,7 @@ def answer_after(service_time: float) -> Behaviour:
 
 
 def cut_after(answers: int) -> Behaviour:
-    """Answer so many items, then reset the connection."""
+    """Answer `answers` items, then reset the connection."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         if answers:
@@ -259,12 +258,7 @@ class StubBackend:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -340,7 +334,7 @@ class StubBackend:
             await reply.whole(404, b"")
 
     def state(self) -> ServingState:
-        """Return what it says of itself."""
+        """Return its serving state."""
         return ServingState(
             backend_id=self.backend_id,
             region=self.region,

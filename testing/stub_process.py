@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import importlib
 import ssl
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from testing.stub_backend import StubBackend, answer, answer_after
+from testing.stub_backend import StubBackend, answer_after
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -34,10 +35,14 @@ def stub_process(
     service_time: float = 0.0,
     port: int = 0,
     certificate: Path | None = None,
+    module: str = "testing.stub_backend",
 ) -> Iterator[StubProcess]:
-    """Run a stub backend in a process that ends with the context; over TLS with a certificate."""
+    """Run a stub backend in a process that ends with the context; over TLS with a certificate.
+
+    It answers by `answer` of a module, for its `models()` if there are any.
+    """
     command = [sys.executable, "-m", "testing.stub_process", backend_id, region]
-    command += [f"--service-time={service_time}", f"--port={port}"]
+    command += [f"--service-time={service_time}", f"--port={port}", f"--module={module}"]
     command += [f"--certificate={certificate}"] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
@@ -54,15 +59,18 @@ async def _main() -> None:
     parser.add_argument("--service-time", type=float, default=0.0)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--module")
     options = parser.parse_args()
     context: ssl.SSLContext | None = None
     if options.certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(options.certificate)
+    module = importlib.import_module(options.module)
     stub = StubBackend(
         backend_id=options.backend_id,
         region=options.region,
-        behaviour=answer_after(options.service_time) if options.service_time else answer,
+        models=module.models() if hasattr(module, "models") else None,
+        behaviour=answer_after(options.service_time) if options.service_time else module.answer,
         port=options.port,
         tls=context,
     )

@@ -20,7 +20,7 @@ from testing.waiting import wait_until
 DEMO_KEY = "sk-test-demo-key-0123456789"
 ADMIN_KEY = "admin-test-key-0123456789"
 TWO_REGIONS = ("--regions", "eu,us")
-"""Arguments for a system whose work fails over from one backend to another."""
+"""Arguments for a system with a backend in each of two regions."""
 _ROOT = Path(__file__).parents[1]
 
 
@@ -115,11 +115,11 @@ class System:
         return self._running().pid
 
     def output(self) -> str:
-        """Return what it printed."""
+        """Return its output."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self, role: str | None = None) -> list[Process]:
-        """Return its processes, all or those of `role`."""
+        """Return its processes, all or with `role`."""
         text = (self.data_dir / "processes.json").read_bytes()
         found = msgspec.json.decode(text, type=list[Process])
         return [process for process in found if role in (None, process.role)]
@@ -138,7 +138,7 @@ class System:
     def is_backend_ready(self, region: str) -> bool:
         """Return whether the backends of `region` themselves say that they are ready.
 
-        Gateways may still show what a killed one said at its last probe.
+        Gateways may still show the last probe of a killed backend.
         """
         return all(
             is_answered(f"{process.address}/health/ready", timeout=1)

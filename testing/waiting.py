@@ -21,7 +21,7 @@ def wait_until(
     what: str = "",
     every: float = _INTERVAL,
 ) -> None:
-    """Return once `holds()`, asked `every` so many seconds or less often.
+    """Return once `holds()`, which is asked every `every` seconds or less often.
 
     Fails after `within` seconds.
     """
@@ -42,7 +42,7 @@ async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: 
 async def eventually(
     holds: Callable[[], Awaitable[bool]], *, within: float = WAIT_LIMIT, every: float = _INTERVAL
 ) -> None:
-    """Return once `await holds()`: it may ask others, `every` so many seconds or less often."""
+    """Return once `await holds()`: it is asked every `every` seconds or less often."""
     began = time.monotonic()
     while not await holds():
         pause = _pause(began, within, every, holds)

@@ -44,7 +44,7 @@ compile backend-gpu pyproject.toml requirements/build.in \
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/backend-gpu.txt >>"$pins"
 compile demo-gpu pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra zstd --extra grpc --extra backend-gpu --constraint "$pins" "$@"
-# The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
+# The peers of `make bench NAME=peers` and `make bench NAME=latency`: exact packages for this one platform, and apart from all of ours.
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
@@ -56,7 +56,7 @@ for peer in litserve bentoml triton litellm infinity bettertransformer; do
         echo "left as it is: loadtests/peers/$peer/requirements.txt" >&2
 done
 
-# The clients of `make check-clients`, for every platform and apart from all of ours.
+# The clients of `make check NAME=clients`, for every platform and apart from all of ours.
 for client in tests/clients/*/requirements.in; do
     echo "compiling ${client%.in}.txt"
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the programs that tests marked `system` and `make bench-hit` use and no wheel carries.
+# Installs the programs that tests marked `system` and `make bench NAME=hit` use and no wheel carries.
 set -euo pipefail
 
 # program:package

@@ -1,37 +1,28 @@
-"""Runs the fuzzer of products and outputs: `python -m loadtests fuzz-amplification`."""
-
-import random
-import sys
-import tempfile
-from pathlib import Path
+"""Sends requests as large as is allowed, and measures what other callers notice."""
 
 import click
 
 from loadtests.fuzz_amplification.judging import Observed, findings, p99
 from loadtests.fuzz_amplification.run import fuzz
+from loadtests.fuzzing import end_with, print_answers, seeded_run
+from loadtests.options import seed
 
 
 @click.command("fuzz-amplification")
-@click.option("--requests", default=100_000, show_default=True)
+@click.option("--requests", default=100_000)
 @click.option("--first", default=0, help="The number of the first request: go on with a run.")
-@click.option("--seed", type=int, help="Do a run again; by default another each time.")
+@seed
 def fuzz_amplification_command(*, requests: int, first: int, seed: int | None) -> None:
     """Send requests as large as is allowed; report held event loops and exceeded bounds."""
-    chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
-    click.echo(f"seed {chosen}")
-    with tempfile.TemporaryDirectory() as folder:
-        numbers = range(first, first + requests)
-        observed = fuzz(Path(folder), seed=chosen, numbers=numbers)
+    with seeded_run(seed) as (folder, chosen):
+        observed = fuzz(folder, seed=chosen, numbers=range(first, first + requests))
     show(observed)
-    if found := list(findings(observed)):
-        sys.exit("\n".join(found))
+    end_with(findings(observed))
 
 
 def show(observed: Observed) -> None:
-    """Print what was seen."""
-    print("| kind | status | answers |\n|---|---|---|")
-    for (kind, status), count in sorted(observed.statuses.items()):
-        print(f"| {kind} | {status} | {count} |")
+    """Print the result of a run."""
+    print_answers(observed.statuses)
     expansion, of_expansion = observed.largest_expansion
     answer, of_answer = observed.largest_answer
     print(f"\nlargest expansion: {expansion:,} bytes of answer a byte of request ({of_expansion})")

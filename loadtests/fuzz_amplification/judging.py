@@ -1,4 +1,4 @@
-"""Judges a run: what held up others, what grew beyond its bound, and what failed."""
+"""Judges a run: held event loops, slow hits of others, exceeded bounds, failures."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _FAULTS = (0, 500, 502)
 
 
 class Observed(msgspec.Struct, kw_only=True):
-    """What was seen of a run; times in seconds, sizes in bytes."""
+    """The result of a run; times in seconds, sizes in bytes."""
 
     statuses: dict[tuple[str, int], int] = {}
     """Answers by kind of request and status; 0: the connection ended."""
@@ -51,7 +51,7 @@ class Observed(msgspec.Struct, kw_only=True):
 
 
 def findings(observed: Observed) -> Iterator[str]:
-    """Yield what is wrong with a run."""
+    """Yield the faults of a run."""
     if observed.late_timers:
         yield (
             f"{observed.late_timers} times an event loop was held for more than"

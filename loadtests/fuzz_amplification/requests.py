@@ -25,11 +25,11 @@ _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
 _LARGE_SHARE = 0.1
-"""How often a size is any of those listed, and not of their smaller half: a run sends many."""
+"""The share of sizes that come from all sizes listed; the others come from the smaller half."""
 
 
 class AmplifiedRequest(NamedTuple):
-    """A request: what it is called, its path and body; `tensors` asks the same over gRPC."""
+    """A kind of request with path and body; `tensors` is the same request for gRPC."""
 
     kind: str
     path: str
@@ -45,7 +45,7 @@ def amplified(seed: int, number: int) -> AmplifiedRequest:
 
 
 def lines(seed: int, numbers: Iterator[int], count: int) -> bytes:
-    """Return a file of a batch with so many native requests, each of at most 200 kB."""
+    """Return a batch file with `count` native requests, each of at most 200 kB."""
     found: list[bytes] = []
     for number in numbers:
         asked = amplified(seed, number)
@@ -63,7 +63,7 @@ def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
 
 
 def _texts(chance: random.Random, number: int) -> list[str]:
-    """Return texts of which no two are equal, of at most 7.5 MB in all."""
+    """Return distinct texts of at most 7.5 MB together."""
     count, length = _choice(chance, _COUNTS), _choice(chance, _LENGTHS)
     length = min(length, _LARGEST // count)
     piece = chance.choice(_PIECES)

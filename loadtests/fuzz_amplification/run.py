@@ -5,7 +5,6 @@ import http.client
 import multiprocessing
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -13,18 +12,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any  # Any: JSON
 
-import httpx
-
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.fuzz_amplification.judging import Observed, late_timers
 from loadtests.fuzz_amplification.sending import Target, leave_the_session, send_all
-from loadtests.soak.sampling import sample
+from loadtests.fuzzing import MemoryWatch
 from testing.ports import free_port
-from testing.system import ADMIN_KEY, System
+from testing.system import System
 
 _SENDERS = 2
 _PIECE = 500
-"""Requests after whose answers a run says how far it is."""
+"""A run prints its progress after each piece of this many requests."""
 _PATIENCE = 120.0
 _BETWEEN_HITS = 0.02
 _CALM = 5.0
@@ -34,7 +31,7 @@ _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 
 
 def fuzz(folder: Path, *, seed: int, numbers: range) -> Observed:
-    """Return what was seen of a run of the requests of these numbers."""
+    """Send the requests with these numbers, and return the result."""
     models = folder / "models"
     build_demo_models(models, print)
     grpc_port = free_port()
@@ -53,30 +50,26 @@ class _Run:
         self._seed = seed
         self._keys = [_new_key(system, tenant) for tenant in ("amplifier", "bystander")]
         self._observed = Observed(bounds={name: _BOUNDS[role] for name, role, _ in self._watched()})
-        self._is_over = threading.Event()
 
     def run(self, numbers: range) -> Observed:
-        """Return what was seen."""
+        """Send the requests with these numbers, and return the result."""
         before, pids = self._metrics(), {name: pid for name, _, pid in self._watched()}
-        watching = threading.Thread(target=self._watch, args=(pids,))
-        watching.start()
-        with _hits(self._system.port, self._keys[1]) as self._observed.calm_hits:
-            self._is_over.wait(_CALM)
-        calm, before = before, self._metrics()
-        self._observed.calm_late_timers = late_timers(calm, before)
-        with _hits(self._system.port, self._keys[1]) as hits:
-            self._send(numbers)
-        self._observed.hits = hits
-        self._is_over.set()
-        watching.join()
+        with MemoryWatch(pids) as watch:
+            with _hits(self._system.port, self._keys[1]) as self._observed.calm_hits:
+                time.sleep(_CALM)
+            calm, before = before, self._metrics()
+            with _hits(self._system.port, self._keys[1]) as self._observed.hits:
+                self._send(numbers)
         now = {name: pid for name, _, pid in self._watched()}
+        self._observed.memory = watch.most
         self._observed.replaced = [name for name, pid in pids.items() if now.get(name) != pid]
+        self._observed.calm_late_timers = late_timers(calm, before)
         self._observed.late_timers = late_timers(before, self._metrics())
         return self._observed
 
     def _send(self, numbers: range) -> None:
         system = self._system
-        target = Target(system.url, system.port, system.grpc_address, self._keys[0])
+        target = Target(system.url, system.grpc_address, self._keys[0])
         spawning = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(_SENDERS, spawning, leave_the_session) as pool:
             starts = range(numbers.start, numbers.stop, _PIECE)
@@ -91,16 +84,9 @@ class _Run:
             if process.role in _BOUNDS:
                 yield f"{process.role} {process.index}", process.role, process.pid
 
-    def _watch(self, pids: dict[str, int]) -> None:
-        while not self._is_over.wait(0.25):
-            for name, pid in pids.items():
-                if (taken := sample(pid, 0.0)) is not None:
-                    most = self._observed.memory.get(name, 0)
-                    self._observed.memory[name] = max(most, taken.memory)
-
     def _metrics(self) -> str:
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        return httpx.get(f"{self._system.admin_url}/metrics", headers=headers, timeout=60).text
+        with self._system.admin() as admin:
+            return admin.get("/metrics").text
 
 
 def _new_key(system: System, tenant: str) -> str:

@@ -1,6 +1,6 @@
 """Sends the requests of one customer, in processes that give way to the system."""
 
-import http.client
+import contextlib
 import io
 import os
 import time
@@ -15,18 +15,20 @@ import httpx
 from gateway.supervisor.priority import give_way
 from loadtests.fuzz_amplification.judging import Observed
 from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
+from loadtests.fuzz_dialects.routes import Asked, DialectRoute
 from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
+from testing.loopback import no_authorities
 
 _PATIENCE = 120.0
-_ALLOWED = b"4"
-"""Seconds that a request may take: what a backend cannot do in time is refused."""
+_ALLOWED = 4.0
+"""Seconds that a request may take; a backend refuses items that it cannot finish in time."""
 _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
 _MOST_DISCARDED = 64 * 1024 * 1024
-"""The gateway ends a connection whose body is this much longer than what it reads."""
+"""The gateway reads this much of a body that is too long, and then ends the connection."""
 _CALL_SHARE = 4
-"""Of so many requests of tensors one is sent over gRPC."""
+"""One of this many requests of tensors goes over gRPC."""
 _AT_ONCE = 4
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 
@@ -35,7 +37,6 @@ class Target(NamedTuple):
     """Where one customer sends requests."""
 
     url: str
-    port: int
     grpc_address: str
     key: str
 
@@ -67,73 +68,71 @@ class _Sender:
         self._batches: list[str] = []
 
     def send(self, numbers: range) -> Observed:
-        """Send what has these numbers, then read the answers of batches; return all."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._target.port, timeout=_PATIENCE)
-        with grpc.insecure_channel(self._target.grpc_address) as channel:
+        """Send the requests with these numbers, read the results of batches, and return all."""
+        headers = {"authorization": f"Bearer {self._target.key}", "accept-encoding": "identity"}
+        with (
+            httpx.Client(
+                base_url=self._target.url,
+                headers=headers,
+                verify=no_authorities(),
+                timeout=_PATIENCE,
+            ) as client,
+            grpc.insecure_channel(self._target.grpc_address) as channel,
+        ):
             for number in numbers:
                 asked = amplified(self._seed, number)
                 if number % _REQUESTS_A_BATCH == _REQUESTS_A_BATCH // 2:
-                    self._send_batch(number)
+                    self._send_batch(client, number)
                 elif asked.tensors is not None and number % _CALL_SHARE == 0:
-                    self._call(channel, asked)
+                    self._call(channel, asked, *asked.tensors)
                 else:
-                    self._ask(connection, asked)
-        connection.close()
-        self._read_batches()
+                    self._ask(client, asked)
+            self._read_batches(client)
         return self._observed
 
-    def _ask(self, connection: http.client.HTTPConnection, asked: AmplifiedRequest) -> None:
-        headers = {
-            "authorization": f"Bearer {self._target.key}",
-            "content-type": "application/json",
-            "x-request-timeout": _ALLOWED.decode(),
-        }
+    def _ask(self, client: httpx.Client, asked: AmplifiedRequest) -> None:
+        headers = {"content-type": "application/json", "x-request-timeout": f"{_ALLOWED:g}"}
         status, received = 0 if len(asked.body) <= _MOST_DISCARDED else _REFUSED, 0
-        try:
-            connection.request("POST", asked.path, asked.body, headers)
-            answer = connection.getresponse()
-            status, received = answer.status, len(answer.read())
-        except (OSError, http.client.HTTPException):
-            connection.close()
+        with contextlib.suppress(httpx.TransportError):
+            answer = client.post(asked.path, content=asked.body, headers=headers)
+            status, received = answer.status_code, len(answer.content)
         self._add(asked.kind, status, len(asked.body), received)
 
-    def _call(self, channel: grpc.Channel, asked: AmplifiedRequest) -> None:
-        if asked.tensors is None:
-            return
-        message = tensor_message(*asked.tensors, "a").SerializeToString()
-        ask = channel.unary_unary(METHOD)
+    def _call(
+        self, channel: grpc.Channel, asked: AmplifiedRequest, route: DialectRoute, what: Asked
+    ) -> None:
+        message = tensor_message(route, what, "a").SerializeToString()
         metadata = (("authorization", f"Bearer {self._target.key}"),)
         status, received = 200, 0
         try:
-            received = len(ask(message, metadata=metadata, timeout=float(_ALLOWED)))
+            ask = channel.unary_unary(METHOD)
+            received = len(ask(message, metadata=metadata, timeout=_ALLOWED))
         except grpc.RpcError as error:
             status = 500 if error.code() is grpc.StatusCode.INTERNAL else 503
         self._add(f"{asked.kind} over gRPC", status, len(message), received)
 
-    def _send_batch(self, number: int) -> None:
+    def _send_batch(self, client: httpx.Client, number: int) -> None:
         content = lines(self._seed, count(number), _LINES)
-        with self._client() as client:
-            files = {"file": ("lines.jsonl", io.BytesIO(content))}
-            sent = client.post("/v1/files", data={"purpose": "batch"}, files=files)
-            body = {
-                "input_file_id": sent.json().get("id", ""),
-                "endpoint": "/v1/embed",
-                "completion_window": "24h",
-            }
-            made = client.post("/v1/batches", json=body)
+        files = {"file": ("lines.jsonl", io.BytesIO(content))}
+        sent = client.post("/v1/files", data={"purpose": "batch"}, files=files)
+        body = {
+            "input_file_id": sent.json().get("id", ""),
+            "endpoint": "/v1/embed",
+            "completion_window": "24h",
+        }
+        made = client.post("/v1/batches", json=body)
         if made.is_success:
             self._batches.append(made.json()["id"])
         self._add("a batch", made.status_code, len(content), len(made.content))
 
-    def _read_batches(self) -> None:
+    def _read_batches(self, client: httpx.Client) -> None:
         """Wait for every batch, and count the file of its answers."""
         ends_at = time.monotonic() + _PATIENCE
-        with self._client() as client:
-            for batch in self._batches:
-                for output in self._outputs(client, batch, ends_at):
-                    answer = client.get(f"/v1/files/{output}/content")
-                    kind = "a batch's answers"
-                    self._add(kind, answer.status_code, 200_000 * _LINES, len(answer.content))
+        for batch in self._batches:
+            for output in self._outputs(client, batch, ends_at):
+                answer = client.get(f"/v1/files/{output}/content")
+                kind = "a batch's answers"
+                self._add(kind, answer.status_code, 200_000 * _LINES, len(answer.content))
 
     def _outputs(self, client: httpx.Client, batch: str, ends_at: float) -> Iterator[str]:
         while time.monotonic() < ends_at:
@@ -142,10 +141,6 @@ class _Sender:
                 yield from [now[name] for name in ("output_file_id", "error_file_id") if now[name]]
                 return
             time.sleep(1.0)
-
-    def _client(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {self._target.key}"}
-        return httpx.Client(base_url=self._target.url, headers=headers, timeout=_PATIENCE)
 
     def _add(self, kind: str, status: int, sent: int, received: int) -> None:
         self._observed.add_answer(kind, status, sent=sent, received=received)

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from loadtests.fuzz_http.backend import backend
-from loadtests.gateway import Gateway
-from testing.valkey import Valkey
+from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
+from testing.stub_process import stub_process
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
 _ADMIN_KEY = "admin-key-of-whoever-reads-the-document"
@@ -31,7 +28,7 @@ _CHECKS = (
     "ignored_auth",
 )
 _EXCLUDED = ("rotate_key",)  # would end the key that the others are sent with
-# A request may ask for less time than there is, and what was published may have no backends.
+# A request may ask for too little time, and a published document may have no backends.
 # Headers and query parameters that a route does not know are ignored, as HTTP has it.
 _OPTIONS = """
 [generation]
@@ -56,7 +53,7 @@ DOCUMENTS = tuple(_MORE_CHECKS)
 
 
 class DocumentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a document: whether all answers were as it says, and the report."""
+    """The report on a document, and whether all answers conformed to it."""
 
     document: str
     is_true: bool
@@ -72,7 +69,7 @@ def check(
     seed: int,
     is_short: bool = False,
 ) -> DocumentCheck:
-    """Send up to so many cases to each operation of a document's listener.
+    """Send up to `examples` cases to each operation of a document's listener.
 
     All bounds and combinations of parameters are tried as well, unless it `is_short`.
     """
@@ -115,21 +112,15 @@ def check(
 @contextlib.contextmanager
 def documented_gateway(folder: Path) -> Iterator[Gateway]:
     """Run a gateway with both listeners, whose backend answers as each task does."""
-    with contextlib.ExitStack() as stack:
-        cache, state = (stack.enter_context(Valkey()) for _ in range(2))
-        url = stack.enter_context(backend("eu-1"))
-        regions = [{"name": "eu", "pools": [{"backends": [{"id": "eu-1", "url": url}]}]}]
-        limit = {"name": "minute", "unit": "requests", "capacity": 10**9, "window": 60.0}
-        gateway = Gateway(
+    with (
+        stub_process(module="loadtests.fuzz_http.backend") as stub,
+        running_gateway(
             folder / "gateway",
-            {"regions": regions, "limits": {"tenant": [limit]}},
+            one_backend(stub.url) | {"limits": WIDE_LIMITS},
+            keys={"acme": _KEY},
             workers=1,
             admin=True,
             admin_key=_ADMIN_KEY,
-            cache_url=cache.url,
-            state_url=state.url,
-        )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            ledger.accounts.create_tenant("acme")
-            ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
-        yield stack.enter_context(gateway)
+        ) as gateway,
+    ):
+        yield gateway

@@ -1,4 +1,4 @@
-"""Says what a model answers a text in a scope: a function of both, so that no two are alike.
+"""Computes the answer of a model to a text in a scope; answers of two scopes always differ.
 
 The backend of the fuzzer answers by it, and the judge expects it.
 """
@@ -49,7 +49,7 @@ def score(scope: str, *texts: str) -> float:
 
 
 def labels(scope: str, text: str) -> list[dict[str, Any]]:
-    """Return two labels of a text, of which the first names scope and text."""
+    """Return two labels of a text; the first one names scope and text."""
     best = 0.5 + score(scope, text) / 4
     return [{"label": f"{scope}|{text}", "score": best}, {"label": _OTHER, "score": 1 - best}]
 

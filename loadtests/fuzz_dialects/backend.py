@@ -1,8 +1,7 @@
-"""Answers items as `answers` says: late at times, in any order; as a process it prints its URL."""
+"""Answers items as `answers` says: late at times, and in any order."""
 
 import asyncio
 import random
-import sys
 from typing import Any  # Any: the items of several tasks
 
 import msgspec
@@ -27,7 +26,7 @@ MODELS = {
     "people": [Task.ENTITIES],
 }
 SHARED = "-shared"
-"""Ends the names of models whose answers all tenants share."""
+"""The end of the names of models whose answers all tenants share."""
 MODERATION = {"negative": "harm"}
 DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
@@ -37,18 +36,19 @@ _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 
 
 def models() -> list[ModelInfo]:
-    """Return all models: those that each tenant has answers of its own of, and shared ones."""
-    return [
+    """Return all models: with answers for each tenant, with shared ones, and of the HTTP fuzzer."""
+    own = [
         msgspec.structs.replace(
             stub_model(name + end), tasks=tasks, labels=["negative", "positive"]
         )
         for name, tasks in MODELS.items()
         for end in ("", SHARED)
     ]
+    return own + backend.models()
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Answer the items of a call in any order; those of other models as the HTTP fuzzer's."""
+    """Answer the items of a call in any order; other models answer as for the HTTP fuzzer."""
     if call.model.removesuffix(SHARED) not in MODELS:
         await backend.answer(stub, call, reply)
         return
@@ -88,15 +88,3 @@ def _result(call: Call, scope: str, text: Any) -> Any:
             return {"entities": [answers.entity(scope, text)]}
         case _:
             return {"labels": answers.labels(scope, text)}
-
-
-async def _main() -> None:
-    known = [*models(), *(stub_model(name) for name in backend.MODELS)]
-    stub = StubBackend(backend_id=sys.argv[1], region="eu", models=known, behaviour=answer)
-    async with stub:
-        print(stub.url, flush=True)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())

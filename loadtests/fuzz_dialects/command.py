@@ -1,4 +1,4 @@
-"""Runs the fuzzer of dialects from the command line: `python -m loadtests fuzz-dialects`."""
+"""Sends requests of five tenants to the routes of all dialects, and looks for another's answer."""
 
 from functools import partial
 from typing import Any  # Any: options of a script
@@ -12,6 +12,7 @@ from loadtests.fuzz_http.callers import Caller
 from loadtests.fuzz_http.command import run_and_show
 from loadtests.fuzz_http.run import Traffic
 from loadtests.fuzz_http.script import Script, script
+from loadtests.options import seed
 
 
 def dialects_and_rpc(dialects: DialectTraffic) -> Traffic:
@@ -20,7 +21,7 @@ def dialects_and_rpc(dialects: DialectTraffic) -> Traffic:
 
 
 def dialects_and_http(dialects: DialectTraffic) -> Traffic:
-    """Return the traffic of all dialects with that of odd HTTP on every other connection."""
+    """Return traffic whose connections alternate between dialects and odd HTTP."""
 
     def mixed(seed: int, number: int, callers: list[Caller], **options: Any) -> Script:
         # Of two connections one goes to each gateway.
@@ -31,12 +32,10 @@ def dialects_and_http(dialects: DialectTraffic) -> Traffic:
 
 
 @click.command("fuzz-dialects")
-@click.option("--requests", default=100_000, show_default=True)
-@click.option("--seed", type=int, help="Do a run again; by default another each time.")
+@click.option("--requests", default=100_000)
+@seed
 def fuzz_dialects_command(*, requests: int, seed: int | None) -> None:
     """Send requests of several tenants to the routes of all dialects; find crossed answers."""
     dialects = DialectTraffic()
-    run_and_show(
-        requests=requests, seed=seed, traffic=dialects.traffic(partial(fuzz_rpc, dialects))
-    )
+    run_and_show(requests=requests, seed=seed, traffic=dialects_and_rpc(dialects))
     click.echo(f"{dialects.hits} answers over HTTP were whole hits; {dialects.calls} over gRPC")

@@ -1,4 +1,4 @@
-"""Lists the routes of all dialects: how each asks for something, and what its answer says.
+"""Lists the routes of all dialects, with the body and the reader of each.
 
 `read` makes what `expected` says of every dialect's answer, in the same words.
 """
@@ -18,7 +18,7 @@ _TEMPLATE = "This text is about {}."
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for, in no dialect's words."""
+    """A question that every dialect can ask."""
 
     scope: str
     model: str
@@ -29,7 +29,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str] = []
 
     def expected(self, task: Task) -> Any:
-        """Return what every dialect must answer."""
+        """Return the right answer in every dialect."""
         match task:
             case Task.EMBED:
                 return [answers.in_form(numbers, self.form) for numbers in self.vectors()]
@@ -132,7 +132,7 @@ def _openai_vectors(payload: Any, asked: Asked) -> Any:
 
 
 def _moderated(payload: Any, asked: Asked) -> Any:
-    """Return labels of which the categories' scores are known."""
+    """Return the labels, with the scores of the moderation categories."""
     (category,) = MODERATION.values()
     scores = [one["category_scores"][category] for one in payload["results"]]
     both = [answers.labels(asked.scope, text) for text in asked.texts]
@@ -171,7 +171,7 @@ def _cohere_labels(payload: Any, asked: Asked) -> Any:
 
 
 def _similarities(payload: Any, asked: Asked) -> Any:
-    """Return the vectors, where their products are those of the answer."""
+    """Return the vectors, if the answer has the products of them."""
     first, *others = asked.vectors()
     products = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
     same(payload, products)

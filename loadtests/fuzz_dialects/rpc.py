@@ -28,7 +28,7 @@ def fuzz_rpc(
     callers: list[Caller],
     calls: int,
 ) -> list[str]:
-    """Send so many calls to the listeners at `addresses`; return what was wrong."""
+    """Send `calls` calls to the listeners at `addresses`; return the findings."""
     numbers, findings = count(), list[str]()
 
     def run(channel: grpc.Channel) -> None:
@@ -120,7 +120,7 @@ def _data(datatype: str, raw: bytes) -> list[Any]:
 
 
 def _texts(raw: bytes) -> Iterator[str]:
-    """Yield texts, each of which has its length before it."""
+    """Yield texts that are stored behind their lengths."""
     at = 0
     while at < len(raw):
         (size,) = struct.unpack_from("<I", raw, at)

@@ -19,21 +19,22 @@ from loadtests.fuzz_http.expect import (
     UnexpectedResponse,
 )
 from loadtests.fuzz_http.hostile import FinalMessage
+from loadtests.fuzz_http.requests import Request
 from loadtests.fuzz_http.run import CallSender, Traffic
-from loadtests.fuzz_http.script import Script
+from loadtests.fuzz_http.script import Script, make_script
 
 _PIPELINED = (1, 1, 2, 4, 8, 16)
 _KNOWN_TEXTS, _KNOWN_QUERIES, _KEYS = 24, 4, 40
 _NAMES = ("sport", "trade", "art", "law")
 _IN_USE = 409
-# What a busy machine, or another request with the same key, may be answered.
+# The errors of a busy machine, and of another request with the same key.
 _CODES = re.compile(rb'"code": ?"(overloaded|upstream_unavailable|idempotency_key_in_use)"')
 _SCOPES = [f"tenant:{name}".encode() for name in NAMES]
 _BY_TASK = {task: name for name, tasks in MODELS.items() for task in tasks}
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, and what is known of it."""
+    """One request with its caller, question and ids."""
 
     caller: Caller
     route: DialectRoute
@@ -55,7 +56,7 @@ class DialectTraffic:
         """Answers over gRPC."""
 
     def traffic(self, beside: CallSender | None = None) -> Traffic:
-        """Return what the fuzzer of HTTP runs, with calls `beside`."""
+        """Return this traffic for the fuzzer of HTTP, with calls `beside`."""
         return Traffic(
             script=self.script,
             backend="loadtests.fuzz_dialects.backend",
@@ -73,26 +74,19 @@ class DialectTraffic:
         requests = [
             self._request(chance, seed, f"{number}-{place}", callers) for place in range(count)
         ]
-        size = sum(len(content) for content, _ in requests)
         last = None
         if chance.random() < 0.25:
             # Its caller, and those of the requests before it, may leave before their answers.
-            content, expect = self._request(chance, seed, f"{number}-last", callers)
+            left = self._request(chance, seed, f"{number}-last", callers)
             pace = (0, chance.choice([0.0, 0.001, 0.01, 0.05]))
-            last = FinalMessage(name="left", content=content, expect=expect, resets=True, pace=pace)
-        cuts = chance.sample(range(1, size), k=chance.choice([0, 0, 0, 2]))
-        return Script(
-            number=number,
-            parts=tuple(content for content, _ in requests),
-            expects=tuple(expect for _, expect in requests),
-            cuts=tuple(sorted(cuts)),
-            reads_late=chance.random() < 0.01,
-            last=last,
-        )
+            last = FinalMessage(
+                name="left", content=left.content, expect=left.expect, resets=True, pace=pace
+            )
+        return make_script(chance, number, requests, last, cuts=(0, 0, 0, 2))
 
     def _request(
         self, chance: random.Random, seed: int, unique: str, callers: list[Caller]
-    ) -> tuple[bytes, ExpectedResponse]:
+    ) -> Request:
         caller, key = chance.choice(callers), ""
         if chance.random() < 0.1:
             # All tenants use the same keys, each for a request of its own.
@@ -109,10 +103,10 @@ class DialectTraffic:
             statuses=frozenset({OK}),
             check=lambda response: self._check(sent, response),
         )
-        return _bytes(sent, zipped=chance.random() < 0.3), expect
+        return Request(content=_bytes(sent, zipped=chance.random() < 0.3), expect=expect)
 
     def _check(self, sent: SentRequest, response: Response) -> int:
-        """Return the status of the answer to `sent`, that of an overload whatever a dialect says.
+        """Return the status of the answer to `sent`, 503 for an overload in every dialect.
 
         Raises:
             UnexpectedResponse: it is not the right answer.
@@ -132,7 +126,7 @@ class DialectTraffic:
         return status if status in (OK, _IN_USE) else OVERLOADED
 
     def wrong_ids(self, sent: SentRequest, headers: dict[bytes, bytes]) -> str:
-        """Return what is wrong with the ids in the headers of an answer, or nothing."""
+        """Return the fault in the ids of an answer's headers, empty if they are right."""
         id_ = headers[b"x-request-id"].decode()
         known = self._ids.setdefault(id_, sent)
         if headers.get(b"idempotency-replayed") == b"true":
@@ -144,7 +138,7 @@ class DialectTraffic:
         return "" if own == sent.client_id else f"the caller's id is {own}, not {sent.client_id}"
 
     def wrong_payload(self, sent: SentRequest, payload: Any) -> str:
-        """Return what is wrong with a decoded answer, or nothing."""
+        """Return the fault in a decoded answer, empty if it is right."""
         try:
             found = sent.route.read(payload, sent.asked)
         except (UnexpectedResponse, KeyError, TypeError, ValueError) as error:
@@ -157,7 +151,7 @@ class DialectTraffic:
     def afterwards(self) -> list[str]:
         """Return which bodies name a request of another tenant.
 
-        That of a hit may name the request that computed the answer, whose caller may have gone.
+        The body of a hit may name the request that computed the answer. Its caller may have left.
         """
         return [
             f"an answer to {sent.caller.tenant} names {id_} of {self._ids[id_].caller.tenant}"
@@ -172,7 +166,7 @@ def question(
     unique: str,
     routes: Sequence[DialectRoute] = ROUTES,
 ) -> tuple[DialectRoute, Asked]:
-    """Return what a caller asks for, and by which of the routes."""
+    """Return a random question of a caller, and a route for it."""
     route = chance.choice(routes)
     model = _BY_TASK[route.task]
     shared = SHARED if chance.random() < 0.3 and route.name != "openai moderations" else ""

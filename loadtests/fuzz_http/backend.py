@@ -1,26 +1,26 @@
-"""Serves a backend whose answers name tenant and text; as a process it prints its URL.
+"""Answers as a backend does, with tenant and text in each label.
 
 Each result has the shape of its task. A label holds the scope that the gateway passes (a tenant)
 and the text, which shows answers to another caller or another text.
 """
 
-import argparse
-import asyncio
-import contextlib
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
 from backends.algorithms.questions import check_choices, hypotheses
 from backends.errors import ItemRefused
-from backends.protocol import Call, Done, Failed, Task, ZeroShotParameters
+from backends.protocol import Call, Done, Failed, ModelInfo, Task, ZeroShotParameters
 from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
-"""Those that the examples of the customers' OpenAPI document name are among them."""
+"""They include all models in the examples of the customers' OpenAPI document."""
+
+
+def models() -> list[ModelInfo]:
+    """Return all models, each of which takes every task."""
+    return [stub_model(name) for name in MODELS]
 
 
 def label(scope: str, text: str) -> str:
@@ -38,11 +38,7 @@ async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
         except ItemRefused as refused:
             done.append(
                 Failed(
-                    index=index,
-                    status=422,
-                    code=refused.code,
-                    detail=str(refused),
-                    retryable=False,
+                    index=index, status=422, code=refused.code, detail=str(refused), retryable=False
                 )
             )
             continue
@@ -86,29 +82,3 @@ _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
     Task.TOKENIZE: _tokens,
     Task.DETOKENIZE: lambda _, body: {"text": " ".join(map(str, body))},
 }
-
-
-@contextlib.contextmanager
-def backend(backend_id: str, module: str = "loadtests.fuzz_http.backend") -> Iterator[str]:
-    """Run the backend of a module as a process and yield its URL."""
-    command = [sys.executable, "-m", module, backend_id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process.stdout.readline().strip() if process.stdout else ""
-        finally:
-            process.kill()
-
-
-async def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("backend_id")
-    options = parser.parse_args()
-    models = [stub_model(name) for name in MODELS]
-    stub = StubBackend(backend_id=options.backend_id, region="eu", models=models, behaviour=answer)
-    async with stub:
-        print(stub.url, flush=True)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())

@@ -1,6 +1,7 @@
 """Runs scripts on real connections and compares the responses with the expected ones."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import cast
 
@@ -22,9 +23,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     what: str
     sent: bytes
-    """What was sent, from the request on that has the wrong answer, or none."""
+    """The bytes sent, from the request with the wrong or missing answer on."""
     received: bytes
-    """What came last."""
+    """The last bytes received."""
 
 
 class ScriptRunner:
@@ -36,7 +37,7 @@ class ScriptRunner:
     def __init__(self, port: int, *, bound: float) -> None:
         self._port = port
         self._bound = bound
-        self.answers: dict[tuple[str, int], int] = {}
+        self.answers: Counter[tuple[str, int]] = Counter()
 
     async def run_script(self, script: Script) -> Finding | None:
         """Run one script to its end; return the finding, if any."""
@@ -50,7 +51,7 @@ class ScriptRunner:
                 await connection.done
         except TimeoutError:
             what = f"a hang: {connection.open} of {script.requests} are not answered"
-            if connection.is_answered:
+            if not connection.open:
                 what = "a hang: all is answered, and the connection is not closed"
             return connection.finding(what)
         except UnexpectedResponse as wrong:
@@ -63,7 +64,7 @@ class ScriptRunner:
 class _Connection(asyncio.Protocol):
     """Sends a script on one connection and judges each response."""
 
-    def __init__(self, script: Script, answers: dict[tuple[str, int], int]) -> None:
+    def __init__(self, script: Script, answers: Counter[tuple[str, int]]) -> None:
         self._script = script
         self._answers = answers
         self._reader = ResponseReader()
@@ -83,11 +84,6 @@ class _Connection(asyncio.Protocol):
         """The number of answers still to come."""
         return len(self._expects) - self._next
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether every answer has come."""
-        return not self.open
-
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -102,10 +98,6 @@ class _Connection(asyncio.Protocol):
             self._fail(wrong)
 
     @override
-    def eof_received(self) -> bool:
-        return False
-
-    @override
     def connection_lost(self, exc: Exception | None) -> None:
         if self.done.done():
             return
@@ -116,7 +108,7 @@ class _Connection(asyncio.Protocol):
         left = self._expects[self._next :]
         if self._reader.rest and self._tail is None:
             self._fail(UnexpectedResponse("the connection is closed within a response"))
-        elif left and not self._may_end_before(left):
+        elif not all(expect.may_be_silent for expect in left):
             self._fail(
                 UnexpectedResponse(f"{left[0].name}: the connection is closed without an answer")
             )
@@ -176,13 +168,13 @@ class _Connection(asyncio.Protocol):
             if response is None:
                 return
             kind = expect.name, judge(expect, response)
-            self._answers[kind] = self._answers.get(kind, 0) + 1
+            self._answers[kind] += 1
             is_over = response.headers.get(b"connection", b"").lower() == b"close"
             if is_over and not self._may_close(expect):
                 raise UnexpectedResponse(f"{expect.name}: the connection is to be closed")
             if self.open:
                 self._next += 1
-        if self.is_answered and self._tail is None and not self._awaits_end():
+        if not self.open and self._tail is None and not self._awaits_end():
             self.done.set_result(None)
 
     def _awaits_end(self) -> bool:
@@ -196,9 +188,6 @@ class _Connection(asyncio.Protocol):
         # After the last whole request the server may know already that the sender has finished.
         is_last = self._tail is not None and self.open <= 1
         return is_last or expect.may_close or expect.must_close
-
-    def _may_end_before(self, left: list[ExpectedResponse]) -> bool:
-        return all(expect.may_be_silent for expect in left)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():

@@ -1,6 +1,6 @@
 """States the expected response of a request, derived from the request alone.
 
-It uses none of the gateway's code: the rules are those of RFC 9110, RFC 9112 and docs/api.md.
+It uses none of the gateway's code: the rules are from RFC 9110, RFC 9112 and docs/api.md.
 """
 
 import json
@@ -15,7 +15,7 @@ _BUSY = frozenset({"overloaded", "upstream_unavailable"})
 LENIENT = frozenset(
     {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
 )
-"""What a request of which nothing is known may end with: no 500, and nobody gave up."""
+"""The statuses of a request about which nothing is known: no 500, and no timeout."""
 
 
 class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +24,11 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The kind of request."""
     statuses: frozenset[int]
-    """What may come; where 200 may, so may 503, which a run counts and bounds."""
+    """The right statuses. If 200 is right, so is 503: a run counts and bounds those."""
     scope: str = ""
     """Whose answers may be in it."""
     texts: tuple[str, ...] | None = None
-    """What it must answer with 200, in this order; `None` where that is not known."""
+    """The texts that 200 answers, in this order; `None` where they are not known."""
     continues: bool = True
     """Whether single items may fail: its body says `on_error: continue`, or is not known."""
     to_head: bool = False
@@ -39,7 +39,7 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the server may close the connection in its place."""
     is_inference: bool = True
     check: Callable[["Response"], int] | None = None
-    """Judges all of the response in place of what is said here, as `judge` does."""
+    """Judges the whole response in place of the other fields, and returns its status."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ def judge(expect: ExpectedResponse, response: Response) -> int:
     status = response.status
     if expect.check is not None:
         return expect.check(response)
-    # A machine that is busy otherwise has too little left for what would be answered else.
+    # A busy machine refuses requests that it would answer otherwise.
     is_refused = status == OVERLOADED and OK in expect.statuses
     if status not in expect.statuses and not is_refused:
         raise UnexpectedResponse(f"{expect.name}: {status} is none of {sorted(expect.statuses)}")

@@ -4,7 +4,7 @@ Each request keeps its connection open for more.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,6 +43,31 @@ OK = frozenset({200})
 _NOT_FOUND = frozenset({404})
 # Servers may take several slashes for one.
 _FOUND_OR_NOT = OK | _NOT_FOUND
+_ROUTES = (
+    (b"/v1/models", 200),
+    (b"/v1/models/stub", 200),
+    (b"/v1/models/nothing", 404),
+    (b"/health/live", 200),
+    (b"/health/ready?verbose", 200),
+    (b"/v1/nothing", 404),
+    (b"/", 200),
+)
+_TARGETS = (
+    (b"/v1/classify?", OK),
+    (b"/v1/classify?model=x&model=y%20", OK),
+    (b"http://fuzz/v1/classify", OK),
+    (b"HTTP://fuzz:80/v1/classify?a", OK),
+    (b"/v1/classif%79", OK),
+    (b"/v1/classify/", _FOUND_OR_NOT),
+    (b"//v1/classify", _FOUND_OR_NOT),
+    (b"/v1//classify", _FOUND_OR_NOT),
+    (b"/v1%2fclassify", _NOT_FOUND),
+    (b"/v1/classify%00", _NOT_FOUND),
+    (b"/v1/./classify", _NOT_FOUND),
+    (b"/V1/classify", _NOT_FOUND),
+    (b"/v1/inferno", _NOT_FOUND),
+    (b"/" + b"a" * 3000, _NOT_FOUND),
+)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,103 +123,78 @@ class ValidRequestGenerator:
     def spelled(self) -> Request:
         """Return a plain request in another spelling."""
         caller, sent = self.caller(), self.body()
-        lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
-        lines += self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
-        head = self.head(b"POST", _CLASSIFY, lines)
+        more = self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
+        content = self.post(sent.content, sized(sent.content), *more, caller=caller)
         if self._chance.random() < 0.1:
-            head = b"\r\n" + head  # RFC 9112, 2.2
-        return Request(
-            content=head + sent.content, expect=inference_response("spelled", caller, sent)
-        )
+            content = b"\r\n" + content  # RFC 9112, 2.2
+        return Request(content=content, expect=inference_response("spelled", caller, sent))
 
     def chunked(self) -> Request:
         """Return a request with a chunked body."""
         caller, sent = self.caller(), self.body()
-        head = self.head(b"POST", _CLASSIFY, [*self.lines(caller), b"Transfer-Encoding: chunked"])
-        content = head + self.in_chunks(sent.content)
+        chunks = self.in_chunks(sent.content)
+        content = self.post(chunks, b"Transfer-Encoding: chunked", caller=caller)
         return Request(content=content, expect=inference_response("chunked", caller, sent))
 
     def upgrade(self) -> Request:
         """Return a request that offers an upgrade, which is ignored (RFC 9110, 7.8)."""
         caller, sent = self.caller(), self.body()
-        lines = [*self.lines(caller), *self._chance.choice(_UPGRADES)]
-        lines.append(b"Content-Length: %d" % len(sent.content))
-        head = self.head(b"POST", _CLASSIFY, lines)
-        return Request(
-            content=head + sent.content, expect=inference_response("upgrade", caller, sent)
-        )
+        lines = *self._chance.choice(_UPGRADES), sized(sent.content)
+        content = self.post(sent.content, *lines, caller=caller)
+        return Request(content=content, expect=inference_response("upgrade", caller, sent))
 
     def unknown_key(self) -> Request:
         """Return a request with an unknown key."""
-        sent = self.body()
+        content, key = self.body().content, self.caller().key.encode()
         who = self._chance.choice(
             [
                 b"Authorization: Bearer sk-%032x" % self._chance.getrandbits(128),
                 b"Authorization: Basic c2stYTpi",
                 b"Authorization: Bearer",
                 b"Authorization:",
-                b"X-Authorization: Bearer " + self.caller().key.encode(),
-                b"Authorization: Bearer " + self.caller().key[:-1].encode(),
+                b"X-Authorization: Bearer " + key,
+                b"Authorization: Bearer " + key[:-1],
             ]
         )
-        lines = [b"Host: fuzz", who, b"Content-Length: %d" % len(sent.content)]
-        head = self.head(b"POST", _CLASSIFY, lines)
-        return Request(content=head + sent.content, expect=response_with_status("unknown key", 401))
+        head = self.head(b"POST", _CLASSIFY, [b"Host: fuzz", who, sized(content)])
+        return Request(content=head + content, expect=response_with_status("unknown key", 401))
 
     def other_route(self) -> Request:
         """Return a request to a read-only route."""
-        caller = self.caller()
-        path, status = self._chance.choice(
-            [
-                (b"/v1/models", 200),
-                (b"/v1/models/stub", 200),
-                (b"/v1/models/nothing", 404),
-                (b"/health/live", 200),
-                (b"/health/ready?verbose", 200),
-                (b"/v1/nothing", 404),
-                (b"/", 200),
-            ]
-        )
+        path, status = self._chance.choice(_ROUTES)
         method = self._chance.choice([b"GET", b"GET", b"HEAD"])
-        head = self.head(method, path, self.lines(caller))
+        head = self.head(method, path, self.lines(self.caller()))
         expect = response_with_status("other route", status, to_head=method == b"HEAD")
         return Request(content=head, expect=expect)
 
     def other_method(self) -> Request:
         """Return a request to an inference route with an unsupported method."""
         method = self._chance.choice([b"GET", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"HEAD"])
-        lines = [*self.lines(self.caller()), b"Content-Length: 0"]
-        head = self.head(method, _CLASSIFY, lines)
-        return Request(
-            content=head, expect=response_with_status("method", 405, to_head=method == b"HEAD")
-        )
+        head = self.head(method, _CLASSIFY, [*self.lines(self.caller()), b"Content-Length: 0"])
+        expect = response_with_status("method", 405, to_head=method == b"HEAD")
+        return Request(content=head, expect=expect)
 
     def other_target(self) -> Request:
         """Return a request with another spelling of its target, or an unknown route."""
         caller, sent = self.caller(), self.body()
-        target, statuses = self._chance.choice(
-            [
-                (b"/v1/classify?", OK),
-                (b"/v1/classify?model=x&model=y%20", OK),
-                (b"http://fuzz/v1/classify", OK),
-                (b"HTTP://fuzz:80/v1/classify?a", OK),
-                (b"/v1/classif%79", OK),
-                (b"/v1/classify/", _FOUND_OR_NOT),
-                (b"//v1/classify", _FOUND_OR_NOT),
-                (b"/v1//classify", _FOUND_OR_NOT),
-                (b"/v1%2fclassify", _NOT_FOUND),
-                (b"/v1/classify%00", _NOT_FOUND),
-                (b"/v1/./classify", _NOT_FOUND),
-                (b"/V1/classify", _NOT_FOUND),
-                (b"/v1/inferno", _NOT_FOUND),
-                (b"/" + b"a" * 3000, _NOT_FOUND),
-            ]
-        )
-        lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
+        target, statuses = self._chance.choice(_TARGETS)
         expect = msgspec.structs.replace(
             inference_response("target", caller, sent), statuses=statuses
         )
-        return Request(content=self.head(b"POST", target, lines) + sent.content, expect=expect)
+        content = self.post(sent.content, sized(sent.content), caller=caller, target=target)
+        return Request(content=content, expect=expect)
+
+    def post(
+        self,
+        content: bytes,
+        *lines: bytes,
+        caller: Caller | None = None,
+        target: bytes = _CLASSIFY,
+        hosts: Sequence[bytes] = (b"Host: fuzz",),
+    ) -> bytes:
+        """Return a request with these lines, which have to frame the content."""
+        key = self.lines(caller or self.caller())[1:]
+        return self.head(b"POST", target, [*hosts, *key, *lines]) + content
 
     def lines(self, caller: Caller) -> list[bytes]:
         """Return the header lines of every request."""
@@ -234,6 +234,11 @@ class ValidRequestGenerator:
         elif chance < 0.2:
             value = value.strip()
         return name + b":" + value
+
+
+def sized(content: bytes) -> bytes:
+    """Return the line that gives the length of the content."""
+    return b"Content-Length: %d" % len(content)
 
 
 def inference_response(name: str, caller: Caller, sent: RequestBody) -> ExpectedResponse:

@@ -1,24 +1,23 @@
-"""Fuzzes a gateway of each kind over many connections and checks what is left behind."""
+"""Fuzzes a gateway of each kind over many connections, and checks its processes afterwards."""
 
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 import uvloop
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from loadtests.fuzz_http.backend import backend
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
 from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
-from loadtests.gateway import Gateway
-from loadtests.soak.sampling import sample
+from loadtests.fuzzing import MemoryWatch
+from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
 from testing.ports import free_port
-from testing.valkey import Valkey
+from testing.stub_process import stub_process
 
 MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""
@@ -26,9 +25,9 @@ _CONNECTIONS = 48
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10
 _OVERLOADED = 503
-# So many, or such a share of all, may be refused while the machine is busy otherwise.
+# A busy machine may refuse this number or this share of all requests.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
-_LOOK = 1.0
+_KINDS = {"fast": True, "application": False}
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
@@ -43,15 +42,15 @@ class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, int]
     findings: list[Finding]
     trouble: list[str]
-    """What is wrong with the processes afterwards."""
+    """Faults of the processes after the run."""
 
 
 CallSender = Callable[[Sequence[str], list[Caller], int], list[str]]
-"""Sends so many calls to gRPC listeners for the callers; returns what was wrong."""
+"""Sends a number of calls to gRPC listeners for the callers; returns the findings."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What is sent: the script of each connection, and what models it needs."""
+    """The script of each connection, and the models that it needs."""
 
     script: Callable[..., Script] = script
     backend: str = "loadtests.fuzz_http.backend"
@@ -61,7 +60,7 @@ class Traffic(msgspec.Struct, frozen=True):
     beside: CallSender | None = None
     """Sends a call for every tenth request, in threads of its own."""
     afterwards: Callable[[], list[str]] = list
-    """Returns what is wrong with all answers together."""
+    """Returns the faults that only all answers together show."""
 
 
 HTTP = Traffic()
@@ -77,15 +76,13 @@ def fuzz(
     only: int | None = None,
     traffic: Traffic = HTTP,
 ) -> FuzzResult:
-    """Send so many requests, or connection `only`, and return the result."""
+    """Send `requests` requests, or connection `only`, and return the result."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(backend("fuzz-1", traffic.backend))
+        stub = stack.enter_context(stub_process(module=traffic.backend))
         gateways = [
-            stack.enter_context(
-                _gateway(folder / kind, url, people, fast_lane=fast, traffic=traffic)
-            )
-            for kind, fast in (("fast", True), ("application", False))
+            stack.enter_context(_gateway(folder / kind, stub.url, people, traffic, is_fast=is_fast))
+            for kind, is_fast in _KINDS.items()
         ]
         run = _FuzzRun(seed, people, gateways, bound=bound, without=without, traffic=traffic)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -112,34 +109,28 @@ class _FuzzRun:
         self._without = without
         self._players = [ScriptRunner(gateway.port, bound=bound) for gateway in gateways]
         self._findings: list[Finding] = []
-        self._memory: dict[str, int] = {}
         self._number = self._requests = 0
 
     async def run(self, requests: int, *, only: int | None) -> FuzzResult:
         """Return the result of the run."""
         started = time.monotonic()
         pids = self._pids()
-        watching = asyncio.create_task(self._watch(pids))
-        called = asyncio.create_task(self._call(requests if only is None else 0))
-        if only is None:
-            await asyncio.gather(*(self._play_on(requests) for _ in range(_CONNECTIONS)))
-        else:
-            await self._play(self._script(only))
-        watching.cancel()
-        seconds = time.monotonic() - started
-        trouble = [*await called, *await self._afterwards(), *self._changed(pids)]
-        trouble += self._traffic.afterwards()
-        answers: dict[tuple[str, int], int] = {}
-        for script_runner in self._players:
-            for kind, count in script_runner.answers.items():
-                answers[kind] = answers.get(kind, 0) + count
+        with MemoryWatch(pids) as watch:
+            called = asyncio.create_task(self._call(requests if only is None else 0))
+            if only is None:
+                await asyncio.gather(*(self._play_on(requests) for _ in range(_CONNECTIONS)))
+            else:
+                await self._play(self._script(only))
+            seconds = time.monotonic() - started
+            trouble = [*await called, *await self._afterwards()]
+        trouble += [*self._changed(pids, watch.most), *self._traffic.afterwards()]
         return FuzzResult(
             seed=self._seed,
             requests=self._requests,
             connections=self._number,
             seconds=seconds,
-            answers=answers,
-            memory=self._memory,
+            answers=sum((player.answers for player in self._players), Counter()),
+            memory=watch.most,
             findings=self._findings,
             trouble=trouble,
         )
@@ -173,40 +164,21 @@ class _FuzzRun:
     def _script(self, number: int) -> Script:
         return self._traffic.script(self._seed, number, self._people, without=self._without)
 
-    @property
-    def _refused(self) -> int:
-        return sum(
-            count
-            for script_runner in self._players
-            for (_, status), count in script_runner.answers.items()
-            if status == _OVERLOADED
-        )
-
-    async def _watch(self, pids: dict[str, int]) -> None:
-        while True:
-            self._look(pids)
-            await asyncio.sleep(_LOOK)
-
-    def _look(self, pids: dict[str, int]) -> None:
-        for name, pid in pids.items():
-            taken = sample(pid, 0.0)
-            if taken is not None:
-                self._memory[name] = max(taken.memory, self._memory.get(name, 0))
-
     def _pids(self) -> dict[str, int]:
         return {
             f"{kind} {name}": pid
-            for kind, gateway in zip(("fast", "application"), self._gateways, strict=True)
+            for kind, gateway in zip(_KINDS, self._gateways, strict=True)
             for name, pid in gateway.processes().items()
         }
 
-    def _changed(self, pids: dict[str, int]) -> Iterator[str]:
-        self._look(pids)
-        if self._refused > max(_REFUSED, self._requests * _SHARE_REFUSED):
-            yield f"{self._refused} of {self._requests} requests were refused as too many"
+    def _changed(self, pids: dict[str, int], memory: Mapping[str, int]) -> Iterator[str]:
+        ended = (pair for player in self._players for pair in player.answers.items())
+        refused = sum(count for (_, status), count in ended if status == _OVERLOADED)
+        if refused > max(_REFUSED, self._requests * _SHARE_REFUSED):
+            yield f"{refused} of {self._requests} requests were refused as too many"
         if self._pids() != pids:
             yield f"processes were replaced: {pids} before, {self._pids()} now"
-        for name, most in self._memory.items():
+        for name, most in memory.items():
             if most > MEMORY_BOUND:
                 yield f"{name} took {most // 1024**2} MiB"
         for gateway in self._gateways:
@@ -216,7 +188,7 @@ class _FuzzRun:
             )
 
     async def _afterwards(self) -> list[str]:
-        """Return what is wrong with plain requests after the run."""
+        """Return the findings of plain requests after the run."""
         plain = [script(self._seed, -number, self._people, without=_ALL) for number in range(1, 81)]
         trouble = []
         # One that sends nothing would only wait until the server closes the connection.
@@ -243,35 +215,20 @@ class _AllButPlain:
 _ALL = _AllButPlain()
 
 
-@contextlib.contextmanager
 def _gateway(
-    folder: Path,
-    url: str,
-    people: list[Caller],
-    *,
-    fast_lane: bool,
-    traffic: Traffic,
-) -> Iterator[Gateway]:
-    """Run a gateway with two workers that knows the callers."""
-    document = {
-        "regions": [{"name": "eu", "pools": [{"backends": [{"id": "fuzz-1", "url": url}]}]}],
-        "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
-        "limits": {"tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60}]},
-        "models": traffic.models,
-    }
-    with contextlib.ExitStack() as stack:
-        cache, state = (stack.enter_context(Valkey()) for _ in range(2))
-        gateway = Gateway(
-            folder,
-            document,
-            workers=2,
-            cache_url=cache.url,
-            state_url=state.url,
-            fast_lane=fast_lane,
-            grpc_port=free_port() if traffic.beside else 0,
-        )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            for caller in people:
-                ledger.accounts.create_tenant(caller.tenant)
-                ledger.accounts.create_key(caller.tenant, key_hash=hash_key(caller.key))
-        yield stack.enter_context(gateway)
+    folder: Path, url: str, people: list[Caller], traffic: Traffic, *, is_fast: bool
+) -> AbstractContextManager[Gateway]:
+    """Return a gateway with two workers that knows the callers."""
+    return running_gateway(
+        folder,
+        {
+            **one_backend(url),
+            "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
+            "limits": WIDE_LIMITS,
+            "models": traffic.models,
+        },
+        keys={caller.tenant: caller.key for caller in people},
+        workers=2,
+        fast_lane=is_fast,
+        grpc_port=free_port() if traffic.beside else 0,
+    )

@@ -1,14 +1,14 @@
 """Builds the script of a connection from seed and number alone."""
 
 import random
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import msgspec
 
 from loadtests.fuzz_http.callers import Caller
 from loadtests.fuzz_http.expect import ExpectedResponse
 from loadtests.fuzz_http.hostile import FinalMessage, HostileGenerator
-from loadtests.fuzz_http.requests import ValidRequestGenerator
+from loadtests.fuzz_http.requests import Request, ValidRequestGenerator
 
 _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
@@ -44,8 +44,20 @@ def script(seed: int, number: int, callers: list[Caller], *, without: Container[
     last = HostileGenerator(chance, right).next() if chance.random() < 0.5 else None
     if last is not None and last.name in without:
         last = None
+    return make_script(chance, number, requests, last, cuts=(0, 0, 0, 1, 3))
+
+
+def make_script(
+    chance: random.Random,
+    number: int,
+    requests: Sequence[Request],
+    last: FinalMessage | None,
+    *,
+    cuts: Sequence[int],
+) -> Script:
+    """Return the script of some requests; `cuts` are possible numbers of random cuts."""
     size = sum(len(request.content) for request in requests)
-    places = chance.choice([0, 0, 0, 1, 3]) if size else 0
+    places = chance.choice(cuts) if size else 0
     return Script(
         number=number,
         parts=tuple(request.content for request in requests),

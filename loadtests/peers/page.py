@@ -7,7 +7,7 @@ from loadtests.peers.comparison import Comparison, Figure, Kind
 _HEAD = """# Peers
 
 How fast is Sluicegate beside other servers on the same machine?
-`make bench-peers` measures them, and writes this page, its picture and
+`make bench NAME=peers` measures them, and writes this page, its picture and
 `loadtests/results/peers.json`.
 [Comparison](comparison.md) says when another product is the better choice.
 

@@ -35,7 +35,7 @@ parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
 
 
 def is_installed() -> bool:
-    """Whether `make check-triton` or `make bench-peers` has installed it."""
+    """Whether `make check NAME=triton` or `make bench NAME=peers` has installed it."""
     return (_HOME / ".installed").exists()
 
 

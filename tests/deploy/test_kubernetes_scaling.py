@@ -1,6 +1,6 @@
 """KEDA's queries give what waits in a pool and how busy it is, and so many replicas.
 
-`make check-scaling` sends the same queries to a Prometheus that scraped real backends.
+`make check NAME=scaling` sends the same queries to a Prometheus that scraped real backends.
 """
 
 import re

@@ -12,8 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from bulk.cli import main as bulk
-from loadtests.pipeline import PacedDevice, PipelineMeter
-from loadtests.workload import sentences
 from testing.system import System, pretty
 from tests.clients.checks import Row
 from tests.clients.matrix import run_client, target_of
@@ -292,30 +290,12 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
 
 
 def test_an_unmodified_client_passes_every_row_of_the_matrix(system: System) -> None:
-    """The one whose packages are here; `make check-clients` runs all of them."""
+    """The one whose packages are here; `make check NAME=clients` runs all of them."""
     with slow_region(system, system.data_dir.parent / "config"):
         lines = run_client("huggingface_hub", Path(sys.executable), system, target_of(system))
 
     assert [line.text() for line in lines if line.wrong] == []
     assert set(Row) <= {line.row for line in lines}
-
-
-def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System) -> None:
-    pipeline = PipelineMeter(system, PacedDevice())
-
-    cost = pipeline.run(sentences(16, seed=5), items=4, connections=2).cost
-
-    assert min(cost.gateway, cost.backend, cost.events, cost.valkeys, cost.generator) > 0.0
-    assert cost.served == cost.gateway + cost.backend + cost.events + cost.valkeys
-
-
-def test_the_pipeline_benchmark_accepts_no_hits(system: System) -> None:
-    texts = sentences(4, seed=6)
-    pipeline = PipelineMeter(system, PacedDevice())
-    pipeline.run(texts, items=1, connections=1)
-
-    with pytest.raises(RuntimeError, match="4 items were sent, 0 rows computed"):
-        pipeline.run(texts, items=1, connections=1)
 
 
 def test_bulk_jobs_and_requests_share_answers(

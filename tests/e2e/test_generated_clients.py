@@ -182,7 +182,7 @@ def test_a_generated_client_manages_tenants_and_keys(
 @pytest.mark.system
 @pytest.mark.skipif(
     shutil.which("node") is None or not (TYPESCRIPT / "node_modules").is_dir(),
-    reason="Node.js or its packages are missing: see `make check-openapi`",
+    reason="Node.js or its packages are missing: see `make check NAME=openapi`",
 )
 def test_a_generated_typescript_client_compiles_and_makes_a_round_trip(
     system: System, tmp_path: Path

@@ -1,6 +1,6 @@
 """Tests a real Triton as a region, where it is installed.
 
-`make check-triton` installs it (650 MB), and does this for longer.
+`make check NAME=triton` installs it (650 MB), and does this for longer.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from loadtests.triton.server import is_installed
 
 
 @pytest.mark.skipif(
-    not is_installed(), reason="Triton is not installed: `make check-triton` installs it"
+    not is_installed(), reason="Triton is not installed: `make check NAME=triton` installs it"
 )
 def test_answers_through_triton_are_ours_also_while_it_dies_and_returns(
     tmp_path: Path, demo_models: Path

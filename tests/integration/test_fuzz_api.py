@@ -1,4 +1,4 @@
-"""Both listeners answer as their OpenAPI documents say; `make fuzz-api` tries more."""
+"""Both listeners answer as their OpenAPI documents say; `make fuzz NAME=api` tries more."""
 
 from collections.abc import Iterator
 from pathlib import Path

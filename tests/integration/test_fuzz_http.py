@@ -1,6 +1,6 @@
 """Requests that are right, odd and wrong, of all dialects, for some seconds.
 
-`make fuzz-http` and `make fuzz-dialects` are longer.
+`make fuzz NAME=http` and `make fuzz NAME=dialects` are longer.
 """
 
 from pathlib import Path

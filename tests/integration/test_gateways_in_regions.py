@@ -1,6 +1,6 @@
 """Gateways in two regions as processes, and one billing worker over the streams of both.
 
-`make bench-regions` does the first for longer, with demand that moves.
+`make bench NAME=regions` does the first for longer, with demand that moves.
 """
 
 import asyncio

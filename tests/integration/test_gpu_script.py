@@ -12,7 +12,7 @@ from loadtests.gpu.results import FILE, Report
 
 ROOT = Path(__file__).parents[2]
 
-# `python -m loadtests gpu` imports all other benchmarks, too.
+# A script on its own, and a name of all load tests.
 DIRECTLY, BY_NAME = ("loadtests.gpu",), ("loadtests", "gpu")
 # The other size is measured by the same code.
 MEASURED: tuple[Section, ...] = (

@@ -1,6 +1,6 @@
 """Four worker processes, ten tenants who ask for three times what they may have.
 
-`make bench-limits` is the long form, of three minutes each.
+`make bench NAME=limits` is the long form, of three minutes each.
 """
 
 from loadtests import limits

@@ -1,32 +1,8 @@
-"""Tests the conclusions of the scenarios under load."""
-
-import itertools
-
-import pytest
+"""Tests what benchmarks of overload take for a rate that is sustained."""
 
 from backends.protocol import Done, encode_frame
 from loadtests.capacity import sustained
 from loadtests.open_loop import Answer
-from loadtests.shares import DeviceTimeSample, ratio, swapped
-
-
-def test_traffic_is_ten_to_one_until_it_swaps() -> None:
-    bodies = swapped(itertools.repeat(b"a"), itertools.repeat(b"b"), 22)
-
-    sent = b"".join(itertools.islice(bodies, 44))
-
-    assert sent == (b"a" * 10 + b"b") * 2 + (b"b" * 10 + b"a") * 2
-
-
-def test_a_ratio_is_of_the_device_seconds_between_two_times() -> None:
-    samples = [
-        DeviceTimeSample(at=0.0, used=(5.0, 5.0)),
-        DeviceTimeSample(at=1.0, used=(6.0, 6.0)),
-        DeviceTimeSample(at=3.0, used=(8.0, 6.5)),
-        DeviceTimeSample(at=9.0, used=(9.0, 9.0)),
-    ]
-
-    assert ratio(samples, 1.0, 4.0) == pytest.approx(4.0)
 
 
 def test_a_queue_that_still_grows_is_not_sustained() -> None:

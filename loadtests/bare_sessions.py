@@ -1,0 +1,93 @@
+"""Runs a graph without a server, as the baseline of what a model can do on this machine."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tokenizers
+
+from backends.cores import usable_cores
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a batch, and the number of texts that are sorted by length together."""
+
+    rows: int
+    tokens: int = 1 << 30
+    together: int = 1 << 30
+
+
+class BareSessions:
+    """Runs a graph alone: a one-thread session for each core, batches longest first."""
+
+    def __init__(
+        self,
+        graph: Path,
+        tokenizer: Path,
+        batching: Batching,
+        *,
+        cores: int = 0,
+        without_model: bool = False,
+    ) -> None:
+        self._batching = batching
+        self._runs_model = not without_model
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
+
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
+        self._tokenizer.no_padding()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._free = [
+            onnxruntime.InferenceSession(
+                str(graph),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
+            )
+            for _ in range(cores or usable_cores())
+        ]
+
+    def run(self, texts: Sequence[str]) -> None:
+        """Tokenize and run texts, both at a time; drop the results."""
+        with ThreadPoolExecutor(len(self._free)) as pool:
+            before: list[Any] = []
+            for start in range(0, len(texts), self._batching.together):
+                own = texts[start : start + self._batching.together]
+                begun = [pool.submit(self._run, batch) for batch in self.batches(own)]
+                for future in before:
+                    future.result()
+                before = begun
+            for future in before:
+                future.result()
+
+    def run_batches(self, batches: Iterable[Arrays]) -> None:
+        """Run batches, and drop the results."""
+        with ThreadPoolExecutor(len(self._free)) as pool:
+            list(pool.map(self._run, batches))
+
+    def _run(self, batch: Arrays) -> None:
+        session = self._free.pop()
+        if self._runs_model:
+            session.run(["pooled"], batch)
+        self._free.append(session)
+
+    def batches(self, texts: Sequence[str]) -> Iterator[Arrays]:
+        """Yield the batches of texts."""
+        encoded = self._tokenizer.encode_batch_fast(texts)
+        rows = sorted((each.ids for each in encoded), key=len, reverse=True)
+        while rows:
+            most = max(1, min(self._batching.rows, self._batching.tokens // len(rows[0])))
+            batch, rows = rows[:most], rows[most:]
+            ids = np.zeros((len(batch), len(batch[0])), np.int32)
+            mask = np.zeros_like(ids)
+            for place, row in enumerate(batch):
+                ids[place, : len(row)] = row
+                mask[place, : len(row)] = 1
+            yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
