@@ -43,9 +43,9 @@ from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
 from loadtests.growth.command import growth_command
 from loadtests.kubernetes.check import kubernetes_command
-from loadtests.kubernetes.scaling import scaling_command
 from loadtests.partitions.command import partitions_command
 from loadtests.peers.command import peers_command
+from loadtests.scaling import scaling_command
 from loadtests.simulate.command import simulate_command
 from loadtests.soak.command import soak_command
 from loadtests.triton import check as triton

@@ -26,7 +26,7 @@ from loadtests.fleet.judging import (
 from loadtests.fleet.run import FleetRun
 from loadtests.fleet.system import RULES, Fleet
 from loadtests.machine import this_machine
-from loadtests.partitions.namespaces import missing
+from testing.namespaces import missing
 from testing.postgresql import programs
 
 _HEADING = (

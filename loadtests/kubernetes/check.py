@@ -20,7 +20,6 @@ from loadtests.arena.load import LoadGenerator
 from loadtests.arena.podman import run
 from loadtests.arena.questions import ExpectedAnswers, every_text
 from loadtests.arena.run import compare_with_ledger
-from loadtests.kubernetes.manifests import has_kubectl, render
 from loadtests.kubernetes.pods import (
     PlayedPod,
     dependencies,
@@ -32,6 +31,7 @@ from loadtests.kubernetes.pods import (
     take_away,
 )
 from testing.certificates import Authority
+from testing.manifests import has_kubectl, render
 from testing.waiting import wait_until
 
 _PORT = 18090

@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from loadtests.arena.podman import PodmanError, inspect, run
-from loadtests.kubernetes.manifests import (
+from testing.manifests import (
     Manifest,
     of_kind,
     pod_labels,

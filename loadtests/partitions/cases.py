@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from loadtests.partitions.members import BACKENDS
-from loadtests.partitions.namespaces import NamespaceNetwork
+from testing.namespaces import NamespaceNetwork
 
 
 class Direction(StrEnum):

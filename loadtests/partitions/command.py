@@ -13,8 +13,8 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.machine import this_machine
 from loadtests.partitions.cases import PAIRS, Direction, ProcessPair
 from loadtests.partitions.judging import HEADING, line, problems
-from loadtests.partitions.namespaces import missing
 from loadtests.partitions.run import PartitionRun
+from testing.namespaces import missing
 
 
 @click.command("partitions")

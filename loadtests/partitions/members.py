@@ -17,7 +17,7 @@ from gateway.settings import Settings, environment, process_environment
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.system import KEY
-from loadtests.partitions.namespaces import NamespaceNetwork
+from testing.namespaces import NamespaceNetwork
 from testing.postgresql import programs
 
 BACKENDS = ("eu-0", "us-0")

@@ -17,9 +17,9 @@ from loadtests.chaos.load import LoadGenerator
 from loadtests.chaos.models import AnswerChecker
 from loadtests.partitions.cases import Direction, ProcessPair
 from loadtests.partitions.members import ADMIN_KEY, MEMBERS, ProcessGroup
-from loadtests.partitions.namespaces import NamespaceNetwork
 from loadtests.partitions.sampling import ResourceSampler
 from testing.loopback import no_authorities
+from testing.namespaces import NamespaceNetwork
 
 QUIET = 1.0
 _RATE, _HIT_RATE = 15.0, 5.0

@@ -3,8 +3,8 @@
 import copy
 from pathlib import Path
 
-from loadtests.kubernetes.manifests import Manifest, workloads
 from loadtests.kubernetes.pods import PlayedPod, dependencies, pods
+from testing.manifests import Manifest, workloads
 from tests.deploy.compose_file import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]

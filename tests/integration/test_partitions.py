@@ -10,8 +10,8 @@ import pytest
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.partitions.cases import PAIRS, Direction
 from loadtests.partitions.judging import problems
-from loadtests.partitions.namespaces import missing
 from loadtests.partitions.run import PartitionRun
+from testing.namespaces import missing
 from testing.postgresql import programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(1800)]

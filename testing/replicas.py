@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from loadtests.kubernetes.manifests import Manifest
+from testing.manifests import Manifest
 
 _TOLERANCE = 0.1
 """Of the autoscaler: it leaves the number alone while demand is so near to it."""

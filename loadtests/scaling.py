@@ -23,11 +23,11 @@ import click
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import closed_loop
-from loadtests.kubernetes.manifests import of_kind, render
-from loadtests.kubernetes.replicas import Scaling, read_scaling
 from loadtests.workload import cycle, sentences
 from testing.loopback import get
+from testing.manifests import of_kind, render
 from testing.prometheus import Prometheus, running_prometheus
+from testing.replicas import Scaling, read_scaling
 from testing.waiting import wait_until
 
 _OVERLAY, _REGION = "production/eu", "eu"

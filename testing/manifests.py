@@ -8,7 +8,7 @@ from typing import Any  # a manifest is of all types
 
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
+FOLDER = Path(__file__).parents[1] / "deploy/kubernetes"
 OVERLAYS = ("minimal", "production/eu", "production/us")
 _WORKLOADS = ("Deployment", "StatefulSet")
 
