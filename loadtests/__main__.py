@@ -35,6 +35,7 @@ from loadtests.chaos.command import chaos_command
 from loadtests.compose.command import compose_command
 from loadtests.dashboards.check import dashboards_command
 from loadtests.drills.command import drills_command
+from loadtests.faults.command import faults_command
 from loadtests.fleet.command import fleet_command
 from loadtests.fuzz_amplification.command import fuzz_amplification_command
 from loadtests.fuzz_api.command import fuzz_api_command
@@ -359,6 +360,7 @@ main.add_command(dashboards_command)
 main.add_command(drills_command)
 main.add_command(scaling_command)
 main.add_command(chaos_command)
+main.add_command(faults_command)
 main.add_command(fuzz_amplification_command)
 main.add_command(fuzz_api_command)
 main.add_command(fuzz_dialects_command)

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from loadtests.chaos.models import MODEL, AnswerChecker, texts, write_revision
+from loadtests.faults.model import MODEL, ModelOracle, texts, write_revision
 from loadtests.generator import Target
 from loadtests.machine import this_machine
 from loadtests.open_loop import open_loop
@@ -231,11 +231,11 @@ class _Run:
         self, batch: str, output: Sequence[_Output], failed: int, took: float
     ) -> BatchResult:
         times = Counter(line["custom_id"] for line in output)
-        checker = AnswerChecker(self._folder / "models")
+        checker = ModelOracle([self._folder / "models"])
         wrong = 0
         for line in output[:: max(1, len(output) // _CHECKED)]:
             body = msgspec.json.encode(line["response"]["body"])
-            wrong += not checker.is_right(self._texts[int(line["custom_id"])], body)
+            wrong += not checker.is_right_text(self._texts[int(line["custom_id"])], body)
         billed = _billed(self._folder / "data" / "ledger.db", f"{batch}-")
         return BatchResult(
             lines=len(self._texts),

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from loadtests.chaos.proxy import SOUND, ProxyFault
 from loadtests.chaos.system import PacedBackend
+from loadtests.faults.proxy import SOUND, ProxyFault
 
 Act = Callable[[PacedBackend], Awaitable[None]]
 

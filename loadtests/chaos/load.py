@@ -10,8 +10,8 @@ from typing import Self
 import httpx
 import msgspec
 
-from loadtests.chaos.models import MODEL, AnswerChecker, texts
 from loadtests.chaos.system import KEY
+from loadtests.faults.model import MODEL, ModelOracle, texts
 
 # No answer takes longer: the gateway's own deadline is shorter.
 _LONGEST = 30.0
@@ -41,7 +41,7 @@ class LoadGenerator:
     def __init__(
         self,
         port: int,
-        judge: AnswerChecker,
+        judge: ModelOracle,
         *,
         rate: float,
         seed: int,
@@ -119,7 +119,7 @@ class LoadGenerator:
     def _judge_answers(self) -> None:
         """Judge the answers after the measurement."""
         for place, text, body in self._unjudged:
-            is_right = self._judge.is_right(text, body)
+            is_right = self._judge.is_right_text(text, body)
             self.sent[place] = msgspec.structs.replace(self.sent[place], is_right=is_right)
         self._unjudged.clear()
 

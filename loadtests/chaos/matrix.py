@@ -10,8 +10,8 @@ import msgspec
 
 from loadtests.chaos.faults import BACKEND_FAULTS, BackendFault, inject, undo
 from loadtests.chaos.load import LoadGenerator, RequestOutcome
-from loadtests.chaos.models import AnswerChecker
 from loadtests.chaos.system import BackendSpec, BatchPace, ChaosSystem, chaos_system
+from loadtests.faults.model import ModelOracle
 
 PACE = BatchPace(base=2e-3, token=5.8e-4)
 # Of every text, its two special tokens included.
@@ -60,7 +60,7 @@ async def run_case(
     async with chaos_system(folder, _SPECS) as system:
         victims = system.of_region("eu")[: 1 if extent == "one" else 2]
         rate = SHARE * CAPACITY * (len(_SPECS) - len(victims))
-        judges = [AnswerChecker(victim.models) for victim in system.backends.values()]
+        judges = [ModelOracle([victim.models]) for victim in system.backends.values()]
         load = LoadGenerator(system.port, judges[0], rate=rate, seed=1)
         hasty = LoadGenerator(system.port, judges[0], rate=_HASTY_RATE, seed=2, timeout=_HASTE)
         async with load, hasty:

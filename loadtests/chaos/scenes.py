@@ -9,9 +9,9 @@ import msgspec
 
 from loadtests.chaos.load import LoadGenerator, RequestOutcome
 from loadtests.chaos.matrix import CAPACITY, PACE, percentile
-from loadtests.chaos.models import AnswerChecker
-from loadtests.chaos.proxy import SOUND, ProxyFault
 from loadtests.chaos.system import BackendSpec, BatchPace, PacedBackend, chaos_system
+from loadtests.faults.model import ModelOracle
+from loadtests.faults.proxy import SOUND, ProxyFault
 
 _TWO_REGIONS = (
     BackendSpec(name="eu-0", region="eu", pace=PACE),
@@ -45,7 +45,7 @@ class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
 async def total_outage(folder: Path, *, down: float, after: float, insists: bool) -> OutageResult:
     """Take both regions down for `down` seconds, and bring one backend back."""
     async with chaos_system(folder, _TWO_REGIONS) as system:
-        judge = AnswerChecker(system.backends["eu-0"].models)
+        judge = ModelOracle([system.backends["eu-0"].models])
         known = "good film about money"
         load = LoadGenerator(system.port, judge, rate=0.6 * CAPACITY, seed=1, insists=insists)
         hits = LoadGenerator(system.port, judge, rate=20.0, seed=2, repeat=known)
@@ -91,7 +91,7 @@ async def unequal_backends(folder: Path, *, duration: float) -> dict[str, float]
         BackendSpec(name="slow", region="eu", pace=slow),
     )
     async with chaos_system(folder, specs) as system:
-        judge = AnswerChecker(system.backends["fast"].models)
+        judge = ModelOracle([system.backends["fast"].models])
         async with LoadGenerator(system.port, judge, rate=0.9 * CAPACITY * 4 / 3, seed=1) as load:
             await asyncio.sleep(_SETTLING)
             before = {name: b.proxy.items for name, b in system.backends.items()}
@@ -112,7 +112,7 @@ async def stalls(folder: Path, *, duration: float, hedge_share: float) -> dict[s
     specs = tuple(BackendSpec(name=f"eu-{n}", region="eu", pace=PACE) for n in range(2))
     routing = {"hedge_share": hedge_share, "spill_after": 1.0}
     async with chaos_system(folder, specs, routing=routing) as system:
-        judge = AnswerChecker(system.backends["eu-0"].models)
+        judge = ModelOracle([system.backends["eu-0"].models])
         await system.backends["eu-0"].proxy.set_fault(ProxyFault(stalls=0.05, stall=1.0))
         async with LoadGenerator(system.port, judge, rate=0.3 * 2 * CAPACITY, seed=1) as load:
             begun = asyncio.get_running_loop().time()
@@ -154,7 +154,7 @@ async def spike(folder: Path, *, calm: float, busy: float) -> SpikeResult:
     )
     rate = 0.2 * CAPACITY
     async with chaos_system(folder, specs) as system:
-        judge = AnswerChecker(system.backends["eu-0"].models)
+        judge = ModelOracle([system.backends["eu-0"].models])
         spares = [system.backends[f"spare-{n}"].proxy for n in range(2)]
         clock = asyncio.get_running_loop().time
 

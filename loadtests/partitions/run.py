@@ -14,7 +14,7 @@ import psycopg
 from gateway.ledger.ledger import Ledger
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.load import LoadGenerator
-from loadtests.chaos.models import AnswerChecker
+from loadtests.faults.model import ModelOracle
 from loadtests.partitions.cases import Direction, ProcessPair
 from loadtests.partitions.members import ADMIN_KEY, MEMBERS, ProcessGroup
 from loadtests.partitions.sampling import ResourceSampler
@@ -79,7 +79,7 @@ class PartitionRun:
             members = ProcessGroup(self._network, self._folder, self._keepalive)
             self._members = stack.enter_context(members)
             stack.enter_context(self._network.inside("client"))
-            self._judge = AnswerChecker(members.models)
+            self._judge = ModelOracle([members.models])
             self._client = httpx.AsyncClient(timeout=_ASKED, verify=no_authorities())
             await stack.enter_async_context(self._client)
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")

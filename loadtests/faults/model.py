@@ -1,7 +1,7 @@
 """Writes a model whose answers are predictable, in revisions that answer differently."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,9 +12,11 @@ from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
 from backends.types import OutputKind
+from loadtests.faults.topology import Question
 from testing.model_repository import DIMENSIONS, WORDS, write_encoder
 
 MODEL = "tiny"
+PATH = "/v1/embed"
 _WORDS = 8
 _TOLERANCE = 1e-4
 
@@ -53,11 +55,14 @@ def texts(seed: int) -> Iterator[str]:
         yield " ".join(chooser.choices(WORDS, k=_WORDS))
 
 
-class AnswerChecker:
-    """Computes the right answers of every revision written below `root`."""
+class ModelOracle:
+    """Asks about random texts, and computes the right answers of every revision it has learned.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    `roots` are the repositories of the backends. Equal revision names mean equal revisions.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = roots
         self._known: dict[str, Tokenizer] = {}
         self._executor = SimulatedExecutor(
             dimensions=DIMENSIONS, worker_threads=1, base=0.0, token=0.0
@@ -65,15 +70,26 @@ class AnswerChecker:
         self.learn()
 
     def learn(self) -> None:
-        """Read the newest revision."""
-        model = read_catalogue(self._root).models[MODEL]
-        tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        self._known[model.revision] = tokenizer
+        """Read the newest revision of each repository."""
+        for root in self._roots:
+            model = read_catalogue(root).models[MODEL]
+            tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+            self._known[model.revision] = tokenizer
 
-    def is_right(self, text: str, body: bytes) -> bool:
-        """Return whether `body` answers `text` as the revision that it names does."""
+    def questions(self, seed: int) -> Iterator[Question]:
+        """Yield a question about each of `texts(seed)`."""
+        for text in texts(seed):
+            yield Question(path=PATH, body=msgspec.json.encode({"model": MODEL, "input": [text]}))
+
+    def is_right(self, question: Question, body: bytes) -> bool:
+        """Return whether `body` answers the question as the revision that it names does."""
+        (text,) = msgspec.json.decode(question.body)["input"]
+        return self.is_right_text(text, body)
+
+    def is_right_text(self, text: str, body: bytes) -> bool:
+        """Return whether `body` has the embedding of `text`, and no other."""
         answer = msgspec.json.decode(body, type=_Body)
         tokenizer = self._known.get(answer.revision)
         if tokenizer is None or len(answer.results) != 1:

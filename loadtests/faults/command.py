@@ -1,0 +1,113 @@
+"""Runs faults from the command line: `python -m loadtests faults`."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import click
+
+from loadtests.faults.catalogue import Fault
+from loadtests.faults.entries import FAULTS
+from loadtests.faults.processes import Processes, Setup
+from loadtests.faults.report import RESULTS, Record, ResultFile, current_commit, table
+from loadtests.faults.run import Job, Pace, run_jobs
+from loadtests.faults.topology import Topology
+
+TOPOLOGIES: Mapping[str, Callable[[Path, object], Topology]] = {
+    "processes": lambda folder, setup: Processes(folder, cast("Setup | None", setup)),
+}
+"""How each topology is made in an empty folder."""
+_ENOUGH = 900.0
+"""Seconds after which no further case begins, so that a run ends within 20 minutes."""
+
+
+@click.command("faults")
+@click.option("--topology", multiple=True, type=click.Choice(list(TOPOLOGIES)))
+@click.option("--fault", "names", multiple=True, help="Name of a fault, or fault and part.")
+@click.option("--list", "is_list", is_flag=True, help="Print the catalogue.")
+@click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
+@click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
+@click.option("--hold", default=0.0, help="Seconds of each fault, instead of its own.")
+@click.option("--quiet", default=5.0, show_default=True, help="Seconds of load before it.")
+@click.option("--anew", is_flag=True, help="Run what is recorded for this commit, too.")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
+def faults_command(
+    *,
+    topology: tuple[str, ...],
+    names: tuple[str, ...],
+    is_list: bool,
+    is_table: bool,
+    repeat: int,
+    hold: float,
+    quiet: float,
+    anew: bool,
+    results: Path,
+) -> None:
+    """Inject faults under load; judge answers, bills, errors and recovery.
+
+    A run ends within 20 minutes. The same command goes on where it ended: cases that are recorded
+    for this commit are left out.
+    """
+    jobs = list(_jobs(topology or tuple(TOPOLOGIES), names, repeat))
+    if not jobs:
+        raise click.UsageError("no fault has this name here; `--list` prints the catalogue")
+    if is_list:
+        _list(jobs)
+        return
+    file, commit = ResultFile(results), current_commit()
+    if is_table:
+        print("\n".join(table(file.records(commit).values())))
+        return
+    if anew:
+        file.forget(commit, {job.name for job in jobs})
+    head = list(table([]))
+    print("\n".join(head), flush=True)
+    found: list[Record] = []
+
+    def show(record: Record) -> None:
+        found.append(record)
+        print(list(table([record]))[-1], flush=True)
+
+    left = run_jobs(
+        jobs,
+        lambda name, folder, setup: TOPOLOGIES[name](folder, setup),
+        file,
+        commit=commit,
+        pace=Pace(quiet=quiet, hold=hold),
+        within=_ENOUGH,
+        show=show,
+    )
+    if left:
+        print(f"{len(left)} cases are left: run the same command again")
+    if broken := [record.case for record in found if record.findings]:
+        sys.exit(f"not as it must: {', '.join(broken)}")
+
+
+def _jobs(topologies: tuple[str, ...], names: tuple[str, ...], repeat: int) -> Iterator[Job]:
+    for topology in topologies:
+        for fault in FAULTS:
+            if topology not in fault.topologies:
+                continue
+            for part in _parts(topology, fault):
+                for number in range(repeat):
+                    job = Job(topology, fault, part, number)
+                    if not names or {fault.name, f"{fault.name} {part}"} & set(names):
+                        yield job
+
+
+def _parts(topology: str, fault: Fault) -> list[str]:
+    if fault.play is not None:
+        return [""]
+    return list(TOPOLOGIES[topology](Path(), fault.setup).parts(fault.name))
+
+
+def _list(jobs: list[Job]) -> None:
+    print("| fault | what it does | how it is undone | topologies: parts | errors are allowed |")
+    print("|---|---|---|---|---|")
+    faults = {job.fault.name: job.fault for job in jobs}
+    for name, fault in faults.items():
+        mine = [job for job in jobs if job.fault.name == name]
+        parts = ", ".join(dict.fromkeys(f"{job.topology} {job.part}".strip() for job in mine))
+        windows = ", ".join(f"{kind}: {window}" for kind, window in fault.windows.items())
+        print(f"| {name} | {fault.what} | {fault.undo} | {parts} | {windows or 'never'} |")

@@ -1,0 +1,282 @@
+"""Lists every fault of the catalogue."""
+
+from collections.abc import Sequence
+
+from loadtests.faults import processes
+from loadtests.faults.catalogue import Case, Fault, LoadSpec
+from loadtests.faults.judge import LIMITED, SETTLED, Window, percentile
+from loadtests.faults.processes import CAPACITY, RULE, BackendSpec, Processes, Setup
+from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
+from testing.redis_deployments import FAILOVER_TIMEOUT
+
+_PROCESSES = ("processes",)
+_BACKENDS = LoadSpec(rate=0.3 * CAPACITY * len(processes.TWO_BY_TWO))
+"""60 % of what the other region alone can compute."""
+_MOST_ATTEMPTS = 1.2
+_ALLOWED = 0.020
+"""Seconds that a fault of a Redis may add to the 99th percentile of misses."""
+_HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
+_REACTION = 2.0
+"""Seconds until a new breaker, or the end of a failover, is noticed."""
+_LONGEST_FAILOVER = 1.5 + 2 * FAILOVER_TIMEOUT + 4.0
+"""Seconds to a new primary at most: an election without a leader is repeated once."""
+_TWO_REGIONS = (
+    BackendSpec(name="eu-0", region="eu"),
+    BackendSpec(name="us-0", region="us"),
+)
+_ONE_REGION = (
+    BackendSpec(name="eu-0", region="eu"),
+    BackendSpec(name="eu-1", region="eu"),
+)
+_UNEQUAL = (
+    BackendSpec(name="fast", region="eu"),
+    BackendSpec(name="slow", region="eu", slower=3.0),
+)
+_OVERFLOWING = (
+    BackendSpec(name="eu-0", region="eu"),
+    *(BackendSpec(name=f"spare-{n}", region="eu", overflow=True) for n in range(2)),
+)
+
+
+def few_attempts(case: Case) -> Sequence[str]:
+    """Find items that were tried too often, retries and hedges included."""
+    grown = _growth(case)
+    first = grown["computed"] + grown["failed"]
+    attempts = (first + grown["retried"] + grown["hedged"]) / first if first > 0 else 1.0
+    case.figures["attempts"] = round(attempts, 3)
+    return [f"{attempts:.2f} attempts per item"] if attempts > _MOST_ATTEMPTS else []
+
+
+def misses_go_on(case: Case) -> Sequence[str]:
+    """Find misses that waited for the Redis that fails, and a breaker that never opened."""
+    misses = [each for each in case.sent if not each.is_repeat]
+    before = percentile([each for each in misses if each.came < case.begun], 0.99)
+    during = percentile([each for each in misses if case.begun <= each.due < case.ended], 0.99)
+    case.figures["miss_p99_added_ms"] = round(1000 * (during - before), 1)
+    late = during > before + _ALLOWED
+    return [f"p99 of misses rose from {before:.3f} to {during:.3f} s"] if late else []
+
+
+def breaker_opens(case: Case) -> Sequence[str]:
+    """Find a breaker that did not open."""
+    opened = case.figures["breaker_opened"] = _growth(case)[f"{case.part} breaker"]
+    return [] if opened else [f"the breaker of the {case.part} Redis did not open"]
+
+
+def limits_hold(case: Case) -> Sequence[str]:
+    """Find a window with more requests than the limit and the failover's bound allow."""
+    if not isinstance(case.topology, Processes):
+        raise TypeError(case.topology)
+    away = case.topology.away
+    tenants = [tenant for tenant in case.topology.keys if tenant.startswith(LIMITED)]
+    admitted = {
+        tenant: [
+            AdmittedRequest(each.due, each.came)
+            for each in case.sent
+            if each.tenant == tenant and each.status == 200
+        ]
+        for tenant in tenants
+    }
+    over = max(most_over_the_limit(each, RULE) for each in admitted.values())
+    rate = len(case.sent) / len(case.topology.keys) / (case.sent[-1].due - case.sent[0].due)
+    bound = over_admission_bound(away, workers=case.topology.setup.workers, offered=rate)
+    case.figures.update(away=round(away, 1), over=round(over, 1), bound=round(bound, 1))
+    found = [f"{over:.1f} requests over the limit"] if over > bound else []
+    return [*found, f"{away:.1f} s without a primary"] if away > _LONGEST_FAILOVER else found
+
+
+def over_admission_bound(away: float, *, workers: int, offered: float) -> float:
+    """Return by how many requests a window with a failover of `away` seconds may be over."""
+    unaware = away + processes.STATE_TIMEOUT + 1.0
+    return failover_bound(
+        RULE, share=processes.SHARE, workers=workers, unaware=unaware, offered=offered
+    )
+
+
+def hits_are_answered(case: Case) -> Sequence[str]:
+    """Find memory hits that were refused while no backend was up, and refusals without a hint."""
+    down = [each for each in case.sent if case.begun <= each.due < case.ended]
+    missed = sum(each.has_failed for each in down if each.is_repeat)
+    # The probes need a moment to find out.
+    refused = [each for each in down if each.due > case.begun + 1.0 and each.status == 503]
+    silent = sum(not each.retry_after for each in refused)
+    after = [each.due - case.ended for each in case.sent if each.has_failed]
+    case.figures.update(
+        refused=len(refused),
+        slowest_refusal=round(percentile(refused, 1.0), 3),
+        refused_after=round(max([0.0, *after]), 1),
+    )
+    counted = ((missed, "memory hits were refused"), (silent, "refusals have no `Retry-After`"))
+    return [f"{count} {what}" for count, what in counted if count]
+
+
+def shares(case: Case) -> Sequence[str]:
+    """Note the items of each backend."""
+    grown = _growth(case)
+    case.figures["items"] = {
+        name.removeprefix("items "): int(count)
+        for name, count in grown.items()
+        if name.startswith("items ")
+    }
+    return []
+
+
+def _growth(case: Case) -> dict[str, float]:
+    start, end = case.counters["start"], case.counters["end"]
+    return {name: end[name] - start.get(name, 0.0) for name in end}
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        name="kill",
+        what="ends all processes of a part with SIGKILL",
+        undo="its supervisor, or the runner, starts it again",
+        topologies=_PROCESSES,
+        hold=10.0,
+        windows={
+            "worker": Window(after_begin=3.0),
+            "gateway": Window(is_open=True, after_end=3.0),
+        },
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="stop",
+        what="stops the processes of a part with SIGSTOP: connections stay, nothing is answered",
+        undo="SIGCONT",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="latency",
+        what="adds 2 s to every answer of a backend",
+        undo="answers come at once again",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="errors",
+        what="answers 30 % of the calls of a backend with 500",
+        undo="calls reach the backend again",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="refused",
+        what="refuses connections to a backend",
+        undo="the backend listens again",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="half-open",
+        what="takes what is sent to a backend, and passes nothing on",
+        undo="the silent connections are cut",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="revision",
+        what="loads another revision of the model on a part of the backends",
+        undo="it stays",
+        topologies=_PROCESSES,
+        load=_BACKENDS,
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="all-down",
+        what="refuses connections to all backends",
+        undo="one backend comes back",
+        topologies=_PROCESSES,
+        hold=4.0,
+        windows={"backends": Window(is_open=True, after_end=1.0)},
+        load=LoadSpec(rate=0.6 * CAPACITY, hasty=0.0),
+        setup=Setup(backends=_TWO_REGIONS),
+        checks=(hits_are_answered,),
+    ),
+    Fault(
+        name="all-down-insistent",
+        what="refuses connections to all backends, while callers repeat what is refused",
+        undo="one backend comes back",
+        topologies=_PROCESSES,
+        hold=4.0,
+        windows={"backends": Window(is_open=True, after_end=5.0)},
+        load=LoadSpec(rate=0.6 * CAPACITY, hasty=0.0, insists=True),
+        setup=Setup(backends=_TWO_REGIONS),
+        checks=(hits_are_answered,),
+    ),
+    Fault(
+        name="unequal",
+        what="offers 90 % of the capacity of two backends, of which one is three times as fast",
+        undo="nothing to undo",
+        topologies=_PROCESSES,
+        load=LoadSpec(rate=1.2 * CAPACITY, repeated=0.0, hasty=0.0),
+        setup=Setup(backends=_UNEQUAL),
+        checks=(shares,),
+    ),
+    Fault(
+        name="stalls",
+        what="delays 5 % of the calls of one of two backends by 1 s, without hedging",
+        undo="no call is delayed",
+        topologies=_PROCESSES,
+        load=LoadSpec(rate=0.6 * CAPACITY, repeated=0.0, hasty=0.0),
+        setup=Setup(
+            backends=_ONE_REGION, document={"routing": {"hedge_share": 0.0, "spill_after": 1.0}}
+        ),
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="stalls-hedged",
+        what="delays 5 % of the calls of one of two backends by 1 s, with 5 % of hedges",
+        undo="no call is delayed",
+        topologies=_PROCESSES,
+        load=LoadSpec(rate=0.6 * CAPACITY, repeated=0.0, hasty=0.0),
+        setup=Setup(
+            backends=_ONE_REGION, document={"routing": {"hedge_share": 0.05, "spill_after": 1.0}}
+        ),
+        checks=(few_attempts,),
+    ),
+    Fault(
+        name="spike",
+        what="sends ten times the load; two backends of an overflow pool may help",
+        undo="the load is as before",
+        topologies=_PROCESSES,
+        hold=6.0,
+        load=LoadSpec(rate=0.2 * CAPACITY, repeated=0.0, hasty=0.0, spike=10.0),
+        setup=Setup(backends=_OVERFLOWING),
+        checks=(shares,),
+    ),
+    Fault(
+        name="full",
+        what="leaves no memory to a Redis that evicts nothing, so that it refuses writes",
+        undo="the bound of its memory goes",
+        topologies=_PROCESSES,
+        load=_HITS,
+        checks=(misses_go_on,),
+    ),
+    Fault(
+        name="redis-latency",
+        what="delays every reply of a Redis by 200 ms",
+        undo="replies come at once",
+        topologies=_PROCESSES,
+        load=_HITS,
+        setup=Setup(redis="delayed"),
+        checks=(misses_go_on,),
+    ),
+    Fault(
+        name="failover",
+        what="kills the primary of a Redis under three Sentinels, while tenants exceed their limit",
+        undo="the killed server comes back as a replica",
+        topologies=_PROCESSES,
+        hold=SETTLED,
+        load=LoadSpec(rate=200.0, repeated=0.6, hasty=0.0),
+        setup=Setup(redis="sentinel", limited=2),
+        checks=(misses_go_on, limits_hold),
+    ),
+)
+"""By name, in the order in which they run; those with equal setups share a running system."""

@@ -1,0 +1,498 @@
+"""Runs the topology `processes`: a gateway, its backends behind proxies, and two Redis."""
+
+import os
+import secrets
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from pathlib import Path
+from typing import Any, Self  # Any: sections of a document, a worker's report
+
+import httpx
+import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from backends.protocol import RELOAD_PATH, STATE_PATH
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from gateway.redis.client import connect
+from gateway.runtime.control import Control
+from gateway.settings import Settings, environment, process_environment
+from gateway.types import Rule
+from loadtests.faults.judge import LIMITED, LedgerRow
+from loadtests.faults.model import ModelOracle, write_revision
+from loadtests.faults.proxy import SOUND, FaultyProxy, ProxyFault
+from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
+from loadtests.gateway import Gateway
+from testing.delaying_proxy import DelayingProxy
+from testing.loopback import get, is_answered, no_authorities
+from testing.ports import free_port
+from testing.redis_deployments import SentinelDeployment, sentinel_deployment
+from testing.valkey import Valkey
+from testing.waiting import wait_until
+
+_ROOT = Path(__file__).parents[2]
+BASE, TOKEN = 2e-3, 5.8e-4
+"""Seconds of a batch of a backend, and of each of its tokens."""
+_ROWS, _TOKENS = 16, 10
+CAPACITY = _ROWS / (BASE + TOKEN * _TOKENS * _ROWS)
+"""Items a second that a backend can compute at its best."""
+RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
+SHARE, STATE_TIMEOUT = 0.1, 1.0
+_FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
+_DURABLE = ("--appendonly", "yes")
+_DOWN_AFTER = 1.5
+"""Seconds without a reply after which a Sentinel takes the primary for down."""
+_CONSUMERS = ("billing", "request-log")
+_PROXY_FAULTS = {
+    "latency": ProxyFault(latency=2.0),
+    "errors": ProxyFault(errors=0.3),
+    "refused": ProxyFault(refuses=True),
+    "half-open": ProxyFault(silent=True),
+    "stalls": ProxyFault(stalls=0.05, stall=1.0),
+    "stalls-hedged": ProxyFault(stalls=0.05, stall=1.0),
+}
+_LATE = 0.2
+
+
+class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Specifies a backend: with a repository of its own or `models`; `slower` times the pace."""
+
+    name: str
+    region: str
+    slower: float = 1.0
+    overflow: bool = False
+    models: Path | None = None
+    settings: Mapping[str, str] = {}
+
+
+TWO_BY_TWO = tuple(
+    BackendSpec(name=f"{region}-{number}", region=region)
+    for region in ("eu", "us")
+    for number in range(2)
+)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What the topology is started with.
+
+    `redis` is one server for each purpose, one behind a proxy that delays, or one under Sentinels.
+    `limited` tenants have the limit `RULE`.
+    """
+
+    backends: tuple[BackendSpec, ...] = TWO_BY_TWO
+    workers: int = 2
+    redis: str = "single"
+    limited: int = 0
+    document: Mapping[str, Any] = {}
+
+
+class PacedBackend:
+    """Runs a backend of declared speed, with its repository and the proxy before it."""
+
+    def __init__(self, spec: BackendSpec, folder: Path) -> None:
+        self.spec = spec
+        self.models = spec.models or folder / spec.name
+        if spec.models is None:
+            write_revision(self.models, 1)
+        self.port = free_port()
+        self.proxy = FaultyProxy(self.port, seed=len(spec.name))
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, if it does not run."""
+        if self._child is not None:
+            return
+        settings = {
+            "provider": "paced",
+            "threads": "1",
+            "tokenizer_threads": "1",
+            "paced_base": str(BASE * self.spec.slower),
+            "paced_token": str(TOKEN * self.spec.slower),
+        } | dict(self.spec.settings)
+        command = [sys.executable, "-m", "backends", "serve", "--models", str(self.models)]
+        command += ["--port", str(self.port), "--region", self.spec.region, "--id", self.spec.name]
+        named = {f"SLUICEGATE_BACKEND_{k.upper()}": v for k, v in settings.items()}
+        self._child = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=dict(process_environment()) | named,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def is_ready(self) -> bool:
+        """Return whether the process answers."""
+        return is_answered(f"http://127.0.0.1:{self.port}{STATE_PATH}", timeout=2.0)
+
+    def change_revision(self) -> None:
+        """Switch to a further revision of the model."""
+        write_revision(self.models, 1 + len(list(self.models.glob("*/*"))))
+        with httpx.Client(timeout=60.0, verify=no_authorities()) as client:
+            client.post(f"http://127.0.0.1:{self.port}{RELOAD_PATH}").raise_for_status()
+
+
+class Processes:
+    """The topology `processes`. It is a `Topology`, with the backends by name for other tests."""
+
+    name = "processes"
+
+    def __init__(self, folder: Path, setup: Setup | None = None) -> None:
+        self.setup = setup or Setup()
+        self._folder = folder
+        self._stack = ExitStack()
+        self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in self._tenants()}
+        self.backends = {
+            spec.name: PacedBackend(spec, folder / "models") for spec in self.setup.backends
+        }
+        self.oracle = ModelOracle([each.models for each in self.backends.values()])
+        self.away = 0.0
+        """Seconds without a primary Redis in the last failover."""
+        self._consumers: dict[str, subprocess.Popen[bytes]] = {}
+        self._redis: dict[str, Valkey | SentinelDeployment] = {}
+        self._delays = {"cache": 0.0, "state": 0.0}
+        self._faults: dict[str, Callable[[str], AbstractContextManager[None]]] = {
+            "kill": self._kill,
+            "stop": self._stop,
+            "revision": self._revision,
+            "full": self._full,
+            "redis-latency": self._delay,
+            "failover": self._fail_over,
+            "all-down": self._all_down,
+            "all-down-insistent": self._all_down,
+            "unequal": lambda _: nullcontext(),
+            "spike": lambda _: nullcontext(),
+        }
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
+            for backend in self.backends.values():
+                stack.callback(backend.kill)
+                backend.start()
+                stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
+            urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
+            self._gateway = Gateway(
+                self._folder / "gateway",
+                self._document(),
+                workers=self.setup.workers,
+                cache_url=urls["cache"],
+                state_url=urls["state"],
+                state_timeout=STATE_TIMEOUT,
+                batches=False,
+            )
+            _create_tenants(self._gateway.settings, self.keys)
+            self._until(self._backends_ready, what="the backends are ready")
+            stack.enter_context(self._gateway)
+            for role in _CONSUMERS:
+                self._start_consumer(role)
+                stack.callback(self._end_consumer, role)
+            self._control_url = urls["state"]
+            self._started = self._gateway.processes()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for backend in self.backends.values():
+            backend.signal(signal.SIGCONT)
+        self._stack.close()
+
+    def parts(self, fault: str) -> Sequence[str]:
+        """Return the parts that a fault can be done to."""
+        first = self.setup.backends[0]
+        backends = (f"backend {first.name}", f"region {first.region}")
+        redis = ("cache", "state")
+        own = ("worker", "shipper", *_CONSUMERS, "gateway")
+        named: dict[str, tuple[str, ...]] = {
+            "kill": (*own, *backends, *redis),
+            "stop": (*backends, *redis),
+            "revision": backends,
+            "full": redis,
+            "redis-latency": redis,
+            "failover": redis,
+            "all-down": ("backends",),
+            "all-down-insistent": ("backends",),
+            "stalls": backends[:1],
+            "stalls-hedged": backends[:1],
+            "unequal": ("backends",),
+            "spike": ("callers",),
+        }
+        return named.get(fault, backends if fault in _PROXY_FAULTS else ())
+
+    def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
+        """Do a fault to a part at the entry, and undo it at the exit."""
+        if fault in _PROXY_FAULTS:
+            return self._proxied(part, _PROXY_FAULTS[fault])
+        return self._faults[fault](part)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the gateway."""
+        return "127.0.0.1", self._gateway.port
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Do nothing: the gateway is on this machine's loopback."""
+        return nullcontext()
+
+    def unwell(self) -> Sequence[str]:
+        """Return the parts that do not work now."""
+        found = [f"backend {name}" for name, each in self.backends.items() if not each.is_ready()]
+        found += [role for role, child in self._consumers.items() if child.poll() is not None]
+        with suppress(FileNotFoundError):
+            running = self._gateway.processes()
+            found += [
+                name for name in self._started if name not in running or not _runs(running[name])
+            ]
+        try:
+            ready = get(f"http://127.0.0.1:{self._gateway.port}/health/ready", timeout=2.0).json()
+            return found + [f"gateway: {each}" for each in ready["missing"] + ready["degraded"]]
+        except httpx.TransportError:
+            return [*found, "gateway"]
+
+    def billed(self, since: float) -> Sequence[LedgerRow]:
+        """Return the ledger's requests since a reading of `time.time`."""
+        path = self._gateway.settings.ledger.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60.0)) as database:
+            return ledger_rows(database.execute(LEDGER_QUERY.format(since=int(since * 1e9))))
+
+    def counters(self) -> Mapping[str, float]:
+        """Return counts of the dispatcher, of opened breakers, and of each backend's items."""
+        found = dict.fromkeys(("computed", "failed", "retried", "hedged"), 0.0)
+        found |= {"cache breaker": 0.0, "state breaker": 0.0}
+        for report in self._portal.call(self._reports):
+            for name in ("computed", "failed", "retried", "hedged"):
+                found[name] += report["dispatch"][name]
+            found["cache breaker"] += report["cache"]["remote"]["breaker_opened"]
+            found["state breaker"] += report["limits"]["breaker_opened"]
+        items = {f"items {name}": float(each.proxy.items) for name, each in self.backends.items()}
+        return found | items
+
+    def restore(self) -> None:
+        """End all faults of proxies, and start what does not run."""
+        for backend in self.backends.values():
+            self._portal.call(backend.proxy.set_fault, SOUND)
+            backend.signal(signal.SIGCONT)
+            backend.start()
+        with suppress(AssertionError):
+            wait_until(lambda: not self.unwell(), within=30.0)
+            return
+        for redis in self._redis.values():
+            if isinstance(redis, Valkey) and not redis.is_running:
+                redis.start()
+        for role in _CONSUMERS:
+            self._end_consumer(role)
+            self._start_consumer(role)
+        self._gateway.kill()
+        self._gateway.start()
+        self._started = self._gateway.processes()
+        self._until(lambda: not self.unwell(), what="everything works again")
+
+    @contextmanager
+    def _kill(self, part: str) -> Iterator[None]:
+        if part in ("cache", "state"):
+            redis = self._server(part)
+            redis.kill()
+            yield
+            redis.start()
+        elif part in _CONSUMERS:
+            self._consumers[part].kill()
+            yield
+            self._end_consumer(part)
+            self._start_consumer(part)
+        elif part == "gateway":
+            self._gateway.kill()
+            yield
+            self._gateway.start()
+        elif part in ("worker", "shipper"):
+            role = {"worker": "gateway"}.get(part, part)
+            running = self._gateway.processes()
+            victim = next(pid for name, pid in running.items() if name.startswith(role))
+            os.kill(victim, signal.SIGKILL)
+            yield  # the supervisor starts it again
+        else:
+            victims = self._backends(part)
+            for backend in victims:
+                backend.kill()
+            yield
+            for backend in victims:
+                backend.start()
+            self._until(self._backends_ready, what=f"{part} is ready")
+
+    @contextmanager
+    def _stop(self, part: str) -> Iterator[None]:
+        if part in ("cache", "state"):
+            redis = self._server(part)
+            redis.pause()
+            yield
+            redis.resume()
+            return
+        for backend in self._backends(part):
+            backend.signal(signal.SIGSTOP)
+        yield
+        for backend in self._backends(part):
+            backend.signal(signal.SIGCONT)
+
+    @contextmanager
+    def _proxied(self, part: str, fault: ProxyFault) -> Iterator[None]:
+        for backend in self._backends(part):
+            self._portal.call(backend.proxy.set_fault, fault)
+        yield
+        for backend in self._backends(part):
+            self._portal.call(backend.proxy.set_fault, SOUND)
+
+    @contextmanager
+    def _all_down(self, part: str) -> Iterator[None]:
+        """Refuse the calls of all backends; the last one alone comes back."""
+        for backend in self._backends(part):
+            self._portal.call(backend.proxy.set_fault, ProxyFault(refuses=True))
+        yield
+        self._portal.call(self._backends(part)[-1].proxy.set_fault, SOUND)
+
+    @contextmanager
+    def _revision(self, part: str) -> Iterator[None]:
+        for backend in self._backends(part):
+            backend.change_revision()
+        self.oracle.learn()
+        yield
+
+    @contextmanager
+    def _full(self, part: str) -> Iterator[None]:
+        redis = self._server(part)
+        redis.configure("maxmemory-policy", "noeviction")
+        redis.configure("maxmemory", "1")
+        yield
+        redis.configure("maxmemory", "0")
+
+    @contextmanager
+    def _delay(self, part: str) -> Iterator[None]:
+        self._delays[part] = _LATE
+        yield
+        self._delays[part] = 0.0
+
+    @contextmanager
+    def _fail_over(self, part: str) -> Iterator[None]:
+        deployment = self._redis[part]
+        if not isinstance(deployment, SentinelDeployment):
+            raise TopologyError(f"`{part}` has no Sentinels")
+        former = deployment.kill_primary()
+        killed = time.monotonic()
+        self._until(lambda: deployment.current() is not None, what="a new primary")
+        self.away = time.monotonic() - killed
+        yield
+        deployment.rejoin(former)
+
+    def _tenants(self) -> Iterator[str]:
+        yield from ("north", "south")
+        yield from (f"{LIMITED}{number}" for number in range(self.setup.limited))
+
+    def _backends(self, part: str) -> list[PacedBackend]:
+        """Return the backends of a part: `backend eu-0`, `region eu`, or `backends`."""
+        kind, _, name = part.partition(" ")
+        found = list(self.backends.values())
+        if kind == "backends":
+            return found
+        return [each for each in found if name in (each.spec.name, each.spec.region)]
+
+    def _server(self, part: str) -> Valkey:
+        redis = self._redis[part]
+        if not isinstance(redis, Valkey):
+            raise TopologyError(f"`{part}` is not a single server")
+        return redis
+
+    def _start_redis(self, stack: ExitStack, purpose: str) -> str:
+        options = _DURABLE if purpose == "state" else ()
+        if self.setup.redis == "sentinel":
+            options = (*options, "--min-replicas-to-write", "1")
+            deployment = stack.enter_context(
+                sentinel_deployment(*options, replicas=2, sentinels=3, down_after=_DOWN_AFTER)
+            )
+            self._redis[purpose] = deployment
+            return deployment.url
+        self._redis[purpose] = valkey = stack.enter_context(Valkey(*options))
+        if self.setup.redis == "single":
+            return valkey.url
+        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self._delays[purpose])
+        stack.enter_context(self._portal.wrap_async_context_manager(proxy))
+        return proxy.url
+
+    def _document(self) -> dict[str, Any]:
+        regions: dict[str, dict[bool, list[dict[str, str]]]] = {}
+        for backend in self.backends.values():
+            pools = regions.setdefault(backend.spec.region, {})
+            place = {"id": backend.spec.name, "url": f"http://127.0.0.1:{backend.proxy.port}"}
+            pools.setdefault(backend.spec.overflow, []).append(place)
+        written = [
+            {
+                "name": region,
+                "pools": [
+                    {"name": "spare" if extra else "main", "overflow": extra, "backends": places}
+                    for extra, places in pools.items()
+                ],
+            }
+            for region, pools in regions.items()
+        ]
+        return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
+
+    def _start_consumer(self, role: str) -> None:
+        environ = dict(process_environment()) | environment(self._gateway.settings)
+        command = [sys.executable, "-m", "gateway", f"run-{role}"]
+        self._consumers[role] = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+
+    def _end_consumer(self, role: str) -> None:
+        child = self._consumers[role]
+        child.terminate()
+        child.wait()
+
+    async def _reports(self) -> list[Any]:
+        redis = connect(self._control_url, timeout=5.0)
+        try:
+            return list(map(msgspec.json.decode, (await Control(redis).reports()).values()))
+        finally:
+            await redis.aclose()
+
+    def _backends_ready(self) -> bool:
+        return all(backend.is_ready() for backend in self.backends.values())
+
+    @staticmethod
+    def _until(holds: Callable[[], bool], *, what: str) -> None:
+        try:
+            wait_until(holds, within=60.0, what=what, every=0.05)
+        except AssertionError as error:
+            raise TopologyError(str(error)) from error
+
+
+def _create_tenants(settings: Settings, keys: Mapping[str, str]) -> None:
+    with Ledger.create(settings.ledger) as ledger:
+        for tenant, key in keys.items():
+            rules = (RULE,) if tenant.startswith(LIMITED) else _FREE
+            ledger.accounts.create_tenant(tenant, rules=rules)
+            ledger.accounts.create_key(tenant, key_hash=hash_key(key))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
+    except (FileNotFoundError, ProcessLookupError):
+        return False
