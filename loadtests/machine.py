@@ -89,6 +89,13 @@ def resident_mib(pid: int) -> float:
     raise ValueError(pid)
 
 
+def peak_mib(pid: int) -> int:
+    """Return the most memory that a process ever had resident, 0 once it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    line = next((line for line in lines if line.startswith("VmHWM")), "VmHWM: 0")
+    return int(line.split()[1]) // 1024
+
+
 def _commit() -> str:
     command = ("git", "rev-parse", "--short", "HEAD")
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """Lists the faults by name: what each does, where it can be done, and when errors are allowed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any  # figures of many kinds
 
 import msgspec
@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Any]
 
 
-Check = Callable[[Case], Sequence[str]]
+Check = Callable[[Case], Iterable[str]]
 """A further judge: returns findings."""
 Outcome = tuple[dict[str, Any], Sequence[str]]
 """Figures and findings."""

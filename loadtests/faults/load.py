@@ -20,7 +20,8 @@ _PATIENCE = 15.0
 _HASTE = "0.3"
 _REMEMBERED = 50
 _CONNECTIONS = 256
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Address = tuple[str, int]
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, _Address]
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class Load:
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.wait(tasks)
-        for _, writer in self._idle:
+        for _, writer, _ in self._idle:
             writer.transport.abort()
 
     async def _one(self, due: float, places: asyncio.Semaphore) -> None:
@@ -137,7 +138,7 @@ class Load:
     async def _exchange(
         self, tenant: str, question: Question, *, is_hasty: bool
     ) -> tuple[int, bytes, bytes]:
-        reader, writer = stream = await self._connection()
+        reader, writer, _ = stream = await self._connection()
         lines = [
             f"POST {question.path} HTTP/1.1",
             "host: gateway",
@@ -161,13 +162,15 @@ class Load:
         return int(head[9:12]), head, body
 
     async def _connection(self) -> _Stream:
+        addresses = self._topology.addresses
         # In turn, so that no connection is idle for longer than the gateway keeps it.
         while self._idle:
-            reader, writer = self._idle.popleft()
-            if not reader.at_eof() and not writer.is_closing():
-                return reader, writer
+            reader, writer, address = stream = self._idle.popleft()
+            if address in addresses and not reader.at_eof() and not writer.is_closing():
+                return stream
             writer.close()
-        return await asyncio.open_connection(*self._topology.address)
+        address = self._chooser.choice(addresses)
+        return *await asyncio.open_connection(*address), address
 
     def _judge(self) -> None:
         """Judge the answers, and find out whose a wrong answer is."""

@@ -28,7 +28,7 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from gateway.settings import Settings, environment, process_environment
+from gateway.settings import environment, process_environment
 from gateway.types import Rule
 from loadtests.faults.judge import LIMITED, LedgerRow
 from loadtests.faults.model import ModelOracle, write_revision
@@ -203,7 +203,7 @@ class Processes:
                 state_timeout=STATE_TIMEOUT,
                 batches=False,
             )
-            _create_tenants(self._gateway.settings, self.keys)
+            create_tenants(self._gateway.settings.ledger, self.keys)
             self._until(self._backends_ready, what="the backends are ready")
             stack.enter_context(self._gateway)
             for role in _CONSUMERS:
@@ -248,9 +248,9 @@ class Processes:
         return self._faults[fault](part)
 
     @property
-    def address(self) -> tuple[str, int]:
+    def addresses(self) -> Sequence[tuple[str, int]]:
         """Host and port of the gateway."""
-        return "127.0.0.1", self._gateway.port
+        return [("127.0.0.1", self._gateway.port)]
 
     def inside(self) -> AbstractContextManager[None]:
         """Do nothing: the gateway is on this machine's loopback."""
@@ -483,8 +483,9 @@ class Processes:
             raise TopologyError(str(error)) from error
 
 
-def _create_tenants(settings: Settings, keys: Mapping[str, str]) -> None:
-    with Ledger.create(settings.ledger) as ledger:
+def create_tenants(url: str, keys: Mapping[str, str]) -> None:
+    """Create the ledger at `url`, and tenants with their keys."""
+    with Ledger.create(url) as ledger:
         for tenant, key in keys.items():
             rules = (RULE,) if tenant.startswith(LIMITED) else _FREE
             ledger.accounts.create_tenant(tenant, rules=rules)

@@ -96,8 +96,8 @@ class Topology(Protocol):
         ...
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port that callers send requests to."""
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """Hosts and ports that callers send requests to. They may change while the load runs."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class Topology(Protocol):
         ...
 
     def inside(self) -> AbstractContextManager[None]:
-        """Let the connections that this thread opens reach `address`."""
+        """Let the connections that this thread opens reach `addresses`."""
         ...
 
     def unwell(self) -> Sequence[str]:
