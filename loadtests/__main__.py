@@ -30,21 +30,16 @@ from loadtests import (
     traced_hits,
     whole_requests,
 )
-from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
-from loadtests.compose.command import compose_command
 from loadtests.dashboards.check import dashboards_command
 from loadtests.drills.command import drills_command
 from loadtests.faults.command import faults_command
-from loadtests.fleet.command import fleet_command
 from loadtests.fuzz_amplification.command import fuzz_amplification_command
 from loadtests.fuzz_api.command import fuzz_api_command
 from loadtests.fuzz_dialects.command import fuzz_dialects_command
 from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
 from loadtests.growth.command import growth_command
-from loadtests.kubernetes.check import kubernetes_command
-from loadtests.partitions.command import partitions_command
 from loadtests.peers.command import peers_command
 from loadtests.scaling import scaling_command
 from loadtests.simulate.command import simulate_command
@@ -351,11 +346,6 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
-main.add_command(fleet_command)
-main.add_command(arena_command)
-main.add_command(compose_command)
-main.add_command(partitions_command)
-main.add_command(kubernetes_command)
 main.add_command(dashboards_command)
 main.add_command(drills_command)
 main.add_command(scaling_command)

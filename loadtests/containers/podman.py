@@ -72,7 +72,7 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
 
 
 def names(*listing: str) -> list[str]:
-    """Return the names that a listing gives, such as `ps --all` or `network ls`."""
+    """Return the names that a listing prints, such as `ps --all` or `network ls`."""
     return run(*listing, "--format", "{{.Names}}" if listing[0] == "ps" else "{{.Name}}").split()
 
 

@@ -8,7 +8,11 @@ from typing import cast
 import click
 
 from loadtests.faults.catalogue import Fault
+from loadtests.faults.containers import Containers
 from loadtests.faults.entries import FAULTS
+from loadtests.faults.fleet import Fleet
+from loadtests.faults.namespaces import Namespaces
+from loadtests.faults.pods import Pods
 from loadtests.faults.processes import Processes, Setup
 from loadtests.faults.report import RESULTS, Record, ResultFile, current_commit, table
 from loadtests.faults.run import Job, Pace, run_jobs
@@ -16,6 +20,9 @@ from loadtests.faults.topology import Topology
 
 TOPOLOGIES: Mapping[str, Callable[[Path, object], Topology]] = {
     "processes": lambda folder, setup: Processes(folder, cast("Setup | None", setup)),
+    "namespaces": lambda folder, setup: Fleet(folder) if setup == "fleet" else Namespaces(folder),
+    "containers": lambda _, setup: Containers(setup),
+    "pods": lambda folder, _: Pods(folder),
 }
 """How each topology is made in an empty folder."""
 _ENOUGH = 900.0
@@ -105,9 +112,8 @@ def _parts(topology: str, fault: Fault) -> list[str]:
 def _list(jobs: list[Job]) -> None:
     print("| fault | what it does | how it is undone | topologies: parts | errors are allowed |")
     print("|---|---|---|---|---|")
-    faults = {job.fault.name: job.fault for job in jobs}
-    for name, fault in faults.items():
-        mine = [job for job in jobs if job.fault.name == name]
+    for fault in {id(job.fault): job.fault for job in jobs}.values():
+        mine = [job for job in jobs if job.fault is fault]
         parts = ", ".join(dict.fromkeys(f"{job.topology} {job.part}".strip() for job in mine))
         windows = ", ".join(f"{kind}: {window}" for kind, window in fault.windows.items())
-        print(f"| {name} | {fault.what} | {fault.undo} | {parts} | {windows or 'never'} |")
+        print(f"| {fault.name} | {fault.what} | {fault.undo} | {parts} | {windows or 'never'} |")

@@ -85,7 +85,7 @@ class Containers:
         podman.prepare()
         images.build(PRESENT)
         services.remove_everything()
-        with _failures():
+        with failures():
             if FORMER in self.layout.services["gateway-1"].image:
                 images.build(FORMER, images.former_release())
             try:
@@ -125,7 +125,7 @@ class Containers:
     @contextmanager
     def inject(self, fault: str, part: str) -> Iterator[None]:
         """Do a fault to a service, to a network, or to the whole layout."""
-        with _failures():
+        with failures():
             if fault in _PROCEDURES:
                 _PROCEDURES[fault](self)
                 yield
@@ -175,7 +175,7 @@ class Containers:
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
+def failures() -> Iterator[None]:
     """Raise every failure of the layout as a `TopologyError`."""
     try:
         yield
@@ -417,7 +417,7 @@ def observed(case: Case) -> Iterator[str]:
 def restored(case: Case) -> Iterator[str]:
     """Back up and restore, and find what differs."""
     layout = _layout(case)
-    with _failures():
+    with failures():
         yield from procedures.restore(layout)
         if not procedures.accepts(case.topology.keys):
             yield "keys are not accepted after the restore"

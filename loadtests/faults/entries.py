@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from loadtests.faults import processes
+from loadtests.faults import containers, fleet, namespaces, pods, processes
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED, SETTLED, Window, percentile
 from loadtests.faults.processes import CAPACITY, RULE, BackendSpec, Processes, Setup
@@ -278,5 +278,9 @@ FAULTS: tuple[Fault, ...] = (
         setup=Setup(redis="sentinel", limited=2),
         checks=(misses_go_on, limits_hold),
     ),
+    *namespaces.FAULTS,
+    *fleet.FAULTS,
+    *containers.FAULTS,
+    *pods.FAULTS,
 )
 """By name, in the order in which they run; those with equal setups share a running system."""

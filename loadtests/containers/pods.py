@@ -1,7 +1,7 @@
 """Plays the pods of an overlay by `podman kube play`, and probes them as a kubelet does.
 
-Differences to a cluster: a workload is so many pods of given names; a volume claim and an empty
-folder are named volumes of podman; the names of services lead to all of their pods, ready or not.
+It differs from a cluster: a workload is so many pods of given names. Volume claims and empty
+folders are named volumes of podman. The name of a service leads to all its pods, ready or not.
 """
 
 import base64
@@ -17,7 +17,8 @@ import httpx
 import msgspec
 import yaml
 
-from loadtests.arena.podman import PodmanError, inspect, run
+from loadtests.containers.images import tagged
+from loadtests.containers.podman import PodmanError, inspect, names, run
 from testing.manifests import (
     Manifest,
     of_kind,
@@ -99,7 +100,7 @@ def take_away(pod: PlayedPod) -> None:
     for name in pod.probes:
         run("stop", "--time", str(pod.grace), pod.container(name), timeout=pod.grace + 60.0)
     run("pod", "rm", "--force", PREFIX + pod.name)
-    for volume in run("volume", "ls", "--format", "{{.Name}}").split():
+    for volume in names("volume", "ls"):
         if volume.startswith(f"{PREFIX}{pod.name}-") and not volume.endswith(_CLAIMED):
             run("volume", "rm", volume)
 
@@ -120,14 +121,12 @@ def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
 
 
 def remove_everything() -> None:
-    """Remove every pod, volume, secret and network of this check."""
-    for name in run("pod", "ps", "--format", "{{.Name}}").split():
-        if name.startswith(PREFIX):
-            run("pod", "rm", "--force", "--time", "1", name)
-    for kind in ("volume", "secret", "network"):
-        for name in run(kind, "ls", "--format", "{{.Name}}").split():
+    """Remove every played pod, and its volumes, secrets and network."""
+    for kind in ("pod", "volume", "secret", "network"):
+        options = ("--force", "--time", "1") if kind == "pod" else ()
+        for name in names(kind, "ls"):
             if name.startswith(PREFIX):
-                run(kind, "rm", name)
+                run(kind, "rm", *options, name)
 
 
 @contextmanager
@@ -143,7 +142,7 @@ def _private(path: Path, text: str) -> Iterator[Path]:
 
 @cache
 def _no_check() -> ssl.SSLContext:
-    """Return the TLS of probes: as a kubelet's, it checks no certificate."""
+    """Return the TLS settings of probes, which check no certificate, as a kubelet's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -154,13 +153,16 @@ def dependencies(path: Path) -> Iterator[PlayedPod]:
     """Yield the pods of a file of pods and config maps."""
     found = list(yaml.safe_load_all(path.read_text()))
     for name, each in of_kind(found, "Pod").items():
-        yield _played(name, each["spec"], each["metadata"]["labels"], (name,), found, {})
+        yield _played(name, each["spec"], each["metadata"]["labels"], (name,), found, {}, "")
 
 
 def pods(
-    manifests: Iterable[Manifest], secrets: Mapping[str, Mapping[str, str]]
+    manifests: Iterable[Manifest], secrets: Mapping[str, Mapping[str, str]], *, tag: str
 ) -> Iterator[PlayedPod]:
-    """Yield the pods of all workloads; `secrets` are the contents of those that they name."""
+    """Yield the pods of all workloads, with images of `tag`.
+
+    `secrets` are the contents of the secrets that the workloads name.
+    """
     manifests = list(manifests)
     services = of_kind(manifests, "Service")
     for name, workload in workloads(manifests).items():
@@ -177,7 +179,7 @@ def pods(
         for number in range(workload["spec"]["replicas"]):
             own = f"{name}-{number}"
             aliases = (own, *chosen, *(f"{each}.{_DOMAIN}" for each in chosen))
-            yield _played(own, spec, labels, aliases, manifests, secrets)
+            yield _played(own, spec, labels, aliases, manifests, secrets, tag)
 
 
 def _played(
@@ -187,13 +189,14 @@ def _played(
     aliases: tuple[str, ...],
     manifests: Iterable[Manifest],
     secrets: Mapping[str, Mapping[str, str]],
+    tag: str,
 ) -> PlayedPod:
     maps = of_kind(manifests, "ConfigMap")
     probes = {each["name"]: each for each in spec["containers"]}
     spec = copy.deepcopy(spec) | {"hostname": name}
     for container in spec["containers"]:
         if "/" not in container["image"]:
-            container["image"] = f"localhost/{container['image']}"
+            container["image"] = tagged(f"localhost/{container['image']}", tag)
         container["imagePullPolicy"] = "Never"
         # All of these are optional, and none is there.
         container.pop("envFrom", None)

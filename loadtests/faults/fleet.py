@@ -1,0 +1,446 @@
+"""Fails PostgreSQL and the state Redis of four gateways over, as a cluster manager would do it.
+
+All processes are in one network namespace, in which packets can be dropped. Tenants with a limit
+request three times what it allows. An operator creates tenants meanwhile.
+"""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self  # Any: values of rows
+
+import httpx
+import msgspec
+import psycopg
+
+from gateway.settings import environment, process_environment
+from gateway.types import Rule
+from loadtests.faults.catalogue import Case, Fault, LoadSpec
+from loadtests.faults.judge import LIMITED, LedgerRow
+from loadtests.faults.model import ModelOracle
+from loadtests.faults.processes import (
+    RULE,
+    SHARE,
+    STATE_TIMEOUT,
+    BackendSpec,
+    PacedBackend,
+    create_tenants,
+)
+from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
+from loadtests.gateway import Gateway
+from loadtests.windows import (
+    LARGEST_LEASE,
+    AdmittedRequest,
+    bound,
+    failover_bound,
+    most_over_the_limit,
+)
+from testing.loopback import no_authorities
+from testing.namespaces import NamespaceNetwork, missing
+from testing.postgresql import programs
+from testing.postgresql_pair import PostgreSQLPair
+from testing.redis_deployments import FAILOVER_TIMEOUT, sentinel_deployment
+from testing.valkey import Valkey
+from testing.waiting import wait_until
+
+GATEWAYS, OPERATED = 4, 2
+"""Gateways, and those that have an admin listener; as many pairs of billing and request log run."""
+_ADMIN_KEY = "admin-key-of-the-fleet"
+_RATE = 12 * RULE.capacity / RULE.window
+"""Requests a second of four tenants, of which three have the limit: each offers it three times."""
+_DETECTION = 3.0
+"""Seconds from a fault of PostgreSQL to the promotion of the standby."""
+_OVERLAP = 2.0
+"""Seconds that a frozen primary lives again, beside its successor, before it is killed."""
+_APART = 6.0
+_DOWN_AFTER, _BREAKER = 1.5, 1.0
+_PAUSE, _LOOK = 0.25, 0.1
+LONGEST_REDIS = _DOWN_AFTER + 2 * FAILOVER_TIMEOUT + 4.0
+"""Seconds without a primary Redis at most: an election without a leader is repeated once."""
+_CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
+"""Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
+LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
+"""Seconds of an operator's call at most, whatever PostgreSQL does: a statement, or a check of the
+connection and new ones, each of which may be made twice."""
+LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
+"""Seconds from a fault to the first event that is billed again, at most."""
+LEAST_SHARE = 0.5
+"""The part of its limit that a tenant gets at least: refusing all requests is over no limit."""
+# What is confirmed survives a crash, and a primary without replicas takes no writes.
+_DURABLE = ("--appendonly", "yes", "--min-replicas-to-write", "1")
+
+
+class Failovers(msgspec.Struct, frozen=True, kw_only=True):
+    """One failover of PostgreSQL and one of Redis, seen from outside. Times are in seconds.
+
+    `wrong` counts answers to an operator other than success and 503.
+    """
+
+    ledger_away: float
+    billed_after: float
+    """From the fault until the ledger had an event that is later."""
+    redis_away: float
+    changes: int
+    refused: int
+    wrong: Mapping[str, int]
+    slowest_change: float
+    lost: Sequence[str]
+    """Confirmed changes that the ledger does not have."""
+    unready: int
+    degraded: int
+    """Answers of ready gateways that named the ledger as degraded."""
+
+
+class Fleet:
+    """Four gateways of one worker, PostgreSQL with a standby, and a Redis under three Sentinels."""
+
+    name = "namespaces"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        tenants = ("free", *(f"{LIMITED}{number}" for number in range(3)))
+        self.keys = {tenant: f"sk-fleet-tenant-{tenant}" for tenant in tenants}
+        self.seen: Failovers | None = None
+        self._names = (f"new-{number}" for number in itertools.count())
+
+    def __enter__(self) -> Self:
+        if reason := missing() or (programs() is None and "PostgreSQL is not installed"):
+            raise TopologyError(reason)
+        with ExitStack() as stack:
+            self._network = stack.enter_context(NamespaceNetwork(("fleet",)))
+            stack.enter_context(self.inside())
+            backend = PacedBackend(BackendSpec(name="eu-0", region="eu"), self._folder / "models")
+            stack.callback(backend.kill)
+            backend.start()
+            self.oracle = ModelOracle([backend.models])
+            cache = stack.enter_context(Valkey())
+            self._state = stack.enter_context(
+                sentinel_deployment(*_DURABLE, replicas=2, sentinels=3, down_after=_DOWN_AFTER)
+            )
+            self._ledger = stack.enter_context(PostgreSQLPair())
+            create_tenants(self._ledger.url, self.keys)
+            places = [{"id": "eu-0", "url": f"http://127.0.0.1:{backend.port}"}]
+            document = {
+                "regions": [{"name": "eu", "pools": [{"backends": places}]}],
+                "limits": {"local_share": SHARE},
+            }
+            self._gateways = [
+                Gateway(
+                    self._folder / f"gateway-{number}",
+                    document,
+                    workers=1,
+                    admin=number < OPERATED,
+                    admin_key=_ADMIN_KEY if number < OPERATED else "",
+                    cache_url=cache.url,
+                    state_url=self._state.url,
+                    state_timeout=STATE_TIMEOUT,
+                    ledger_url=self._ledger.url,
+                    secret="shared-by-the-fleet",  # noqa: S106 - of this run
+                    batches=False,
+                    shutdown_delay=0.0,
+                )
+                for number in range(GATEWAYS)
+            ]
+            for number, gateway in enumerate(self._gateways):
+                stack.enter_context(gateway)
+                if number < OPERATED:
+                    _run_consumers(stack, gateway, name=f"consumer-{number}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def parts(self, fault: str) -> Sequence[str]:
+        """Return whether the state Redis is killed with PostgreSQL, or 6 s after it."""
+        return ("both at once", "both apart")
+
+    @contextmanager
+    def inject(self, fault: str, part: str) -> Iterator[None]:
+        """Fail both over, while an operator creates tenants, and let both servers come back."""
+        with _Operator(self._gateways, self._names) as operator, ThreadPoolExecutor(2) as pool:
+            ledger = pool.submit(self._fail_ledger, fault)
+            state = pool.submit(self._fail_state, after=_APART if "apart" in part else 0.0)
+            ledger_away, billed_after = ledger.result()
+            redis_away = state.result()
+        tenants = Counter(name for (name,) in self._ask("SELECT id FROM tenants"))
+        self.seen = Failovers(
+            ledger_away=ledger_away,
+            billed_after=billed_after,
+            redis_away=redis_away,
+            changes=len(operator.confirmed),
+            refused=operator.refused,
+            wrong=operator.wrong,
+            slowest_change=operator.slowest,
+            lost=[name for name in operator.confirmed if tenants[name] != 1],
+            unready=operator.unready,
+            degraded=operator.degraded,
+        )
+        yield
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """Hosts and ports of the gateways."""
+        return [("127.0.0.1", gateway.port) for gateway in self._gateways]
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Enter the namespace."""
+        return self._network.inside("fleet")
+
+    def unwell(self) -> Sequence[str]:
+        """Return the gateways that are not ready."""
+        with httpx.Client(timeout=LONGEST_CHANGE, verify=no_authorities()) as client:
+            return [
+                f"gateway-{number}"
+                for number, gateway in enumerate(self._gateways)
+                if not client.get(f"http://127.0.0.1:{gateway.port}/health/ready").is_success
+            ]
+
+    def billed(self, since: float) -> Sequence[LedgerRow]:
+        """Return the ledger's requests since a time."""
+        return ledger_rows(self._ask(LEDGER_QUERY.format(since=int(since * 1e9))))
+
+    def counters(self) -> Mapping[str, float]:
+        """Return nothing: the checks count requests."""
+        return {}
+
+    def restore(self) -> None:
+        """Wait until every bucket is full, so that no missing unit hides a request too many."""
+        time.sleep(RULE.window)
+
+    def _fail_ledger(self, fault: str) -> tuple[float, float]:
+        """Return the seconds until there was a new primary, and until it had later events."""
+        old, began = self._ledger.primary, time.monotonic()
+        with ExitStack() as stack:
+            if fault == "ledger-kill":
+                old.kill()
+            elif fault == "ledger-freeze":
+                old.pause()
+            elif fault == "ledger-cut":
+                stack.enter_context(_dropping(old.port))
+            else:
+                old.stop()
+            struck = int(time.time() * 1e9)
+            if fault != "ledger-switchover":
+                time.sleep(_DETECTION)
+            self._ledger.promote()
+            promoted = time.monotonic()
+            if fault == "ledger-freeze":
+                old.resume()
+                time.sleep(_OVERLAP)
+            old.end()
+        query = f"SELECT count(*) FROM usage_events WHERE time > {struck}"  # noqa: S608
+        wait_until(lambda: self._ask(query)[0][0] > 0, what="events are billed", every=_LOOK)
+        billed = time.monotonic()
+        self._ledger.rejoin()
+        return promoted - began, billed - began
+
+    def _fail_state(self, *, after: float) -> float:
+        """Kill the primary, and let it come back as a replica; return the seconds without one."""
+        time.sleep(after)
+        old = self._state.kill_primary()
+        killed = time.monotonic()
+        wait_until(lambda: self._state.current() is not None, what="a new primary")
+        away = time.monotonic() - killed
+        self._state.rejoin(old)
+        return away
+
+    def _ask(self, query: str) -> list[tuple[Any, ...]]:
+        place = f"host=127.0.0.1 port={self._ledger.primary.port} user=tests dbname=postgres"
+        with psycopg.connect(place, connect_timeout=3) as connection:
+            return connection.execute(query.encode()).fetchall()
+
+
+class _Operator:
+    """Creates one tenant after the other while entered, and asks gateways whether they are ready.
+
+    A change that was answered with 503 is sent again, to another admin listener. The answer may
+    then be that it was made before (409).
+    """
+
+    def __init__(self, gateways: Sequence[Gateway], names: Iterator[str]) -> None:
+        self._gateways = gateways
+        self._names = names
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=run) for run in (self._operate, self._watch)]
+        self.confirmed: list[str] = []
+        self.refused = self.unready = self.degraded = 0
+        self.wrong = Counter[str]()
+        self.slowest = 0.0
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _operate(self) -> None:
+        headers = {"authorization": f"Bearer {_ADMIN_KEY}"}
+        with _client(headers) as client:
+            while not self._is_over.wait(_PAUSE):
+                self._create(client, next(self._names))
+
+    def _create(self, client: httpx.Client, tenant: str) -> None:
+        for attempt in itertools.count():
+            gateway = self._gateways[attempt % OPERATED]
+            url = f"http://127.0.0.1:{gateway.settings.admin_port}/admin/tenants"
+            began = time.monotonic()
+            try:
+                status = client.post(url, json={"id": tenant}).status_code
+            except httpx.HTTPError as error:
+                status, name = 0, type(error).__name__
+            else:
+                name = str(status)
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            if status == httpx.codes.CREATED or (status == httpx.codes.CONFLICT and attempt):
+                self.confirmed.append(tenant)
+                return
+            if status == httpx.codes.SERVICE_UNAVAILABLE:
+                self.refused += 1
+            else:
+                self.wrong[name] += 1
+            if self._is_over.wait(_PAUSE):
+                return
+
+    def _watch(self) -> None:
+        with _client({}) as client:
+            while not self._is_over.wait(_PAUSE):
+                for gateway in self._gateways:
+                    answer = client.get(f"http://127.0.0.1:{gateway.port}/health/ready")
+                    self.unready += not answer.is_success
+                    self.degraded += "ledger" in answer.text
+
+
+def allowed_over(rule: Rule, *, redis_away: float) -> float:
+    """Return by how many requests a window may be over `rule`.
+
+    That is the bound of a failover, and what each worker may be ahead while Redis is late.
+    """
+    ahead = GATEWAYS * LARGEST_LEASE * rule.capacity
+    unaware = redis_away + _BREAKER + STATE_TIMEOUT
+    offered = 3.0 * rule.capacity / rule.window
+    return ahead + failover_bound(
+        rule, share=SHARE, workers=GATEWAYS, unaware=unaware, offered=offered
+    )
+
+
+def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
+    """Yield the claims about failovers that do not hold.
+
+    The worst window of a tenant was `over` requests over `RULE`, and the tenant that got least got
+    `share` of what the limit allows.
+    """
+    bounded = (
+        ("Redis was away", seen.redis_away, LONGEST_REDIS),
+        ("billing took", seen.billed_after, LONGEST_BILLING),
+        ("a change took", seen.slowest_change, LONGEST_CHANGE),
+    )
+    yield from (f"{what} {took:.1f} s" for what, took, longest in bounded if took > longest)
+    if over > allowed_over(RULE, redis_away=seen.redis_away):
+        yield f"{over:.1f} requests over the limit"
+    if share < LEAST_SHARE:
+        yield f"a tenant got only {share:.2f} of its limit"
+    if not seen.changes:
+        yield "no change was made"
+    if seen.wrong:
+        yield f"changes were answered {dict(seen.wrong)}"
+    if seen.lost:
+        yield f"confirmed changes are lost: {', '.join(seen.lost)}"
+    if seen.unready:
+        yield f"gateways were not ready {seen.unready} times"
+
+
+def failovers_hold(case: Case) -> Iterator[str]:
+    """Judge limits, billing and changes around the failovers."""
+    if not isinstance(case.topology, Fleet) or case.topology.seen is None:
+        raise TypeError(case.topology)
+    seen, lasted = case.topology.seen, case.sent[-1].due - case.sent[0].due
+    admitted = [
+        [
+            AdmittedRequest(each.due, each.came)
+            for each in case.sent
+            if each.tenant == tenant and each.status == httpx.codes.OK
+        ]
+        for tenant in case.topology.keys
+        if tenant.startswith(LIMITED)
+    ]
+    over = max(most_over_the_limit(each, RULE) for each in admitted)
+    share = min(map(len, admitted)) / bound(RULE, lasted)
+    case.figures.update(
+        ledger_away=round(seen.ledger_away, 1),
+        billed_after=round(seen.billed_after, 1),
+        redis_away=round(seen.redis_away, 1),
+        over=round(over),
+        bound=round(allowed_over(RULE, redis_away=seen.redis_away)),
+        changes=f"{seen.changes} ({seen.refused} times 503)",
+        slowest_change=round(seen.slowest_change, 1),
+        degraded=seen.degraded,
+    )
+    return broken(seen, over=over, share=share)
+
+
+def _run_consumers(stack: ExitStack, gateway: Gateway, *, name: str) -> None:
+    """Run billing and a request log, which read as `name`."""
+    own = msgspec.structs.replace(gateway.settings, worker=name)
+    environ = dict(process_environment()) | environment(own)
+    for entry in ("run-billing", "run-request-log"):
+        with (own.data_dir.parent / f"{entry}.log").open("wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "gateway", entry], env=environ, stdout=log, stderr=log
+            )
+        stack.callback(child.wait)
+        stack.callback(child.terminate)
+
+
+@contextmanager
+def _dropping(port: int) -> Iterator[None]:
+    """Drop all packets from and to a port, in this network namespace."""
+
+    def change(action: str) -> None:
+        for end in ("--dport", "--sport"):
+            rule = ("INPUT", "-p", "tcp", end, str(port), "-j", "DROP")
+            subprocess.run(["iptables", "--wait", action, *rule], check=True)  # noqa: S607
+
+    change("-A")
+    try:
+        yield
+    finally:
+        change("-D")
+
+
+def _client(headers: Mapping[str, str]) -> httpx.Client:
+    # A call without an answer for longer has failed the run.
+    return httpx.Client(headers=headers, timeout=30.0, verify=no_authorities())
+
+
+_FAULTS = {
+    "ledger-kill": ("kills the primary PostgreSQL", "it comes back as the standby"),
+    "ledger-freeze": ("stops the primary by SIGSTOP", "it lives again beside the new one"),
+    "ledger-cut": ("drops all packets of the primary", "it comes back as the standby"),
+    "ledger-switchover": ("ends the primary in order", "it comes back as the standby"),
+}
+FAULTS = tuple(
+    Fault(
+        name=name,
+        what=f"{what}, and kills the primary state Redis",
+        undo=undo,
+        topologies=("namespaces",),
+        hold=5.0,
+        load=LoadSpec(rate=_RATE, repeated=0.8, hasty=0.0),
+        setup="fleet",
+        checks=(failovers_hold,),
+    )
+    for name, (what, undo) in _FAULTS.items()
+)
