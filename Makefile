@@ -29,9 +29,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	chaos faults check-redis sbom pin-images soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
-	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
+	bench-peers check-triton check-clients check-scaling fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches \
 	chaos-idempotency chaos-power bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
 
 help: ## List the targets
@@ -84,12 +84,8 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
 
-arena: install-dev ## Run compose.yaml with `ha` in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
-	$(BIN)/python -m loadtests arena $(ARGS)
-	$(if $(ARGS),,$(MAKE) arena-partitions)
-
-check-compose: install-dev ## Run compose.yaml with `ha` and `observability` in containers: each lost under load, secrets rotated, all upgraded, a backup restored (30 minutes; root, podman)
-	$(BIN)/python -m loadtests compose $(ARGS)
+faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
+	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links
 	@# Not `--quiet`: what is not printed does not end a strict build.
@@ -110,9 +106,6 @@ sbom: .venv-sbom/.installed ## Write a CycloneDX list of the packages of each im
 
 pin-images: install-dev ## Pin the images of compose.yaml, its overrides and the Dockerfiles to the digests that registries have now; needs skopeo
 	@$(BIN)/python -m tools.pin_images $(ARGS)
-
-arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
-	$(BIN)/python -m loadtests partitions $(ARGS)
 
 load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, and write a report; SCENARIO=spike ARGS="--url https://... --key-file ..."
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
@@ -208,9 +201,6 @@ check-dashboards: install-dev ## Ask a Prometheus that scrapes a running system 
 drills: install-dev ## Inject six faults into a scraped system; which alerts fire when; ARGS=--screenshots writes docs/drills.md, ARGS=--blind asks for the cause (25 minutes; root)
 	$(BIN)/python -m loadtests drills $(ARGS)
 
-check-kubernetes: install-dev ## Run the pods of an overlay under podman, kill some under load (5 minutes; root, podman, kubectl)
-	$(BIN)/python -m loadtests kubernetes $(ARGS)
-
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
 
@@ -237,9 +227,6 @@ chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or 
 
 chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
 	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
-
-chaos-fleet: install-dev ## Fail PostgreSQL and the state Redis of four gateways over, ten times each (5 minutes; root, ip, iptables)
-	$(BIN)/python -m loadtests fleet $(ARGS)
 
 chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
 	$(BIN)/python -m loadtests chaos-batches $(ARGS)
