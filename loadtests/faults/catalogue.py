@@ -1,12 +1,12 @@
 """Lists the faults by name: what each does, where it can be done, and when errors are allowed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any  # figures of many kinds
 
 import msgspec
 
 from loadtests.faults.judge import NEVER, Sent, Window
-from loadtests.faults.topology import Topology
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,17 +19,21 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Share of requests with a deadline of 300 ms, which may be told 503 or 504."""
     insists: bool = False
     """Whether callers repeat a refused request after its `Retry-After`."""
+    keyed: bool = False
+    """Whether each request has an idempotency key, and is sent until it is answered, and once more.
+    Every fourth caller first sends it and hangs up."""
     spike: float = 1.0
     """Times the rate during the fault."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check sees of a fault that is over: requests, times, and the topology, which runs.
+    """What a check sees of a fault that is over.
 
     A check may add to `figures`. Times are readings of `time.monotonic`.
     """
 
-    topology: Topology
+    topology: Any
+    """The running `Topology`; its own checks use more of it than the Protocol has."""
     part: str
     sent: Sequence[Sent]
     begun: float
@@ -67,6 +71,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     setup: object = None
     """What the topology is started with; faults with equal setups share a running one."""
     checks: tuple[Check, ...] = ()
+    may_lose: float = 0.0
+    """Seconds before the fault whose answers the ledger may lack, as after a power cut."""
+    act: Callable[[Any, str], AbstractContextManager[None]] | None = None
+    """Does the fault to a topology and one of `parts`, in place of `Topology.inject`."""
+    parts: tuple[str, ...] = ()
+    until: Callable[[Any], bool] | None = None
+    """Ends the fault early once it holds for the topology."""
     play: Play | None = None
 
     def window(self, topology: str, part: str) -> Window:

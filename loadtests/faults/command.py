@@ -106,6 +106,8 @@ def _jobs(topologies: tuple[str, ...], names: tuple[str, ...], repeat: int) -> I
 def _parts(topology: str, fault: Fault) -> list[str]:
     if fault.play is not None:
         return [""]
+    if fault.parts:
+        return list(fault.parts)
     return list(TOPOLOGIES[topology](Path(), fault.setup).parts(fault.name))
 
 

@@ -2,10 +2,23 @@
 
 from collections.abc import Sequence
 
-from loadtests.faults import containers, fleet, namespaces, pods, processes
+from loadtests.faults import (
+    alerts,
+    batch,
+    bulk_jobs,
+    changes,
+    containers,
+    fleet,
+    namespaces,
+    pods,
+    power_cut,
+    processes,
+    retries,
+)
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED, SETTLED, Window, percentile
-from loadtests.faults.processes import CAPACITY, RULE, BackendSpec, Processes, Setup
+from loadtests.faults.paced_backend import CAPACITY, BackendSpec
+from loadtests.faults.processes import RULE, Setup
 from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
 from testing.redis_deployments import FAILOVER_TIMEOUT
 
@@ -65,8 +78,6 @@ def breaker_opens(case: Case) -> Sequence[str]:
 
 def limits_hold(case: Case) -> Sequence[str]:
     """Find a window with more requests than the limit and the failover's bound allow."""
-    if not isinstance(case.topology, Processes):
-        raise TypeError(case.topology)
     away = case.topology.away
     tenants = [tenant for tenant in case.topology.keys if tenant.startswith(LIMITED)]
     admitted = {
@@ -278,6 +289,12 @@ FAULTS: tuple[Fault, ...] = (
         setup=Setup(redis="sentinel", limited=2),
         checks=(misses_go_on, limits_hold),
     ),
+    *retries.FAULTS,
+    *power_cut.FAULTS,
+    *batch.FAULTS,
+    *alerts.FAULTS,
+    *bulk_jobs.FAULTS,
+    *changes.FAULTS,
     *namespaces.FAULTS,
     *fleet.FAULTS,
     *containers.FAULTS,

@@ -24,15 +24,9 @@ from gateway.settings import environment, process_environment
 from gateway.types import Rule
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED, LedgerRow
-from loadtests.faults.model import ModelOracle
-from loadtests.faults.processes import (
-    RULE,
-    SHARE,
-    STATE_TIMEOUT,
-    BackendSpec,
-    PacedBackend,
-    create_tenants,
-)
+from loadtests.faults.model import ModelOracle, write_revision
+from loadtests.faults.paced_backend import BackendSpec, PacedBackend
+from loadtests.faults.processes import RULE, SHARE, STATE_TIMEOUT, create_tenants
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
 from loadtests.gateway import Gateway
 from loadtests.windows import (
@@ -117,7 +111,8 @@ class Fleet:
         with ExitStack() as stack:
             self._network = stack.enter_context(NamespaceNetwork(("fleet",)))
             stack.enter_context(self.inside())
-            backend = PacedBackend(BackendSpec(name="eu-0", region="eu"), self._folder / "models")
+            spec = BackendSpec(name="eu-0", region="eu")
+            backend = PacedBackend(spec, self._folder, lambda root: write_revision(root, 1))
             stack.callback(backend.kill)
             backend.start()
             self.oracle = ModelOracle([backend.models])

@@ -36,6 +36,12 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     code: str = ""
     retry_after: str = ""
+    allowed: frozenset[int] = frozenset({_OK})
+    """Statuses that are right answers to this request."""
+    has_left: bool = False
+    """The caller disconnected before the answer came."""
+    retry_key: str = ""
+    """The idempotency key with which the request was sent several times."""
     is_hasty: bool = False
     """Its deadline is so short that 503 and 504 are allowed at any time."""
     is_repeat: bool = False
@@ -51,7 +57,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the caller got neither a result nor a refusal that the load provokes."""
         is_limited = self.status == _REFUSED and self.tenant.startswith(LIMITED)
         is_told = self.status in _TOLD and self.is_hasty
-        return self.status != _OK and not is_limited and not is_told
+        return not (self.status in self.allowed or is_limited or is_told or self.has_left)
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +165,18 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     yield from (f"{count} {what}" for count, what in counted if count)
 
 
+def retries(sent: Sequence[Sent]) -> Iterator[str]:
+    """Yield how many idempotency keys have several answers, or none."""
+    ids = defaultdict[str, set[str]](set)
+    for each in sent:
+        if each.retry_key:
+            ids[each.retry_key] |= {each.id} if each.status == _OK else set()
+    several = sum(len(found) > 1 for found in ids.values())
+    never = sum(not found for found in ids.values())
+    counted = ((several, "keys have several answers"), (never, "keys were never answered"))
+    yield from (f"{count} {what}" for count, what in counted if count)
+
+
 def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
     """Yield the parts that did not work again in time."""
     if unwell:
@@ -196,5 +214,10 @@ def _p99(sent: Sequence[Sent]) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that only a gateway gives, which it records first."""
-    return Counter((each.id, each.status) for each in sent if each.status in {_OK, _REFUSED})
+    """Return the answers that only a gateway gives; an answer that is replayed counts once."""
+    found = {
+        (each.id, each.status, each.retry_key or str(number))
+        for number, each in enumerate(sent)
+        if each.status in {_OK, _REFUSED} and not each.has_left
+    }
+    return Counter((id_, status) for id_, status, _ in found)

@@ -5,6 +5,7 @@ import contextlib
 import random
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Self
@@ -19,6 +20,11 @@ _PATIENCE = 15.0
 """Seconds that a caller waits; the gateway's own deadline is shorter."""
 _HASTE = "0.3"
 _REMEMBERED = 50
+_RUNS = 409
+_HANG_UP = 0.25
+_LEAVES_WITHIN = 0.04
+_LONG = 120.0
+"""Seconds after which a request with an idempotency key counts as lost."""
 _CONNECTIONS = 256
 _Address = tuple[str, int]
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, _Address]
@@ -95,8 +101,37 @@ class Load:
             if self._chooser.random() < self._spec.repeated
             else next(self._questions[tenant])
         )
+        if self._spec.keyed:
+            await self._send_twice(due, tenant, question, places)
+            return
         while wait := await self._try(due, tenant, question, places, is_hasty=is_hasty):
             await asyncio.sleep(wait * self._chooser.uniform(1.0, 1.5))
+            due = time.monotonic()
+
+    async def _send_twice(
+        self, due: float, tenant: str, question: Question, places: asyncio.Semaphore
+    ) -> None:
+        """Send a request with an idempotency key until it is answered, and once more until it is.
+
+        Every fourth caller first sends it and hangs up, which is not recorded.
+        """
+        key = str(uuid.uuid4())
+        headers = (*question.headers, ("idempotency-key", key))
+        # 409 says that the request of a caller who hung up still runs.
+        keyed = msgspec.structs.replace(
+            question, headers=headers, statuses=question.statuses | {_RUNS}
+        )
+        if self._chooser.random() < _HANG_UP:
+            with contextlib.suppress(OSError, EOFError):
+                await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
+        for _ in range(2):
+            until = time.monotonic() + _LONG
+            while time.monotonic() < until:
+                await self._try(due, tenant, keyed, places, retry_key=key)
+                if self.sent[-1].status == 200:
+                    break
+                await asyncio.sleep(0.2)
+                due = time.monotonic()
             due = time.monotonic()
 
     async def _try(
@@ -106,7 +141,8 @@ class Load:
         question: Question,
         places: asyncio.Semaphore,
         *,
-        is_hasty: bool,
+        is_hasty: bool = False,
+        retry_key: str = "",
     ) -> float:
         """Send once; return after how many seconds to send again, 0 for never."""
         status, head, body = 0, b"", b""
@@ -130,32 +166,38 @@ class Load:
                 retry_after=retry_after,
                 is_hasty=is_hasty,
                 is_repeat=is_repeat,
+                allowed=question.statuses,
+                has_left=question.is_left,
+                retry_key=retry_key,
             )
         )
         may_repeat = self._spec.insists and status != 200 and not self._stop.is_set()
         return float(retry_after) if may_repeat and retry_after else 0.0
 
     async def _exchange(
-        self, tenant: str, question: Question, *, is_hasty: bool
+        self, tenant: str, question: Question, *, is_hasty: bool = False
     ) -> tuple[int, bytes, bytes]:
         reader, writer, _ = stream = await self._connection()
         lines = [
             f"POST {question.path} HTTP/1.1",
             "host: gateway",
-            f"authorization: Bearer {self._topology.keys[tenant]}",
+            f"authorization: Bearer {question.key or self._topology.keys[tenant]}",
             "content-type: application/json",
-            f"content-length: {len(question.body)}",
+            f"content-length: {question.declared_bytes or len(question.body)}",
             *(f"{name}: {value}" for name, value in question.headers),
             *((f"x-request-timeout: {_HASTE}",) if is_hasty else ()),
         ]
         try:
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
+            if question.is_left:
+                await asyncio.sleep(self._chooser.random() * _LEAVES_WITHIN)
+                writer.transport.abort()
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(int(_field(head, b"content-length:")))
         except BaseException:  # whatever it was, the next answer on this stream is not ours
             writer.transport.abort()
             raise
-        if _field(head, b"connection:") == "close":
+        if question.declared_bytes or _field(head, b"connection:") == "close":
             writer.close()
         else:
             self._idle.append(stream)

@@ -69,6 +69,11 @@ class ModelOracle:
         )
         self.learn()
 
+    @staticmethod
+    def write_models(root: Path) -> None:
+        """Write the first revision of every model that is asked about."""
+        write_revision(root, 1)
+
     def learn(self) -> None:
         """Read the newest revision of each repository."""
         for root in self._roots:

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -17,37 +18,33 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
-from typing import Any, Self  # Any: sections of a document, a worker's report
+from typing import Any, Literal, Self  # Any: sections of a document, a worker's report
 
 import httpx
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from backends.protocol import RELOAD_PATH, STATE_PATH
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import environment, process_environment
 from gateway.types import Rule
+from loadtests.faults.disk import Disk
 from loadtests.faults.judge import LIMITED, LedgerRow
-from loadtests.faults.model import ModelOracle, write_revision
-from loadtests.faults.proxy import SOUND, FaultyProxy, ProxyFault
+from loadtests.faults.model import ModelOracle
+from loadtests.faults.paced_backend import BackendSpec, PacedBackend
+from loadtests.faults.proxy import SOUND, ProxyFault
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
 from loadtests.gateway import Gateway
 from testing.delaying_proxy import DelayingProxy
-from testing.loopback import get, is_answered, no_authorities
-from testing.ports import free_port
+from testing.loopback import get, no_authorities
+from testing.prometheus import running_prometheus
 from testing.redis_deployments import SentinelDeployment, sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import wait_until
+from tools.monitoring.files import RULES
 
-_ROOT = Path(__file__).parents[2]
-BASE, TOKEN = 2e-3, 5.8e-4
-"""Seconds of a batch of a backend, and of each of its tokens."""
-_ROWS, _TOKENS = 16, 10
-CAPACITY = _ROWS / (BASE + TOKEN * _TOKENS * _ROWS)
-"""Items a second that a backend can compute at its best."""
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 SHARE, STATE_TIMEOUT = 0.1, 1.0
 _FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
@@ -55,6 +52,8 @@ _DURABLE = ("--appendonly", "yes")
 _DOWN_AFTER = 1.5
 """Seconds without a reply after which a Sentinel takes the primary for down."""
 _CONSUMERS = ("billing", "request-log")
+_SUPERVISED = ("worker", "shipper", "admin", "batches")
+_ADMIN_KEY = "admin-key-of-the-faults"
 _PROXY_FAULTS = {
     "latency": ProxyFault(latency=2.0),
     "errors": ProxyFault(errors=0.3),
@@ -64,17 +63,6 @@ _PROXY_FAULTS = {
     "stalls-hedged": ProxyFault(stalls=0.05, stall=1.0),
 }
 _LATE = 0.2
-
-
-class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specifies a backend: with a repository of its own or `models`; `slower` times the pace."""
-
-    name: str
-    region: str
-    slower: float = 1.0
-    overflow: bool = False
-    models: Path | None = None
-    settings: Mapping[str, str] = {}
 
 
 TWO_BY_TWO = tuple(
@@ -93,65 +81,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     backends: tuple[BackendSpec, ...] = TWO_BY_TWO
     workers: int = 2
-    redis: str = "single"
+    redis: Literal["single", "delayed", "sentinel"] = "single"
     limited: int = 0
     document: Mapping[str, Any] = {}
-
-
-class PacedBackend:
-    """Runs a backend of declared speed, with its repository and the proxy before it."""
-
-    def __init__(self, spec: BackendSpec, folder: Path) -> None:
-        self.spec = spec
-        self.models = spec.models or folder / spec.name
-        if spec.models is None:
-            write_revision(self.models, 1)
-        self.port = free_port()
-        self.proxy = FaultyProxy(self.port, seed=len(spec.name))
-        self._child: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the process, if it does not run."""
-        if self._child is not None:
-            return
-        settings = {
-            "provider": "paced",
-            "threads": "1",
-            "tokenizer_threads": "1",
-            "paced_base": str(BASE * self.spec.slower),
-            "paced_token": str(TOKEN * self.spec.slower),
-        } | dict(self.spec.settings)
-        command = [sys.executable, "-m", "backends", "serve", "--models", str(self.models)]
-        command += ["--port", str(self.port), "--region", self.spec.region, "--id", self.spec.name]
-        named = {f"SLUICEGATE_BACKEND_{k.upper()}": v for k, v in settings.items()}
-        self._child = subprocess.Popen(
-            command,
-            cwd=_ROOT,
-            env=dict(process_environment()) | named,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def kill(self) -> None:
-        """Kill the process."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
-        if self._child is not None:
-            self._child.send_signal(number)
-
-    def is_ready(self) -> bool:
-        """Return whether the process answers."""
-        return is_answered(f"http://127.0.0.1:{self.port}{STATE_PATH}", timeout=2.0)
-
-    def change_revision(self) -> None:
-        """Switch to a further revision of the model."""
-        write_revision(self.models, 1 + len(list(self.models.glob("*/*"))))
-        with httpx.Client(timeout=60.0, verify=no_authorities()) as client:
-            client.post(f"http://127.0.0.1:{self.port}{RELOAD_PATH}").raise_for_status()
+    oracle: type[ModelOracle] = ModelOracle
+    batches: bool = False
+    """Whether batches are run."""
+    disk_bytes: int = 0
+    """Size of the file system that has the data directory; 0: it is a folder (needs root)."""
+    scrape_interval: str = ""
+    """How often a Prometheus scrapes everything and evaluates the rules, such as `15s`."""
 
 
 class Processes:
@@ -164,16 +103,16 @@ class Processes:
         self._folder = folder
         self._stack = ExitStack()
         self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in self._tenants()}
-        self.backends = {
-            spec.name: PacedBackend(spec, folder / "models") for spec in self.setup.backends
-        }
-        self.oracle = ModelOracle([each.models for each in self.backends.values()])
+        self.backends: dict[str, PacedBackend] = {}
+        self.oracle = self.setup.oracle(())
+        self.notes: dict[str, Any] = {}
+        """What acts note for checks."""
         self.away = 0.0
         """Seconds without a primary Redis in the last failover."""
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._redis: dict[str, Valkey | SentinelDeployment] = {}
         self._delays = {"cache": 0.0, "state": 0.0}
-        self._faults: dict[str, Callable[[str], AbstractContextManager[None]]] = {
+        self._verbs: dict[str, Callable[[str], AbstractContextManager[None]]] = {
             "kill": self._kill,
             "stop": self._stop,
             "revision": self._revision,
@@ -189,28 +128,47 @@ class Processes:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
-            for backend in self.backends.values():
+            for spec in self.setup.backends:
+                models = self._folder / "models"
+                backend = PacedBackend(spec, models, self.setup.oracle.write_models)
+                self.backends[spec.name] = backend
                 stack.callback(backend.kill)
                 backend.start()
                 stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
+            self.oracle = self.setup.oracle([each.models for each in self.backends.values()])
             urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
-            self._gateway = Gateway(
+            disk = self.setup.disk_bytes > 0
+            self.gateway = Gateway(
                 self._folder / "gateway",
                 self._document(),
                 workers=self.setup.workers,
                 cache_url=urls["cache"],
                 state_url=urls["state"],
                 state_timeout=STATE_TIMEOUT,
-                batches=False,
+                admin=True,
+                admin_key=_ADMIN_KEY,
+                batches=self.setup.batches,
+                # A ledger that a lost disk does not take with it.
+                ledger_url=f"sqlite:///{self._folder / 'ledger.db'}" if disk else "",
             )
-            create_tenants(self._gateway.settings.ledger, self.keys)
+            if disk:
+                self.disk = stack.enter_context(
+                    Disk(self._folder, self.gateway.settings.data_dir, self.setup.disk_bytes)
+                )
+            create_tenants(self.gateway.settings.ledger, self.keys)
             self._until(self._backends_ready, what="the backends are ready")
-            stack.enter_context(self._gateway)
+            stack.enter_context(self.gateway)
             for role in _CONSUMERS:
                 self._start_consumer(role)
                 stack.callback(self._end_consumer, role)
+            if self.setup.scrape_interval:
+                self.prometheus = stack.enter_context(
+                    running_prometheus(
+                        self._scrapes(), interval=self.setup.scrape_interval, rules=RULES
+                    )
+                )
             self._control_url = urls["state"]
-            self._started = self._gateway.processes()
+            self._started = self.gateway.processes()
             self._stack = stack.pop_all()
         return self
 
@@ -224,7 +182,7 @@ class Processes:
         first = self.setup.backends[0]
         backends = (f"backend {first.name}", f"region {first.region}")
         redis = ("cache", "state")
-        own = ("worker", "shipper", *_CONSUMERS, "gateway")
+        own = (*_SUPERVISED[:3], *_CONSUMERS, "gateway")
         named: dict[str, tuple[str, ...]] = {
             "kill": (*own, *backends, *redis),
             "stop": (*backends, *redis),
@@ -245,12 +203,12 @@ class Processes:
         """Do a fault to a part at the entry, and undo it at the exit."""
         if fault in _PROXY_FAULTS:
             return self._proxied(part, _PROXY_FAULTS[fault])
-        return self._faults[fault](part)
+        return self._verbs[fault](part)
 
     @property
     def addresses(self) -> Sequence[tuple[str, int]]:
         """Host and port of the gateway."""
-        return [("127.0.0.1", self._gateway.port)]
+        return [("127.0.0.1", self.gateway.port)]
 
     def inside(self) -> AbstractContextManager[None]:
         """Do nothing: the gateway is on this machine's loopback."""
@@ -261,21 +219,19 @@ class Processes:
         found = [f"backend {name}" for name, each in self.backends.items() if not each.is_ready()]
         found += [role for role, child in self._consumers.items() if child.poll() is not None]
         with suppress(FileNotFoundError):
-            running = self._gateway.processes()
+            running = self.gateway.processes()
             found += [
                 name for name in self._started if name not in running or not _runs(running[name])
             ]
         try:
-            ready = get(f"http://127.0.0.1:{self._gateway.port}/health/ready", timeout=2.0).json()
+            ready = get(f"http://127.0.0.1:{self.gateway.port}/health/ready", timeout=2.0).json()
             return found + [f"gateway: {each}" for each in ready["missing"] + ready["degraded"]]
         except httpx.TransportError:
             return [*found, "gateway"]
 
     def billed(self, since: float) -> Sequence[LedgerRow]:
         """Return the ledger's requests since a reading of `time.time`."""
-        path = self._gateway.settings.ledger.removeprefix("sqlite:///")
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60.0)) as database:
-            return ledger_rows(database.execute(LEDGER_QUERY.format(since=int(since * 1e9))))
+        return ledger_rows(self.ask_ledger(LEDGER_QUERY.format(since=int(since * 1e9))))
 
     def counters(self) -> Mapping[str, float]:
         """Return counts of the dispatcher, of opened breakers, and of each backend's items."""
@@ -304,15 +260,41 @@ class Processes:
         for role in _CONSUMERS:
             self._end_consumer(role)
             self._start_consumer(role)
-        self._gateway.kill()
-        self._gateway.start()
-        self._started = self._gateway.processes()
+        self.gateway.kill()
+        self.gateway.start()
+        self._started = self.gateway.processes()
         self._until(lambda: not self.unwell(), what="everything works again")
+
+    def admin(self) -> httpx.Client:
+        """Return a client of the operators' listener."""
+        headers = {"authorization": f"Bearer {_ADMIN_KEY}"}
+        url = f"http://127.0.0.1:{self.gateway.settings.admin_port}"
+        return httpx.Client(base_url=url, headers=headers, timeout=120.0, verify=no_authorities())
+
+    def ask_ledger(self, query: str) -> list[Sequence[Any]]:
+        """Return the rows of a query."""
+        path = self.gateway.settings.ledger.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60.0)) as database:
+            return database.execute(query).fetchall()
+
+    def pids(self) -> dict[str, int]:
+        """Return the id of each process of the product, by its role and number."""
+        found = dict(self.gateway.processes())
+        found |= {role: child.pid for role, child in self._consumers.items()}
+        return found | {
+            f"backend {name}": each.pid for name, each in self.backends.items() if each.pid
+        }
+
+    def kill_gateway(self) -> None:
+        """Kill all processes of the gateway, and return when they have ended."""
+        pids = self.gateway.processes().values()
+        self.gateway.kill()
+        self._until(lambda: not any(map(_runs, pids)), what="no process is left")
 
     @contextmanager
     def _kill(self, part: str) -> Iterator[None]:
         if part in ("cache", "state"):
-            redis = self._server(part)
+            redis = self.server(part)
             redis.kill()
             yield
             redis.start()
@@ -322,12 +304,12 @@ class Processes:
             self._end_consumer(part)
             self._start_consumer(part)
         elif part == "gateway":
-            self._gateway.kill()
+            self.kill_gateway()
             yield
-            self._gateway.start()
-        elif part in ("worker", "shipper"):
+            self.gateway.start()
+        elif part in _SUPERVISED:
             role = {"worker": "gateway"}.get(part, part)
-            running = self._gateway.processes()
+            running = self.gateway.processes()
             victim = next(pid for name, pid in running.items() if name.startswith(role))
             os.kill(victim, signal.SIGKILL)
             yield  # the supervisor starts it again
@@ -343,7 +325,7 @@ class Processes:
     @contextmanager
     def _stop(self, part: str) -> Iterator[None]:
         if part in ("cache", "state"):
-            redis = self._server(part)
+            redis = self.server(part)
             redis.pause()
             yield
             redis.resume()
@@ -379,7 +361,7 @@ class Processes:
 
     @contextmanager
     def _full(self, part: str) -> Iterator[None]:
-        redis = self._server(part)
+        redis = self.server(part)
         redis.configure("maxmemory-policy", "noeviction")
         redis.configure("maxmemory", "1")
         yield
@@ -415,7 +397,8 @@ class Processes:
             return found
         return [each for each in found if name in (each.spec.name, each.spec.region)]
 
-    def _server(self, part: str) -> Valkey:
+    def server(self, part: str) -> Valkey:
+        """Return a Redis that is a single server: `cache` or `state`."""
         redis = self._redis[part]
         if not isinstance(redis, Valkey):
             raise TopologyError(f"`{part}` is not a single server")
@@ -456,7 +439,10 @@ class Processes:
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
     def _start_consumer(self, role: str) -> None:
-        environ = dict(process_environment()) | environment(self._gateway.settings)
+        settings = self.gateway.settings
+        if self.setup.disk_bytes:  # as on another machine
+            settings = msgspec.structs.replace(settings, data_dir=self._folder / role)
+        environ = dict(process_environment()) | environment(settings)
         command = [sys.executable, "-m", "gateway", f"run-{role}"]
         self._consumers[role] = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
 
@@ -464,6 +450,19 @@ class Processes:
         child = self._consumers[role]
         child.terminate()
         child.wait()
+
+    def _scrapes(self) -> list[Mapping[str, Any]]:
+        """Return what to scrape, with the names of jobs in deploy/prometheus.yaml."""
+        backends = [f"127.0.0.1:{each.port}" for each in self.backends.values()]
+        gateway = f"127.0.0.1:{self.gateway.settings.admin_port}"
+        return [
+            {
+                "job_name": "gateway",
+                "authorization": {"credentials": _ADMIN_KEY},
+                "static_configs": [{"targets": [gateway]}],
+            },
+            {"job_name": "backend", "static_configs": [{"targets": backends}]},
+        ]
 
     async def _reports(self) -> list[Any]:
         redis = connect(self._control_url, timeout=5.0)
@@ -481,6 +480,24 @@ class Processes:
             wait_until(holds, within=60.0, what=what, every=0.05)
         except AssertionError as error:
             raise TopologyError(str(error)) from error
+
+
+@contextmanager
+def repeating(action: Callable[[], float]) -> Iterator[None]:
+    """Call `action` from a thread; it returns how many seconds to wait until the next call."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(action()):
+            pass
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,6 @@ from loadtests.faults.topology import Topology, TopologyError
 _QUIET, _AFTER = 5.0, 5.0
 """Seconds of load before the fault, and after everything must be well."""
 _LEDGER = 60.0
-_AGAIN = 3.0
 LONGEST_CASE = 1200.0
 _Make = Callable[[str, Path, object], Topology]
 
@@ -50,6 +49,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     hold: float = 0.0
     settled: float = SETTLED
     after: float = _AFTER
+    again: float = 3.0
+    """Seconds after which the ledger, which had everything, is looked at once more."""
 
 
 def run_jobs(
@@ -121,54 +122,76 @@ def _recorded(job: Job, topology: Topology | None, commit: str, pace: Pace) -> R
 
 def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
     """Run the load, do the fault to the part meanwhile, and return figures and findings."""
-    fault, started = job.fault, time.time()
-    problems: list[str] = []
+    fault, started, problems = job.fault, time.time(), list[str]()
     counters = {"start": topology.counters()}
     with Load(topology, fault.load, seed=int(started)) as load:
         time.sleep(pace.quiet)
         begun = time.monotonic()
         load.rate = fault.load.spike * fault.load.rate
         try:
-            with topology.inject(fault.name, job.part):
-                time.sleep(pace.hold or fault.hold)
+            with (fault.act or _inject(fault.name))(topology, job.part):
+                _hold(fault, topology, pace.hold or fault.hold)
         except TopologyError as error:
             problems.append(str(error))
         ended = time.monotonic()
         load.rate = fault.load.rate
-        unwell = topology.unwell()
-        while unwell and time.monotonic() - ended < pace.settled:
-            time.sleep(0.25)
-            unwell = topology.unwell()
-        well_after = time.monotonic() - ended
+        unwell, well_after = _recover(topology, within=pace.settled)
         counters["well"] = topology.counters()
         time.sleep(pace.after)
     counters["end"] = topology.counters()
-    sent, window = load.sent, fault.window(job.topology, job.part)
-    ledger = settled_ledger(topology, sent, since=started)
-    figures = judge.figures(sent, window, begun=begun, ended=ended)
-    figures["well_after"] = round(well_after, 1)
     case = Case(
         topology=topology,
         part=job.part,
-        sent=sent,
+        sent=load.sent,
         begun=begun,
         ended=ended,
         counters=counters,
-        figures=figures,
+        figures={"well_after": round(well_after, 1)},
     )
-    findings = [
-        *problems,
-        *judge.wrong_answers(sent),
-        *judge.errors_outside(sent, window, begun=begun, ended=ended),
-        *judge.billing(sent, ledger),
-        *judge.recovery(unwell, waited=pace.settled),
-        *(finding for check in fault.checks for finding in check(case)),
-    ]
-    return figures, findings
+    problems += judge.recovery(unwell, waited=pace.settled)
+    return case.figures, [*problems, *_judged(job, case, since=started, again=pace.again)]
+
+
+def _judged(job: Job, case: Case, *, since: float, again: float) -> Iterator[str]:
+    """Yield what every case must hold, and what the fault's own checks find."""
+    fault, sent, begun, ended = job.fault, case.sent, case.begun, case.ended
+    window = fault.window(job.topology, job.part)
+
+    def may_be_lost(each: Sent) -> bool:
+        return fault.may_lose > 0 and begun - fault.may_lose <= each.came <= ended
+
+    sure = [each for each in sent if not may_be_lost(each)]
+    ledger = settled_ledger(case.topology, sure, since=since, again=again)
+    known = {row.id for row in ledger}
+    case.figures.update(judge.figures(sent, window, begun=begun, ended=ended))
+    yield from judge.wrong_answers(sent)
+    yield from judge.errors_outside(sent, window, begun=begun, ended=ended)
+    yield from judge.billing([s for s in sent if s.id in known or not may_be_lost(s)], ledger)
+    yield from judge.retries(sent)
+    for check in fault.checks:
+        yield from check(case)
+
+
+def _recover(topology: Topology, *, within: float) -> tuple[Sequence[str], float]:
+    """Return the parts that are still not well after so long, and the seconds that passed."""
+    begun = time.monotonic()
+    while (unwell := topology.unwell()) and time.monotonic() - begun < within:
+        time.sleep(0.25)
+    return unwell, time.monotonic() - begun
+
+
+def _inject(name: str) -> Callable[[Topology, str], AbstractContextManager[None]]:
+    return lambda topology, part: topology.inject(name, part)
+
+
+def _hold(fault: Fault, topology: Topology, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not (fault.until and fault.until(topology)):
+        time.sleep(0.2)
 
 
 def settled_ledger(
-    topology: Topology, sent: Sequence[Sent], *, since: float
+    topology: Topology, sent: Sequence[Sent], *, since: float, again: float
 ) -> Sequence[LedgerRow]:
     """Return the ledger once no answer is missing in it, or after a minute; and a little later.
 
@@ -177,7 +200,7 @@ def settled_ledger(
     deadline = time.monotonic() + _LEDGER
     while judge.unbilled(sent, topology.billed(since)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    time.sleep(_AGAIN)
+    time.sleep(again)
     return topology.billed(since)
 
 

@@ -10,7 +10,8 @@ from gateway.events.hit_run import ids_from
 from loadtests.faults.judge import LedgerRow
 
 LEDGER_QUERY = (
-    "SELECT id, requests, status, tenant, items, failed FROM usage_events WHERE time >= {since}"
+    "SELECT id, requests, status, tenant, items, failed FROM usage_events"
+    " WHERE batch = 0 AND time >= {since}"
 )
 """Asks for what `ledger_rows` takes; `since` is in nanoseconds since the epoch."""
 
@@ -34,12 +35,19 @@ class TopologyError(Exception):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: where it goes, its body, and how many items it has."""
+    """A request: where it goes, its body, how many items it has, and its allowed statuses."""
 
     path: str
     body: bytes
     items: int = 1
     headers: tuple[tuple[str, str], ...] = ()
+    statuses: frozenset[int] = frozenset({200})
+    key: str = ""
+    """Stands for the tenant's key."""
+    declared_bytes: int = 0
+    """The length that the request declares, if that is not the length of its body."""
+    is_left: bool = False
+    """The caller disconnects before the answer comes."""
 
 
 class Oracle(Protocol):
