@@ -1,5 +1,6 @@
 """Describes the machine and its interpreter, pins processes, and reads their memory and time."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -91,9 +92,11 @@ def resident_mib(pid: int) -> float:
 
 def peak_mib(pid: int) -> int:
     """Return the most memory that a process ever had resident, 0 once it has ended."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    line = next((line for line in lines if line.startswith("VmHWM")), "VmHWM: 0")
-    return int(line.split()[1]) // 1024
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) // 1024
+    return 0
 
 
 def _commit() -> str:

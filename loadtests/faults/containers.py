@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -29,8 +28,6 @@ from testing.waiting import wait_until
 
 PRESENT, FORMER = "present", "former"
 """Tags of the images of the working tree and of the former release."""
-ALL = ("all",)
-"""The part of a fault of the whole topology."""
 _RESTART, _START, _LOOK = 30.0, 60.0, 0.25
 _FILE = ".fills-the-disk"
 _CHUNK = b"\0" * 65_536
@@ -103,20 +100,15 @@ class Containers:
 
     def parts(self, fault: str) -> Sequence[str]:
         """Return services, networks, or `all`, depending on the fault."""
-        if fault in _PROCEDURES:
-            return ALL
-        lasting = {name: each for name, each in self.layout.services.items() if not each.ends}
-        if fault == "cut-network":
-            return [*services.networks()]
-        if fault == "rolling":
-            return "gateway", "backend"
-        if fault == "lose":
-            return [*lasting]
-        highly_available = merged(HA)["services"].keys()
+        fixed = {"cut-network": [*services.networks()], "rolling": ["gateway", "backend"]}
+        if fault in fixed or fault in _PROCEDURES:
+            return fixed.get(fault, ["all"])
+        highly_available = merged(HA)["services"]
         return [
             name
-            for name, each in lasting.items()
-            if name in highly_available
+            for name, each in self.layout.services.items()
+            if not each.ends
+            and (fault == "lose" or name in highly_available)
             and (fault != "full" or each.disk is not None)
             # compose.yaml gives the others their addresses.
             and (fault != "address" or not any(each.networks.values()))
@@ -127,7 +119,7 @@ class Containers:
         """Do a fault to a service, to a network, or to the whole layout."""
         with failures():
             if fault in _PROCEDURES:
-                _PROCEDURES[fault](self)
+                procedures.take(_PROCEDURES[fault](self))
                 yield
             elif fault == "cut-network":
                 with _cut_network(self.layout, part):
@@ -223,18 +215,6 @@ def _freeze(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001
 
 
 @contextmanager
-def _cut_in(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001 - as the others
-    with _dropping([service], ["INPUT", "!", "--in-interface", "lo"]):
-        yield
-
-
-@contextmanager
-def _cut_out(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001 - as the others
-    with _dropping([service], ["OUTPUT", "!", "--out-interface", "lo"]):
-        yield
-
-
-@contextmanager
 def _full(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001 - as the others
     if service.disk is None:
         raise TopologyError(f"{service.name} has no disk")
@@ -275,19 +255,6 @@ def _replace(layout: Layout, service: Service) -> Iterator[None]:
     yield
     services.start(changed, former=former)
     layout.until_healthy([service.name], within=_START)
-
-
-_FAULTS: Mapping[str, Callable[[Layout, Service], AbstractContextManager[None]]] = {
-    "kill": _kill,
-    "stop": _stop,
-    "lose": _lose,
-    "freeze": _freeze,
-    "cut-in": _cut_in,
-    "cut-out": _cut_out,
-    "full": _full,
-    "address": _address,
-    "replace": _replace,
-}
 
 
 @contextmanager
@@ -335,26 +302,25 @@ def _fill(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-# --- Procedures of the whole layout
+_FAULTS: Mapping[str, Callable[[Layout, Service], AbstractContextManager[None]]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "lose": _lose,
+    "freeze": _freeze,
+    "cut-in": lambda _, each: _dropping([each], ["INPUT", "!", "--in-interface", "lo"]),
+    "cut-out": lambda _, each: _dropping([each], ["OUTPUT", "!", "--out-interface", "lo"]),
+    "full": _full,
+    "address": _address,
+    "replace": _replace,
+}
 
 
-def _rotate(topology: Containers) -> None:
-    procedures.take(procedures.rotation(topology.layout))
-
-
-def _upgrade(topology: Containers) -> None:
-    procedures.take(procedures.upgrade(topology.layout, PRESENT, topology.move))
-
-
-def _nothing(topology: Containers) -> None:
-    """Do nothing: a check does it, once the load is over."""
-
-
-_PROCEDURES: Mapping[str, Callable[[Containers], None]] = {
-    "rotation": _rotate,
-    "upgrade": _upgrade,
-    "restore": _nothing,
-    "start": _nothing,
+_PROCEDURES: Mapping[str, Callable[[Containers], Iterator[procedures.Step]]] = {
+    "rotation": lambda topology: procedures.rotation(topology.layout),
+    "upgrade": lambda topology: procedures.upgrade(topology.layout, PRESENT, topology.move),
+    # Checks do these, once the load is over.
+    "restore": lambda _: iter(()),
+    "start": lambda _: iter(()),
 }
 
 
@@ -369,32 +335,22 @@ def all_gateways_serve(case: Case) -> Iterator[str]:
 
 def memory(case: Case) -> Iterator[str]:
     """Find processes whose memory was above the bound of their kind."""
-    layout = _layout(case)
-    kinds = {
-        inspect(each.container).pid: _kind(name)
-        for name, each in layout.services.items()
-        if _kind(name) in MEMORY_MIB
-    }
-    spaces = {}
-    for pid, kind in kinds.items():
-        with contextlib.suppress(OSError):  # it has just ended
-            spaces[Path(f"/proc/{pid}/ns/pid").readlink()] = kind
-    largest = Counter[str]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if kind := spaces.get((folder / "ns/pid").readlink(), ""):
-                largest[kind] = max(largest[kind], peak_mib(int(folder.name)))
-    case.figures["memory_mib"] = dict(largest)
-    for kind, bound in MEMORY_MIB.items():
-        if not largest[kind]:
+    largest = dict.fromkeys(MEMORY_MIB, 0)
+    for name, service in case.topology.layout.services.items():
+        if (kind := name.split("-", maxsplit=1)[0]) in MEMORY_MIB:
+            pids = run("top", service.container, "hpid", check=False).split()[1:]
+            largest[kind] = max([largest[kind], *map(peak_mib, map(int, pids))])
+    case.figures["memory_mib"] = largest
+    for kind, size in largest.items():
+        if not size:
             yield f"no process of `{kind}` was found"
-        if largest[kind] > bound:
-            yield f"a process of `{kind}` had {largest[kind]} MiB"
+        if size > MEMORY_MIB[kind]:
+            yield f"a process of `{kind}` had {size} MiB"
 
 
 def observed(case: Case) -> Iterator[str]:
     """Find images that hold tools, and metrics and spans that do not arrive."""
-    layout = _layout(case)
+    layout = case.topology.layout
     for image in sorted({s.image for s in layout.services.values() if "localhost/" in s.image}):
         if found := [*images.tools_in(image)]:
             yield f"`{image}` holds {', '.join(found)}"
@@ -416,21 +372,11 @@ def observed(case: Case) -> Iterator[str]:
 
 def restored(case: Case) -> Iterator[str]:
     """Back up and restore, and find what differs."""
-    layout = _layout(case)
+    layout = case.topology.layout
     with failures():
         yield from procedures.restore(layout)
         if not procedures.accepts(case.topology.keys):
             yield "keys are not accepted after the restore"
-
-
-def _layout(case: Case) -> Layout:
-    if not isinstance(case.topology, Containers):
-        raise TypeError(case.topology)
-    return case.topology.layout
-
-
-def _kind(service: str) -> str:
-    return service.split("-", maxsplit=1)[0]
 
 
 def _fault(

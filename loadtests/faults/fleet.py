@@ -102,7 +102,7 @@ class Fleet:
         self._stack = ExitStack()
         tenants = ("free", *(f"{LIMITED}{number}" for number in range(3)))
         self.keys = {tenant: f"sk-fleet-tenant-{tenant}" for tenant in tenants}
-        self.seen: Failovers | None = None
+        self.seen: Failovers
         self._names = (f"new-{number}" for number in itertools.count())
 
     def __enter__(self) -> Self:
@@ -359,8 +359,6 @@ def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
 
 def failovers_hold(case: Case) -> Iterator[str]:
     """Judge limits, billing and changes around the failovers."""
-    if not isinstance(case.topology, Fleet) or case.topology.seen is None:
-        raise TypeError(case.topology)
     seen, lasted = case.topology.seen, case.sent[-1].due - case.sent[0].due
     admitted = [
         [

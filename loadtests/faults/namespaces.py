@@ -316,9 +316,7 @@ class Namespaces:
 
 def nobody_suffers(case: Case) -> Iterator[str]:
     """Find requests without an answer or a line in the log, and processes that used too much."""
-    topology = case.topology
-    if not isinstance(topology, Namespaces):
-        raise TypeError(topology)
+    topology: Namespaces = case.topology
     start, end = case.counters["start"], case.counters["end"]
     answered = sum(each.status != 0 for each in case.sent)
     if lost := len(case.sent) - answered:
