@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -28,14 +29,14 @@ from testing.waiting import wait_until
 
 PRESENT, FORMER = "present", "former"
 """Tags of the images of the working tree and of the former release."""
-_RESTART, _START, _LOOK = 30.0, 60.0, 0.25
+_HEALTHY, _RESTART, _START, _LOOK = 90.0, 30.0, 60.0, 0.25
 _FILE = ".fills-the-disk"
 _CHUNK = b"\0" * 65_536
 _TENANTS = ("north", "south", "west")
 _TARGETS = 4
 """What Prometheus reads: two gateways and two backends."""
 
-_LOAD = LoadSpec(rate=100.0, repeated=0.0, hasty=0.0)
+_LOAD = LoadSpec(rate=80.0, repeated=0.0, hasty=0.0)
 _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
 _BALANCER_AWAY = {"load": Window(is_open=True, after_end=3)}
 _SILENT = {
@@ -86,7 +87,9 @@ class Containers:
             if FORMER in self.layout.services["gateway-1"].image:
                 images.build(FORMER, images.former_release())
             try:
+                began = time.monotonic()
                 self.layout.start()
+                self.started_in = time.monotonic() - began
                 with self.layout.admin() as admin:
                     self.keys = create_keys(admin, _TENANTS)
                 self.oracle.record(f"http://127.0.0.1:{self._port}", self.keys[_TENANTS[0]])
@@ -349,8 +352,11 @@ def memory(case: Case) -> Iterator[str]:
 
 
 def observed(case: Case) -> Iterator[str]:
-    """Find images that hold tools, and metrics and spans that do not arrive."""
+    """Find a slow start, images that hold tools, and metrics and spans that do not arrive."""
     layout = case.topology.layout
+    case.figures["started_in"] = round(case.topology.started_in, 1)
+    if case.topology.started_in > _HEALTHY:
+        yield f"the layout was healthy after {case.topology.started_in:.0f} s"
     for image in sorted({s.image for s in layout.services.values() if "localhost/" in s.image}):
         if found := [*images.tools_in(image)]:
             yield f"`{image}` holds {', '.join(found)}"

@@ -232,25 +232,14 @@ def _replace_balancer(layout: Layout, move: Callable[[int], None]) -> None:
 # --- Backup and restore
 
 
-class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup must bring back."""
-
-    ledger: dict[str, list[str]]
-    """The number of rows and their digest, by table."""
-    keys: Any
-    tenants: Any
-    config: Any
-    state: list[str]
-
-
 def restore(layout: Layout) -> Iterator[str]:
     """Back up ledger and state, lose them, restore them into empty volumes; yield differences."""
     before = _settled(layout)
-    if not before.state:
+    if not before["state"]:
         raise TopologyError("the state Redis has nothing that a restore could bring back")
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         _script("backup.sh", folder)
-        if _ledger(layout) != before.ledger:
+        if _ledger(layout) != before["ledger"]:
             raise TopologyError("the ledger changed during the backup although nobody used it")
         yield from _lose_data(layout)
         _script("restore.sh", folder)
@@ -261,10 +250,10 @@ def restore(layout: Layout) -> Iterator[str]:
         yield "the servers of the state differ"
     layout.start(_USERS)
     layout.until_healthy(layout.services)
-    after = msgspec.structs.replace(_contents(layout), ledger=restored, state=state)
-    for name in Contents.__struct_fields__:
-        if getattr(before, name) != getattr(after, name):
-            yield f"{name} is not as before the restore"
+    after = _contents(layout) | {"ledger": restored, "state": state}
+    for name, former in before.items():
+        if after[name] != former:
+            yield f"`{name}` is not as before the restore"
 
 
 def _lose_data(layout: Layout) -> Iterator[str]:
@@ -304,7 +293,7 @@ def _script(name: str, folder: str) -> None:
         raise TopologyError(f"deploy/{name}: {done.stderr.strip()[-2000:]}")
 
 
-def _settled(layout: Layout) -> Contents:
+def _settled(layout: Layout) -> dict[str, Any]:
     """Return the contents once the ledger has not changed for some seconds."""
     latest: list[Any] = [None]
 
@@ -316,15 +305,16 @@ def _settled(layout: Layout) -> Contents:
     return _contents(layout)
 
 
-def _contents(layout: Layout) -> Contents:
+def _contents(layout: Layout) -> dict[str, Any]:
+    """Return what a backup must bring back."""
     with layout.admin() as admin:
-        keys, tenants, config = (
-            admin.get(f"/admin/{path}").raise_for_status().json()
-            for path in ("keys", "tenants", "config")
-        )
-    config.pop("workers", None)
+        found = {
+            name: admin.get(f"/admin/{name}").raise_for_status().json()
+            for name in ("keys", "tenants", "config")
+        }
+    found["config"].pop("workers", None)
     state = _state(layout, _primary(layout))
-    return Contents(ledger=_ledger(layout), keys=keys, tenants=tenants, config=config, state=state)
+    return found | {"ledger": _ledger(layout), "state": state}
 
 
 def _state(layout: Layout, name: str) -> list[str]:
