@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -81,25 +81,23 @@ class Containers:
         if lack := podman.missing():
             raise TopologyError(lack)
         podman.prepare()
-        images.build(PRESENT)
-        services.remove_everything()
-        with failures():
+        with failures(), ExitStack() as stack:
+            images.build(PRESENT)
             if FORMER in self.layout.services["gateway-1"].image:
                 images.build(FORMER, images.former_release())
-            try:
-                began = time.monotonic()
-                self.layout.start()
-                self.started_in = time.monotonic() - began
-                with self.layout.admin() as admin:
-                    self.keys = create_keys(admin, _TENANTS)
-                self.oracle.record(f"http://127.0.0.1:{self._port}", self.keys[_TENANTS[0]])
-            except BaseException:
-                services.remove_everything()
-                raise
+            services.remove_everything()
+            stack.callback(services.remove_everything)
+            began = time.monotonic()
+            self.layout.start()
+            self.started_in = time.monotonic() - began
+            with self.layout.admin() as admin:
+                self.keys = create_keys(admin, _TENANTS)
+            self.oracle.record(f"http://127.0.0.1:{self._port}", self.keys[_TENANTS[0]])
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        services.remove_everything()
+        self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
         """Return services, networks, or `all`, depending on the fault."""

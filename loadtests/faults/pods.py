@@ -6,7 +6,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -61,31 +61,29 @@ class Pods:
         if lack := podman.missing() or ("" if has_kubectl() else "`kubectl` is missing"):
             raise TopologyError(lack)
         podman.prepare()
-        with failures():
+        with failures(), ExitStack() as stack:
             images.build(PRESENT)
             contents = _contents_of_secrets(self._folder)
             self._own = {each.name: each for each in pods(render("minimal"), contents, tag=PRESENT)}
-            try:
-                prepare({"sluicegate": contents["sluicegate"]}, self._folder)
-                for pod in [*dependencies(_DEPENDENCIES), *self._own.values()]:
-                    play(pod, self._folder)
-                # In place of the Job, whose command waits for database and Redis.
-                gateway = self._own["gateway-0"]
-                run("exec", gateway.container("gateway"), "sluicegate", "ledger", "init")
-                for pod in self._own.values():
-                    self._until(pod, "readinessProbe")
-                headers = {"authorization": f"Bearer {contents['sluicegate']['admin-key']}"}
-                url = f"http://{gateway.address()}:8081"
-                with httpx.Client(base_url=url, headers=headers, timeout=30.0) as admin:
-                    self.keys = create_keys(admin, ("north", "south"))
-                self.oracle.record(f"http://127.0.0.1:{_PORT}", self.keys["north"])
-            except BaseException:
-                remove_everything()
-                raise
+            prepare({"sluicegate": contents["sluicegate"]}, self._folder)
+            stack.callback(remove_everything)
+            for pod in [*dependencies(_DEPENDENCIES), *self._own.values()]:
+                play(pod, self._folder)
+            # In place of the Job, whose command waits for database and Redis.
+            gateway = self._own["gateway-0"]
+            run("exec", gateway.container("gateway"), "sluicegate", "ledger", "init")
+            for pod in self._own.values():
+                self._until(pod, "readinessProbe")
+            headers = {"authorization": f"Bearer {contents['sluicegate']['admin-key']}"}
+            url = f"http://{gateway.address()}:8081"
+            with httpx.Client(base_url=url, headers=headers, timeout=30.0) as admin:
+                self.keys = create_keys(admin, ("north", "south"))
+            self.oracle.record(f"http://127.0.0.1:{_PORT}", self.keys["north"])
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        remove_everything()
+        self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
         """Return the pods that a fault is done to."""
