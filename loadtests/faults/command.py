@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
 
@@ -31,7 +32,7 @@ _ENOUGH = 900.0
 
 @click.command("faults")
 @click.option("--topology", multiple=True, type=click.Choice(list(TOPOLOGIES)))
-@click.option("--fault", "names", multiple=True, help="Name of a fault, or fault and part.")
+@click.option("--fault", "names", multiple=True, help="A fault, or fault and part; `*` matches.")
 @click.option("--list", "is_list", is_flag=True, help="Print the catalogue.")
 @click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
 @click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
@@ -98,9 +99,12 @@ def _jobs(topologies: tuple[str, ...], names: tuple[str, ...], repeat: int) -> I
                 continue
             for part in _parts(topology, fault):
                 for number in range(repeat):
-                    job = Job(topology, fault, part, number)
-                    if not names or {fault.name, f"{fault.name} {part}"} & set(names):
-                        yield job
+                    if not names or any(_matches(name, fault.name, part) for name in names):
+                        yield Job(topology, fault, part, number)
+
+
+def _matches(pattern: str, fault: str, part: str) -> bool:
+    return fnmatchcase(fault, pattern) or fnmatchcase(f"{fault} {part}", pattern)
 
 
 def _parts(topology: str, fault: Fault) -> list[str]:

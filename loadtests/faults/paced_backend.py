@@ -11,7 +11,7 @@ import msgspec
 
 from backends.protocol import RELOAD_PATH, STATE_PATH
 from gateway.settings import process_environment
-from loadtests.faults.model import MODEL, write_revision
+from loadtests.faults.model import MODEL, ModelOracle, write_revision
 from loadtests.faults.proxy import FaultyProxy
 from testing.loopback import is_answered, no_authorities
 from testing.ports import free_port
@@ -39,7 +39,10 @@ class PacedBackend:
     """Runs a backend of declared speed, with its repository and the proxy before it."""
 
     def __init__(
-        self, spec: BackendSpec, folder: Path, write_models: Callable[[Path], None]
+        self,
+        spec: BackendSpec,
+        folder: Path,
+        write_models: Callable[[Path], None] = ModelOracle.write_models,
     ) -> None:
         self.spec = spec
         self.models = spec.models or folder / spec.name
