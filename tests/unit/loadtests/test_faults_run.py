@@ -82,9 +82,9 @@ class Echoing:
         self._is_struck, self._was_struck = False, True
 
     @property
-    def address(self) -> tuple[str, int]:
+    def addresses(self) -> Sequence[tuple[str, int]]:
         host, port = self._server.server_address[:2]
-        return str(host), port
+        return [(str(host), port)]
 
     def inside(self) -> AbstractContextManager[None]:
         return nullcontext()
