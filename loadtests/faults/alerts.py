@@ -122,7 +122,6 @@ def _alerting(
         name=name,
         what=f"{what}; {', '.join(alerts)} should fire",
         undo=undo,
-        topologies=("processes",),
         hold=_LIMIT,
         act=act,  # type: ignore[arg-type]
         until=_until(alerts),

@@ -131,7 +131,6 @@ FAULTS = (
         name="batch",
         what=f"kills every process in turn while a batch of {_LINES:,} lines runs",
         undo="supervisor and runner start each again",
-        topologies=("processes",),
         hold=1.0,
         windows={"every": Window(is_open=True, after_end=3.0)},
         load=LoadSpec(rate=20.0, repeated=0.0),

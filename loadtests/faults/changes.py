@@ -189,7 +189,6 @@ FAULTS = (
         name="soak",
         what="changes configuration, keys, limits, caches or models every 5 s, under mixed load",
         undo="changes stay",
-        topologies=("processes",),
         hold=900.0,
         load=LoadSpec(rate=60.0, repeated=0.5, hasty=0.02),
         setup=Setup(

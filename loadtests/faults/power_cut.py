@@ -40,7 +40,6 @@ FAULTS = (
         name="power-cut",
         what="kills the gateway, and takes from its disk what was not written",
         undo="the gateway starts on what is left",
-        topologies=("processes",),
         hold=1.0,
         windows={"gateway": Window(is_open=True, after_end=3.0)},
         load=LoadSpec(rate=100.0, repeated=0.7, hasty=0.0),
