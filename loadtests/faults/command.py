@@ -32,7 +32,6 @@ _ENOUGH = 900.0
 @click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
 @click.option("--hold", default=0.0, help="Seconds of each fault, instead of its own.")
 @click.option("--quiet", default=5.0, show_default=True, help="Seconds of load before it.")
-@click.option("--anew", is_flag=True, help="Run what is recorded for this commit, too.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def faults_command(
     *,
@@ -43,7 +42,6 @@ def faults_command(
     repeat: int,
     hold: float,
     quiet: float,
-    anew: bool,
     results: Path,
 ) -> None:
     """Inject faults under load; judge answers, bills, errors and recovery.
@@ -61,8 +59,6 @@ def faults_command(
     if is_table:
         print("\n".join(table(file.records(commit).values())))
         return
-    if anew:
-        file.forget(commit, {job.name for job in jobs})
     _run(jobs, file, commit, Pace(quiet=quiet, hold=hold))
 
 

@@ -18,12 +18,11 @@ def _cut(topology: Processes, part: str) -> Iterator[None]:
     if part == "gateway-without-redis":
         state.kill()
         time.sleep(_AWAY)
-    topology.kill_gateway()
-    topology.disk.cut_power()
-    yield
-    if not state.is_running:
-        state.start()
-    topology.gateway.start()
+    with topology.inject("kill", "gateway"):
+        topology.disk.cut_power()
+        yield
+        if not state.is_running:
+            state.start()
 
 
 def loss_is_counted(case: Case) -> Sequence[str]:
