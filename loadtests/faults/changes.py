@@ -67,7 +67,7 @@ class Operator:
     def reload(self, admin: httpx.Client) -> bool:
         """Publish another document."""
         document = msgspec.json.decode(self._text)
-        document["cache"] = {"ttl_jitter": random.choice((0.1, 0.2))}
+        document["cache"] |= {"ttl_jitter": random.choice((0.1, 0.2))}
         self._document.write_bytes(msgspec.json.encode(document))
         return admin.post("/admin/config/reload").is_success
 
