@@ -29,10 +29,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos faults check-redis sbom pin-images soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	faults check-redis sbom pin-images fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
-	bench-peers check-triton check-clients check-scaling fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches \
-	chaos-idempotency chaos-power bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
+	bench-peers check-triton check-clients check-scaling fuzz-cache bench-memory bench-hostile bench-batches \
+	bench-dispatch parity clean bench-bulk bench-bulk-ray simulate docs docs-serve reference size check-dashboards
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,9 +81,6 @@ imports: install-dev ## Check the directions of imports
 fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and compare every byte
 	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
 
-chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
-	$(BIN)/python -m loadtests chaos $(ARGS)
-
 faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
 	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
 
@@ -109,9 +106,6 @@ pin-images: install-dev ## Pin the images of compose.yaml, its overrides and the
 
 load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, and write a report; SCENARIO=spike ARGS="--url https://... --key-file ..."
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
-
-soak: install-dev ## Run everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
-	$(BIN)/python -m loadtests soak $(ARGS)
 
 fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-dialects fuzz-api ## Every fuzz run
 
@@ -198,9 +192,6 @@ check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what
 check-dashboards: install-dev ## Ask a Prometheus that scrapes a running system every panel's and rule's query
 	$(BIN)/python -m loadtests dashboards $(ARGS)
 
-drills: install-dev ## Inject six faults into a scraped system; which alerts fire when; ARGS=--screenshots writes docs/drills.md, ARGS=--blind asks for the cause (25 minutes; root)
-	$(BIN)/python -m loadtests drills $(ARGS)
-
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
 
@@ -222,26 +213,8 @@ bench-limits: install-dev ## Check all windows of ten tenants against their limi
 bench-regions: install-dev ## Check all windows over two gateway regions against limits, and lose a region
 	$(BIN)/python -m loadtests regions $(ARGS)
 
-chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way
-	$(BIN)/python -m loadtests chaos-redis $(ARGS)
-
-chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
-	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
-
-chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
-	$(BIN)/python -m loadtests chaos-batches $(ARGS)
-
-chaos-bulk: install-dev ## Kill a bulk job ten times, and compare its output with that of an undisturbed run (2 minutes)
-	$(BIN)/python -m loadtests chaos-bulk $(ARGS)
-
-chaos-ray: .venv-ray/.installed ## Kill a node of a Ray cluster, and the driver, under a bulk job; ARGS="--rows 1000000" (5 minutes, 700 MB)
-	.venv-ray/bin/python -P -m loadtests.chaos_ray $(ARGS)
-
-chaos-power: install-dev ## Cut the power of a gateway machine under load, on a disk in a file; compare the ledger (4 minutes; root, ext4)
-	$(BIN)/python -m loadtests chaos-power $(ARGS)
-
-chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
-	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
+bench-batches: install-dev ## Measure what a running batch of 100,000 lines does to other requests
+	$(BIN)/python -m loadtests batches $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

@@ -5,15 +5,11 @@ import click
 from loadtests import (
     batches,
     bulk,
-    chaos_bulk,
-    chaos_redis,
-    chaos_sentinel,
     console,
     dialect_hits,
     dispatch,
     hit,
     hostile,
-    idempotency,
     latency,
     limits,
     memory,
@@ -21,7 +17,6 @@ from loadtests import (
     mixed,
     overload,
     pipeline,
-    power_cut,
     precision,
     regions,
     rows,
@@ -30,9 +25,7 @@ from loadtests import (
     traced_hits,
     whole_requests,
 )
-from loadtests.chaos.command import chaos_command
 from loadtests.dashboards.check import dashboards_command
-from loadtests.drills.command import drills_command
 from loadtests.faults.command import faults_command
 from loadtests.fuzz_amplification.command import fuzz_amplification_command
 from loadtests.fuzz_api.command import fuzz_api_command
@@ -43,7 +36,6 @@ from loadtests.growth.command import growth_command
 from loadtests.peers.command import peers_command
 from loadtests.scaling import scaling_command
 from loadtests.simulate.command import simulate_command
-from loadtests.soak.command import soak_command
 from loadtests.triton import check as triton
 
 
@@ -105,20 +97,6 @@ def miss_command(
 def bulk_command(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
     """Measure a bulk job beside bare sessions."""
     bulk.measure(rows=rows, rounds=rounds, bare_share=bare_share, without_model=without_model)
-
-
-@main.command("chaos-bulk")
-@click.option("--rows", default=20_000, show_default=True, help="Rows of the job.")
-@click.option("--kills", default=10, show_default=True, help="How often it is killed.")
-@click.option("--seed", default=1, show_default=True, help="Of the times of kills.")
-@click.option("--runs", default=10.0, show_default=True, help="Over so many runs' time, at most.")
-@click.option("--model", default="minilm", show_default=True, help="A demo model.")
-@click.option("--task", default="embed", show_default=True, help="Of the model.")
-def chaos_bulk_command(
-    *, rows: int, kills: int, seed: int, runs: float, model: str, task: str
-) -> None:
-    """Kill a bulk job, and compare its output with an undisturbed run's."""
-    chaos_bulk.measure(rows=rows, kills=kills, seed=seed, runs=runs, model=model, task=task)
 
 
 @main.command("dispatch")
@@ -258,47 +236,12 @@ def regions_command(*, phase: float, lease: float, tenants: int) -> None:
     regions.measure(phase=phase, lease=lease, tenants=tenants)
 
 
-@main.command("chaos-redis")
-@click.option("--quiet", default=5.0, show_default=True, help="Seconds before and after a fault.")
-@click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
-@click.option("--hits", default=300.0, show_default=True, help="Memory hits a second.")
-@click.option("--misses", default=100.0, show_default=True, help="Misses a second.")
-@click.option("--redis", type=click.Choice(["both", "cache", "state"]), default="both")
-def chaos_redis_command(
-    *, quiet: float, faulty: float, hits: float, misses: float, redis: str
-) -> None:
-    """Measure hits and misses while the cache's Redis, or the state's, fails."""
-    chaos_redis.measure(redis=redis, quiet=quiet, faulty=faulty, hits=hits, misses=misses)
-
-
-@main.command("chaos-sentinel")
-@click.option("--kills", default=10, show_default=True)
-def chaos_sentinel_command(*, kills: int) -> None:
-    """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
-    chaos_sentinel.measure(kills=kills)
-
-
-@main.command("chaos-batches")
+@main.command("batches")
 @click.option("--lines", default=100_000, show_default=True)
-@click.option("--kill/--no-kill", default=True, help="Kill every process in turn.")
 @click.option("--rounds", default=6, show_default=True, help="Of latencies alone and beside it.")
-def chaos_batches_command(*, lines: int, kill: bool, rounds: int) -> None:
-    """Kill every process while a batch runs; look for each line in output and ledger."""
-    batches.measure(lines=lines, kill=kill, rounds=rounds)
-
-
-@main.command("chaos-power")
-def chaos_power_command() -> None:
-    """Cut the power of a gateway machine under load, with its state Redis and without."""
-    power_cut.measure()
-
-
-@main.command("chaos-idempotency")
-@click.option("--requests", default=1000, show_default=True, help="Keys, each sent twice or more.")
-@click.option("--callers", default=16, show_default=True)
-def chaos_idempotency_command(*, requests: int, callers: int) -> None:
-    """Kill workers and Redis while requests with idempotency keys are repeated."""
-    idempotency.measure(requests=requests, callers=callers)
+def batches_command(*, lines: int, rounds: int) -> None:
+    """Measure what a running batch does to other requests."""
+    batches.measure(lines=lines, rounds=rounds)
 
 
 @main.command("memory")
@@ -347,9 +290,7 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
 
 
 main.add_command(dashboards_command)
-main.add_command(drills_command)
 main.add_command(scaling_command)
-main.add_command(chaos_command)
 main.add_command(faults_command)
 main.add_command(fuzz_amplification_command)
 main.add_command(fuzz_api_command)
@@ -359,7 +300,6 @@ main.add_command(gpu_command)
 main.add_command(growth_command)
 main.add_command(peers_command)
 main.add_command(simulate_command)
-main.add_command(soak_command)
 
 if __name__ == "__main__":
     main()

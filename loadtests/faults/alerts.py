@@ -1,6 +1,6 @@
 """Injects six faults into a scraped system, and asks Prometheus which alerts fire, and when."""
 
-import signal
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,6 @@ from loadtests.faults.processes import Processes, Setup, repeating
 
 _LIMIT = 180.0
 """Seconds of a fault at most; it ends when all expected alerts fire."""
-_STOPPED, _RUNNING = 0.9, 0.1
 _OPEN = Window(is_open=True, after_end=10.0)
 _BACKENDS = (BackendSpec(name="eu-0", region="eu"), BackendSpec(name="us-0", region="us"))
 _SETUP = Setup(backends=_BACKENDS, workers=1, limited=1, oracle=MixedOracle, scrape_interval="15s")
@@ -31,16 +30,16 @@ def _watched(topology: Processes) -> Iterator[None]:
 def _slow_down(topology: Processes, part: str) -> Iterator[None]:
     """Let a backend run for a tenth of the time."""
     backend = topology.backends[part.split()[1]]
-    numbers = [signal.SIGCONT, signal.SIGSTOP]
+    turns = itertools.cycle(((backend.pause, 0.9), (backend.resume, 0.1)))
 
     def step() -> float:
-        numbers.reverse()
-        backend.signal(numbers[0])
-        return _STOPPED if numbers[0] is signal.SIGSTOP else _RUNNING
+        act, seconds = next(turns)
+        act()
+        return seconds
 
     with _watched(topology), repeating(step):
         yield
-    backend.signal(signal.SIGCONT)
+    backend.resume()
 
 
 @contextmanager
@@ -122,7 +121,6 @@ def _alerting(
         name=name,
         what=f"{what}; {', '.join(alerts)} should fire",
         undo=undo,
-        topologies=("processes",),
         hold=_LIMIT,
         act=act,  # type: ignore[arg-type]
         until=_until(alerts),

@@ -32,20 +32,20 @@ _PARTS = (
 def _kill_in_turn(topology: Processes, _: str) -> Iterator[None]:
     asked = list(islice(texts(1), _LINES))
     with _client(topology) as client:
-        batch = _create(client, asked)
-        wait_until(lambda: _done(client, batch) > 0, within=60.0, what="the batch runs")
+        batch = create_batch(client, asked)
+        wait_until(lambda: lines_done(client, batch) > 0, within=60.0, what="the batch runs")
         for part in _PARTS:
             with topology.inject("kill", part):
                 time.sleep(1.0)
             time.sleep(_BETWEEN)
         yield
         wait_until(
-            lambda: _status(client, batch)["status"] == "completed",
+            lambda: status_of(client, batch)["status"] == "completed",
             within=_LONGEST,
             every=0.5,
             what="the batch ends",
         )
-        ended = _status(client, batch)
+        ended = status_of(client, batch)
         content = client.get(f"/v1/files/{ended['output_file_id']}/content").content
     topology.notes["batch"] = batch, ended, content.splitlines(), asked
 
@@ -85,7 +85,8 @@ def _client(topology: Processes) -> httpx.Client:
     return httpx.Client(base_url=url, headers=headers, timeout=60.0, verify=no_authorities())
 
 
-def _create(client: httpx.Client, asked: Sequence[str]) -> str:
+def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
+    """Upload a line for each text, start a batch of them, and return its id."""
     lines = (
         {
             "custom_id": str(number),
@@ -106,7 +107,7 @@ def _create(client: httpx.Client, asked: Sequence[str]) -> str:
     return str(client.post("/v1/batches", json=body).raise_for_status().json()["id"])
 
 
-def _status(client: httpx.Client, batch: str) -> dict[str, Any]:
+def status_of(client: httpx.Client, batch: str) -> dict[str, Any]:
     """Return the batch; ask again while the gateway is away."""
     while True:
         try:
@@ -119,8 +120,9 @@ def _status(client: httpx.Client, batch: str) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def _done(client: httpx.Client, batch: str) -> int:
-    counts = _status(client, batch)["request_counts"]
+def lines_done(client: httpx.Client, batch: str) -> int:
+    """Return how many lines have ended."""
+    counts = status_of(client, batch)["request_counts"]
     return int(counts["completed"] + counts["failed"])
 
 
@@ -129,7 +131,6 @@ FAULTS = (
         name="batch",
         what=f"kills every process in turn while a batch of {_LINES:,} lines runs",
         undo="supervisor and runner start each again",
-        topologies=("processes",),
         hold=1.0,
         windows={"every": Window(is_open=True, after_end=3.0)},
         load=LoadSpec(rate=20.0, repeated=0.0),

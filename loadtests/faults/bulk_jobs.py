@@ -110,14 +110,12 @@ FAULTS = (
         name="bulk",
         what=f"kills a bulk job {_KILLS} times, and compares its output with an undisturbed run's",
         undo="the job is started again",
-        topologies=("processes",),
         play=_kill_job,
     ),
     Fault(
         name="ray",
         what="kills the driver of a bulk job on a Ray cluster, and a node under another job",
         undo="the driver is started again; the node stays away",
-        topologies=("processes",),
         play=_kill_ray,
     ),
 )

@@ -62,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     what: str
     undo: str
-    topologies: tuple[str, ...]
+    topologies: tuple[str, ...] = ("processes",)
     hold: float = 15.0
     """Seconds that it lasts."""
     windows: Mapping[str, Window] = {}

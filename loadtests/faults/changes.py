@@ -17,6 +17,7 @@ from loadtests.faults.judge import LIMITED
 from loadtests.faults.mixed import MixedOracle
 from loadtests.faults.model import MODEL, PATH, write_revision
 from loadtests.faults.processes import Processes, Setup, repeating
+from loadtests.process_resources import resources_of
 from testing.loopback import no_authorities
 
 _EVERY, _LOOK = 5.0, 2.0
@@ -32,8 +33,9 @@ _MOST_LOG_BYTES = 32 * _MIB
 class Operator:
     """Makes a change at each `next`, in turns. `failed` counts changes without their effect."""
 
-    def __init__(self, topology: Processes) -> None:
+    def __init__(self, topology: Processes, every: float = _EVERY) -> None:
         self._topology = topology
+        self._every = every
         self._document = topology.gateway.settings.config / "gateway.yaml"
         self._text = self._document.read_text()
         self._numbers = itertools.count(2)
@@ -60,12 +62,12 @@ class Operator:
                 self.failed[name] += not change(admin)
             except httpx.HTTPError:
                 self.failed[name] += 1
-        return _EVERY
+        return self._every
 
     def reload(self, admin: httpx.Client) -> bool:
         """Publish another document."""
         document = msgspec.json.decode(self._text)
-        document["cache"] = {"ttl_jitter": random.choice((0.1, 0.2))}
+        document["cache"] |= {"ttl_jitter": random.choice((0.1, 0.2))}
         self._document.write_bytes(msgspec.json.encode(document))
         return admin.post("/admin/config/reload").is_success
 
@@ -137,21 +139,6 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def resources_of(pid: int) -> dict[str, float]:
-    """Return the memory in bytes, open files and threads of a process; nothing if it has ended."""
-    folder = Path("/proc") / str(pid)
-    try:
-        lines = (folder / "status").read_text().splitlines()
-        count = sum(1 for _ in (folder / "fd").iterdir())
-    except OSError:
-        return {}
-    fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-    if "VmRSS" not in fields:  # a zombie
-        return {}
-    memory, threads = int(fields["VmRSS"][0]) * 1024, int(fields["Threads"][0])
-    return {"memory": memory, "files": count, "threads": threads}
-
-
 def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the median of the amounts after the first third, and by how much their line rises."""
     if len(points) < 9:
@@ -164,8 +151,9 @@ def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 @contextmanager
-def _change(topology: Processes, _: str) -> Iterator[None]:
-    operator = topology.notes["operator"] = Operator(topology)
+def change_everything(topology: Processes, _: str, *, every: float = _EVERY) -> Iterator[None]:
+    """Let an operator make a change every so many seconds, and sample resources meanwhile."""
+    operator = topology.notes["operator"] = Operator(topology, every)
     resources = topology.notes["resources"] = Resources(topology)
     with repeating(operator.next), repeating(resources.look):
         yield
@@ -201,7 +189,6 @@ FAULTS = (
         name="soak",
         what="changes configuration, keys, limits, caches or models every 5 s, under mixed load",
         undo="changes stay",
-        topologies=("processes",),
         hold=900.0,
         load=LoadSpec(rate=60.0, repeated=0.5, hasty=0.02),
         setup=Setup(
@@ -210,7 +197,7 @@ FAULTS = (
             # So small that it is full before the first third of the time has passed.
             document={"cache": {"memory_bytes": 4 * _MIB}},
         ),
-        act=_change,
+        act=change_everything,
         parts=("operator",),
         checks=(changes_worked, nothing_grows),
     ),

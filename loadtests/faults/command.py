@@ -1,7 +1,8 @@
 """Runs faults from the command line: `python -m loadtests faults`."""
 
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast
@@ -17,7 +18,7 @@ from loadtests.faults.pods import Pods
 from loadtests.faults.processes import Processes, Setup
 from loadtests.faults.report import RESULTS, Record, ResultFile, current_commit, table
 from loadtests.faults.run import Job, Pace, run_jobs
-from loadtests.faults.topology import Topology
+from loadtests.faults.topology import Topology, TopologyError
 
 TOPOLOGIES: Mapping[str, Callable[[Path, object], Topology]] = {
     "processes": lambda folder, setup: Processes(folder, cast("Setup | None", setup)),
@@ -38,7 +39,6 @@ _ENOUGH = 900.0
 @click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
 @click.option("--hold", default=0.0, help="Seconds of each fault, instead of its own.")
 @click.option("--quiet", default=5.0, show_default=True, help="Seconds of load before it.")
-@click.option("--anew", is_flag=True, help="Run what is recorded for this commit, too.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def faults_command(
     *,
@@ -49,7 +49,6 @@ def faults_command(
     repeat: int,
     hold: float,
     quiet: float,
-    anew: bool,
     results: Path,
 ) -> None:
     """Inject faults under load; judge answers, bills, errors and recovery.
@@ -67,29 +66,36 @@ def faults_command(
     if is_table:
         print("\n".join(table(file.records(commit).values())))
         return
-    if anew:
-        file.forget(commit, {job.name for job in jobs})
-    head = list(table([]))
-    print("\n".join(head), flush=True)
-    found: list[Record] = []
+    _run(jobs, file, commit, Pace(quiet=quiet, hold=hold))
+
+
+def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None:
+    """Run the jobs and print each result; exit with 1 if something is not as it must be."""
+    print("\n".join(table([])), flush=True)
+    broken: list[str] = []
 
     def show(record: Record) -> None:
-        found.append(record)
+        broken.extend([record.case] if record.findings else [])
         print(list(table([record]))[-1], flush=True)
 
-    left = run_jobs(
-        jobs,
-        lambda name, folder, setup: TOPOLOGIES[name](folder, setup),
-        file,
-        commit=commit,
-        pace=Pace(quiet=quiet, hold=hold),
-        within=_ENOUGH,
-        show=show,
-    )
+    # What is mounted, or runs in a container, is removed then, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        left = run_jobs(
+            jobs,
+            lambda name, folder, setup: TOPOLOGIES[name](folder, setup),
+            file,
+            commit=commit,
+            pace=pace,
+            within=_ENOUGH,
+            show=show,
+        )
+    except TopologyError as error:
+        raise click.ClickException(f"the topology did not start: {error}") from error
     if left:
         print(f"{len(left)} cases are left: run the same command again")
-    if broken := [record.case for record in found if record.findings]:
-        sys.exit(f"not as it must: {', '.join(broken)}")
+    if broken:
+        sys.exit(f"not as it must be: {', '.join(broken)}")
 
 
 def _jobs(topologies: tuple[str, ...], names: tuple[str, ...], repeat: int) -> Iterator[Job]:

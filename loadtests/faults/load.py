@@ -58,6 +58,7 @@ class Load:
         self._idle: deque[_Stream] = deque()
         self._answers: list[_Answer] = []
         self._answered: set[bytes] = set()
+        self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
 
@@ -73,11 +74,16 @@ class Load:
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         self._judge()
 
     def _run(self) -> None:
-        with self._topology.inside():
-            asyncio.run(self._send())
+        try:
+            with self._topology.inside():
+                asyncio.run(self._send())
+        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+            self._error = error
 
     async def _send(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
@@ -151,7 +157,7 @@ class Load:
             async with asyncio.timeout(due + _PATIENCE - time.monotonic()), places:
                 status, head, body = await self._exchange(tenant, question, is_hasty=is_hasty)
         retry_after = _field(head, b"retry-after:")
-        if status == 200:
+        if status == 200 and 200 in question.statuses:
             self._answered.add(question.body)
             self._answers.append(_Answer(len(self.sent), question, body))
         self.sent.append(

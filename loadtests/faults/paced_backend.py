@@ -80,8 +80,15 @@ class PacedBackend:
             self._child.wait()
             self._child = None
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
+    def pause(self) -> None:
+        """Stop the process: it keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._child is not None:
             self._child.send_signal(number)
 

@@ -18,12 +18,11 @@ def _cut(topology: Processes, part: str) -> Iterator[None]:
     if part == "gateway-without-redis":
         state.kill()
         time.sleep(_AWAY)
-    topology.kill_gateway()
-    topology.disk.cut_power()
-    yield
-    if not state.is_running:
-        state.start()
-    topology.gateway.start()
+    with topology.inject("kill", "gateway"):
+        topology.disk.cut_power()
+        yield
+        if not state.is_running:
+            state.start()
 
 
 def loss_is_counted(case: Case) -> Sequence[str]:
@@ -40,7 +39,6 @@ FAULTS = (
         name="power-cut",
         what="kills the gateway, and takes from its disk what was not written",
         undo="the gateway starts on what is left",
-        topologies=("processes",),
         hold=1.0,
         windows={"gateway": Window(is_open=True, after_end=3.0)},
         load=LoadSpec(rate=100.0, repeated=0.7, hasty=0.0),

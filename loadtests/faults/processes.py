@@ -23,12 +23,14 @@ from typing import Any, Literal, Self  # Any: sections of a document, a worker's
 import httpx
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from redis.exceptions import RedisError
 
 from gateway.auth.keys import hash_key
+from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from gateway.settings import environment, process_environment
+from gateway.settings import Settings, environment, process_environment
 from gateway.types import Rule
 from loadtests.faults.disk import Disk
 from loadtests.faults.judge import LIMITED, LedgerRow
@@ -109,7 +111,7 @@ class Processes:
         """What acts note for checks."""
         self.away = 0.0
         """Seconds without a primary Redis in the last failover."""
-        self._consumers: dict[str, subprocess.Popen[bytes]] = {}
+        self._consumers: dict[str, Consumer] = {}
         self._redis: dict[str, Valkey | SentinelDeployment] = {}
         self._delays = {"cache": 0.0, "state": 0.0}
         self._verbs: dict[str, Callable[[str], AbstractContextManager[None]]] = {
@@ -135,7 +137,8 @@ class Processes:
                 stack.callback(backend.kill)
                 backend.start()
                 stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
-            self.oracle = self.setup.oracle([each.models for each in self.backends.values()])
+            own = [each.models for each in self.backends.values() if each.spec.models is None]
+            self.oracle = self.setup.oracle(own)
             urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
             disk = self.setup.disk_bytes > 0
             self.gateway = Gateway(
@@ -159,8 +162,13 @@ class Processes:
             self._until(self._backends_ready, what="the backends are ready")
             stack.enter_context(self.gateway)
             for role in _CONSUMERS:
-                self._start_consumer(role)
-                stack.callback(self._end_consumer, role)
+                # With a disk of its own, the gateway is on another machine.
+                settings = self.gateway.settings
+                if disk:
+                    settings = msgspec.structs.replace(settings, data_dir=self._folder / role)
+                self._consumers[role] = Consumer(role, settings)
+                stack.callback(self._consumers[role].stop)
+                self._consumers[role].start()
             if self.setup.scrape_interval:
                 self.prometheus = stack.enter_context(
                     running_prometheus(
@@ -174,7 +182,7 @@ class Processes:
 
     def __exit__(self, *exc_info: object) -> None:
         for backend in self.backends.values():
-            backend.signal(signal.SIGCONT)
+            backend.resume()
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
@@ -217,7 +225,7 @@ class Processes:
     def unwell(self) -> Sequence[str]:
         """Return the parts that do not work now."""
         found = [f"backend {name}" for name, each in self.backends.items() if not each.is_ready()]
-        found += [role for role, child in self._consumers.items() if child.poll() is not None]
+        found += [role for role, each in self._consumers.items() if not _runs(each.pid)]
         with suppress(FileNotFoundError):
             running = self.gateway.processes()
             found += [
@@ -249,7 +257,7 @@ class Processes:
         """End all faults of proxies, and start what does not run."""
         for backend in self.backends.values():
             self._portal.call(backend.proxy.set_fault, SOUND)
-            backend.signal(signal.SIGCONT)
+            backend.resume()
             backend.start()
         with suppress(AssertionError):
             wait_until(lambda: not self.unwell(), within=30.0)
@@ -257,9 +265,9 @@ class Processes:
         for redis in self._redis.values():
             if isinstance(redis, Valkey) and not redis.is_running:
                 redis.start()
-        for role in _CONSUMERS:
-            self._end_consumer(role)
-            self._start_consumer(role)
+        for consumer in self._consumers.values():
+            consumer.stop()
+            consumer.start()
         self.gateway.kill()
         self.gateway.start()
         self._started = self.gateway.processes()
@@ -280,61 +288,38 @@ class Processes:
     def pids(self) -> dict[str, int]:
         """Return the id of each process of the product, by its role and number."""
         found = dict(self.gateway.processes())
-        found |= {role: child.pid for role, child in self._consumers.items()}
+        found |= {role: each.pid for role, each in self._consumers.items()}
         return found | {
             f"backend {name}": each.pid for name, each in self.backends.items() if each.pid
         }
 
-    def kill_gateway(self) -> None:
-        """Kill all processes of the gateway, and return when they have ended."""
-        pids = self.gateway.processes().values()
-        self.gateway.kill()
-        self._until(lambda: not any(map(_runs, pids)), what="no process is left")
-
     @contextmanager
     def _kill(self, part: str) -> Iterator[None]:
-        if part in ("cache", "state"):
-            redis = self.server(part)
-            redis.kill()
-            yield
-            redis.start()
-        elif part in _CONSUMERS:
-            self._consumers[part].kill()
-            yield
-            self._end_consumer(part)
-            self._start_consumer(part)
-        elif part == "gateway":
-            self.kill_gateway()
-            yield
-            self.gateway.start()
-        elif part in _SUPERVISED:
+        if part in _SUPERVISED:
             role = {"worker": "gateway"}.get(part, part)
             running = self.gateway.processes()
             victim = next(pid for name, pid in running.items() if name.startswith(role))
             os.kill(victim, signal.SIGKILL)
             yield  # the supervisor starts it again
-        else:
-            victims = self._backends(part)
-            for backend in victims:
-                backend.kill()
-            yield
-            for backend in victims:
-                backend.start()
-            self._until(self._backends_ready, what=f"{part} is ready")
+            return
+        members, before = self._members(part), self.gateway.processes().values()
+        for each in members:
+            each.kill()
+        if part == "gateway":
+            self._until(lambda: not any(map(_runs, before)), what="all its processes ended")
+        yield
+        for each in members:
+            each.start()
+        self._until(self._backends_ready, what=f"{part} is ready")
 
     @contextmanager
     def _stop(self, part: str) -> Iterator[None]:
-        if part in ("cache", "state"):
-            redis = self.server(part)
-            redis.pause()
-            yield
-            redis.resume()
-            return
-        for backend in self._backends(part):
-            backend.signal(signal.SIGSTOP)
+        members = [each for each in self._members(part) if isinstance(each, Valkey | PacedBackend)]
+        for each in members:
+            each.pause()
         yield
-        for backend in self._backends(part):
-            backend.signal(signal.SIGCONT)
+        for each in members:
+            each.resume()
 
     @contextmanager
     def _proxied(self, part: str, fault: ProxyFault) -> Iterator[None]:
@@ -389,6 +374,14 @@ class Processes:
         yield from ("north", "south")
         yield from (f"{LIMITED}{number}" for number in range(self.setup.limited))
 
+    def _members(self, part: str) -> Sequence["Valkey | PacedBackend | Consumer | Gateway"]:
+        """Return the processes of a part, each of which can be killed and started."""
+        if part == "gateway":
+            return [self.gateway]
+        if part in _CONSUMERS:
+            return [self._consumers[part]]
+        return [self.server(part)] if part in self._redis else self._backends(part)
+
     def _backends(self, part: str) -> list[PacedBackend]:
         """Return the backends of a part: `backend eu-0`, `region eu`, or `backends`."""
         kind, _, name = part.partition(" ")
@@ -438,19 +431,6 @@ class Processes:
         ]
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
-    def _start_consumer(self, role: str) -> None:
-        settings = self.gateway.settings
-        if self.setup.disk_bytes:  # as on another machine
-            settings = msgspec.structs.replace(settings, data_dir=self._folder / role)
-        environ = dict(process_environment()) | environment(settings)
-        command = [sys.executable, "-m", "gateway", f"run-{role}"]
-        self._consumers[role] = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
-
-    def _end_consumer(self, role: str) -> None:
-        child = self._consumers[role]
-        child.terminate()
-        child.wait()
-
     def _scrapes(self) -> list[Mapping[str, Any]]:
         """Return what to scrape, with the names of jobs in deploy/prometheus.yaml."""
         backends = [f"127.0.0.1:{each.port}" for each in self.backends.values()]
@@ -468,6 +448,8 @@ class Processes:
         redis = connect(self._control_url, timeout=5.0)
         try:
             return list(map(msgspec.json.decode, (await Control(redis).reports()).values()))
+        except (RedisError, DependencyUnavailable):  # which the judge finds by itself
+            return []
         finally:
             await redis.aclose()
 
@@ -480,6 +462,35 @@ class Processes:
             wait_until(holds, within=60.0, what=what, every=0.05)
         except AssertionError as error:
             raise TopologyError(str(error)) from error
+
+
+class Consumer:
+    """Runs billing, or the request log, beside the gateway."""
+
+    def __init__(self, role: str, settings: Settings) -> None:
+        self._command = [sys.executable, "-m", "gateway", f"run-{role}"]
+        self._environment = dict(process_environment()) | environment(settings)
+
+    def start(self) -> None:
+        """Start the process."""
+        self._child = subprocess.Popen(
+            self._command, env=self._environment, stderr=subprocess.DEVNULL
+        )
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._child.pid
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._child.kill()
+        self._child.wait()
+
+    def stop(self) -> None:
+        """Let the process end what it does."""
+        self._child.terminate()
+        self._child.wait()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -16,8 +15,8 @@ _ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 class ProxyFault(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of the proxy, transparent by default.
 
-    `silent` takes everything and passes nothing on, `refuses` closes its listener. `stalls` is the
-    share of calls whose answer comes `stall` seconds late.
+    `silent` takes everything and passes nothing on, `refuses` closes its listener. `errors` is the
+    share of calls that get 500, `stalls` the share whose answer comes `stall` seconds late.
     """
 
     latency: float = 0.0
@@ -32,14 +31,12 @@ SOUND = ProxyFault()
 
 
 class FaultyProxy:
-    """Proxies calls to the backend at `target`; `items` counts the items passed to it."""
+    """Proxies calls to the backend at the port `target`; `items` counts the items of all calls."""
 
     def __init__(self, target: int, *, seed: int = 1) -> None:
-        self.target = target
         self.port = 0
         self.items = 0
-        self.calls = 0
-        self.stalled = 0
+        self._target = target
         self._fault = SOUND
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
@@ -50,12 +47,7 @@ class FaultyProxy:
         await self._listen()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
 
     async def set_fault(self, fault: ProxyFault) -> None:
@@ -91,84 +83,67 @@ class FaultyProxy:
             raise RuntimeError
         self._open[task] = [writer]
         try:
-            connection = _Connection(self, writer)
-            await connection.serve(reader, self._open[task])
+            await self._serve(reader, writer, self._open[task])
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # one of the two is gone, and the other hears of it; or the proxy closes
         finally:
             for each in self._open.pop(task):
                 each.transport.abort()
 
-    @property
-    def fault(self) -> ProxyFault:
-        """The present behaviour."""
-        return self._fault
-
-    def chance(self, share: float) -> bool:
-        """Return a random number."""
-        return share > 0 and self._random.random() < share
-
-    def mute(self, writer: asyncio.StreamWriter) -> None:
-        """Register a connection that is kept silent."""
-        self._muted.append(writer)
-
-
-class _Connection:
-    """A connection of the gateway with its connection to the backend."""
-
-    def __init__(self, proxy: FaultyProxy, writer: asyncio.StreamWriter) -> None:
-        self._proxy = proxy
-        self._writer = writer
-        self._late = 0.0
-
-    async def serve(
-        self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
+    async def _serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        opened: list[asyncio.StreamWriter],
     ) -> None:
         """Forward requests and answers until one side closes."""
-        back, forth = await asyncio.open_connection("127.0.0.1", self._proxy.target)
-        writers.append(forth)
-        answers = asyncio.create_task(self._pass_back(back))
+        back, forth = await asyncio.open_connection("127.0.0.1", self._target)
+        opened.append(forth)
+        late = [0.0]
+        """Seconds by which the next answers of this connection are late."""
+        answers = asyncio.create_task(self._pass_back(back, writer, late))
         try:
             while True:
                 head = await reader.readuntil(_END)
                 body = await reader.readexactly(_length(head))
-                if not self._is_passed_on(head, body):
-                    continue
-                forth.write(head + body)
-                await forth.drain()
+                if self._is_passed_on(head, body, writer, late):
+                    forth.write(head + body)
+                    await forth.drain()
         finally:
             answers.cancel()
             await asyncio.gather(answers, return_exceptions=True)
 
-    def _is_passed_on(self, head: bytes, body: bytes) -> bool:
-        proxy, fault = self._proxy, self._proxy.fault
+    def _is_passed_on(
+        self, head: bytes, body: bytes, writer: asyncio.StreamWriter, late: list[float]
+    ) -> bool:
+        fault = self._fault
         is_call = CALL_PATH.encode() in head.split(b"\r\n", 1)[0]
         if is_call:
-            proxy.calls += 1
-            proxy.items += len(msgspec.msgpack.decode(body, type=Call).items)
+            self.items += len(msgspec.msgpack.decode(body, type=Call).items)
         if fault.silent:
-            proxy.mute(self._writer)
+            self._muted.append(writer)
             return False
-        if is_call and proxy.chance(fault.errors):
-            self._writer.write(_ERROR)
+        if is_call and self._random.random() < fault.errors:
+            writer.write(_ERROR)
             return False
-        is_stalled = is_call and proxy.chance(fault.stalls)
-        proxy.stalled += is_stalled
-        self._late = fault.latency + (fault.stall if is_stalled else 0.0)
+        is_stalled = is_call and self._random.random() < fault.stalls
+        late[0] = fault.latency + (fault.stall if is_stalled else 0.0)
         return True
 
-    async def _pass_back(self, back: asyncio.StreamReader) -> None:
+    async def _pass_back(
+        self, back: asyncio.StreamReader, writer: asyncio.StreamWriter, late: list[float]
+    ) -> None:
         loop = asyncio.get_running_loop()
         while chunk := await back.read(65_536):
-            if self._proxy.fault.silent:
-                self._proxy.mute(self._writer)
-            elif self._late:
-                loop.call_later(self._late, self._writer.write, chunk)
+            if self._fault.silent:
+                self._muted.append(writer)
+            elif late[0]:
+                loop.call_later(late[0], writer.write, chunk)
             else:
-                self._writer.write(chunk)
-        # The backend is gone: so says a closed connection, unless nothing gets through.
-        if not self._proxy.fault.silent:
-            self._writer.transport.abort()
+                writer.write(chunk)
+        # The backend is gone: a closed connection says so, unless nothing gets through.
+        if not self._fault.silent:
+            writer.transport.abort()
 
 
 def _length(head: bytes) -> int:

@@ -1,7 +1,7 @@
 """Keeps the result of each case as a line of JSON, and prints results as a table."""
 
 import subprocess
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any  # figures of many kinds
 
@@ -39,15 +39,6 @@ class ResultFile:
         lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         found = (msgspec.json.decode(line, type=Record) for line in lines)
         return {each.case: each for each in found if each.commit == commit}
-
-    def forget(self, commit: str, cases: Collection[str]) -> None:
-        """Delete the records of some cases at a commit."""
-        if not self._path.exists():
-            return
-        lines = self._path.read_bytes().splitlines(keepends=True)
-        found = [(line, msgspec.json.decode(line, type=Record)) for line in lines]
-        kept = [line for line, each in found if each.commit != commit or each.case not in cases]
-        self._path.write_bytes(b"".join(kept))
 
 
 def current_commit() -> str:

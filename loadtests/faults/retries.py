@@ -52,7 +52,6 @@ FAULTS = (
         name="retries",
         what="kills a worker or a Redis every second, while requests with idempotency keys repeat",
         undo="supervisor and runner start each again at once",
-        topologies=("processes",),
         hold=60.0,
         windows={"workers": Window(is_open=True, after_end=10.0)},
         load=LoadSpec(rate=10.0, repeated=0.0, keyed=True),

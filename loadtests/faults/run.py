@@ -164,6 +164,8 @@ def _judged(job: Job, case: Case, *, since: float, again: float) -> Iterator[str
     ledger = settled_ledger(case.topology, sure, since=since, again=again)
     known = {row.id for row in ledger}
     case.figures.update(judge.figures(sent, window, begun=begun, ended=ended))
+    if not sent:
+        yield "no request was sent"
     yield from judge.wrong_answers(sent)
     yield from judge.errors_outside(sent, window, begun=begun, ended=ended)
     yield from judge.billing([s for s in sent if s.id in known or not may_be_lost(s)], ledger)

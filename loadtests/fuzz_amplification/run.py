@@ -18,7 +18,7 @@ import httpx
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.fuzz_amplification.judging import Observed, late_timers
 from loadtests.fuzz_amplification.sending import Target, leave_the_session, send_all
-from loadtests.soak.sampling import sample
+from loadtests.process_resources import resources_of
 from testing.ports import free_port
 from testing.system import ADMIN_KEY, System
 
@@ -94,9 +94,9 @@ class _Run:
     def _watch(self, pids: dict[str, int]) -> None:
         while not self._is_over.wait(0.25):
             for name, pid in pids.items():
-                if (taken := sample(pid, 0.0)) is not None:
-                    most = self._observed.memory.get(name, 0)
-                    self._observed.memory[name] = max(most, taken.memory)
+                memory = resources_of(pid).get("memory", 0)
+                most = self._observed.memory.get(name, 0)
+                self._observed.memory[name] = max(most, memory)
 
     def _metrics(self) -> str:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}

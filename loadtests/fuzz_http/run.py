@@ -16,7 +16,7 @@ from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, calle
 from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
-from loadtests.soak.sampling import sample
+from loadtests.process_resources import resources_of
 from testing.ports import free_port
 from testing.valkey import Valkey
 
@@ -189,9 +189,8 @@ class _FuzzRun:
 
     def _look(self, pids: dict[str, int]) -> None:
         for name, pid in pids.items():
-            taken = sample(pid, 0.0)
-            if taken is not None:
-                self._memory[name] = max(taken.memory, self._memory.get(name, 0))
+            memory = resources_of(pid).get("memory", 0)
+            self._memory[name] = max(memory, self._memory.get(name, 0))
 
     def _pids(self) -> dict[str, int]:
         return {

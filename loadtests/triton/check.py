@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.chaos.system import ChaosSystem
+from loadtests.faults.processes import Processes
 from loadtests.machine import this_machine
 from loadtests.triton.fleet import (
     ENCODER,
@@ -85,7 +85,7 @@ async def run_checks(
 
 
 async def _killed(
-    system: ChaosSystem,
+    system: Processes,
     triton: Triton,
     texts: Iterator[str],
     rate: float,
@@ -116,7 +116,7 @@ async def _killed(
 
 
 async def _stopped(
-    system: ChaosSystem,
+    system: Processes,
     triton: Triton,
     texts: Iterator[str],
     rate: float,

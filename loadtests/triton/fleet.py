@@ -10,13 +10,15 @@ import msgspec
 
 from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, calls
-from loadtests.chaos.system import KEY, BackendSpec, ChaosSystem, chaos_system
+from loadtests.faults.paced_backend import BackendSpec
+from loadtests.faults.processes import Processes, Setup
 from loadtests.generator import Target
 from loadtests.open_loop import Answer, open_loop
 from loadtests.triton.process import Triton
 
 MODEL, ENCODER, WIDTH = "sentiment", "minilm", 384
 THEIRS, OURS = "theirs-0", "ours-0"
+TENANT = "north"
 # Other machines round otherwise; scores have six digits.
 TOLERANCE = 1e-5
 _CHUNK = 20
@@ -74,31 +76,31 @@ class FaultLoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def fleet(folder: Path, models: Path, triton: Triton) -> AsyncIterator[ChaosSystem]:
+async def fleet(folder: Path, models: Path, triton: Triton) -> AsyncIterator[Processes]:
     """Run both backends and a gateway that prefers the one before Triton."""
     theirs = {"provider": "open_inference", "upstream_url": triton.url}
-    specs = [
+    specs = (
         BackendSpec(name=THEIRS, region="theirs", models=models, settings=theirs),
         BackendSpec(name=OURS, region="ours", models=models, settings={"provider": "cpu"}),
-    ]
-    async with chaos_system(folder, specs) as system:
+    )
+    with Processes(folder, Setup(backends=specs, workers=1)) as system:
         yield system
 
 
-def backend_of(system: ChaosSystem, name: str) -> RunningBackend:
+def backend_of(system: Processes, name: str) -> RunningBackend:
     """Return a backend, to be called without the gateway."""
     return RunningBackend(port=system.backends[name].port, pid=0)
 
 
-async def through_gateway(system: ChaosSystem, texts: list[str]) -> Scores:
+async def through_gateway(system: Processes, texts: list[str]) -> Scores:
     """Return the scores of each text, by `POST /v1/classify`."""
     found: Scores = {}
-    headers = {"authorization": f"Bearer {KEY}"}
+    headers = {"authorization": f"Bearer {system.keys[TENANT]}"}
     async with httpx.AsyncClient(headers=headers, timeout=30) as client:
         for start in range(0, len(texts), _CHUNK):
             chunk = texts[start : start + _CHUNK]
             answer = await client.post(
-                f"http://127.0.0.1:{system.port}/v1/classify",
+                f"http://127.0.0.1:{system.gateway.port}/v1/classify",
                 json={"model": MODEL, "input": chunk},
             )
             results = msgspec.json.decode(answer.raise_for_status().content, type=_Results)
@@ -133,7 +135,7 @@ def compare(found: Mapping[str, dict[str, float]], expected: Scores) -> AnswerDi
 
 
 async def load(
-    system: ChaosSystem,
+    system: Processes,
     texts: Iterator[str],
     *,
     rate: float,
@@ -150,9 +152,12 @@ async def load(
 
     target = Target(
         host="127.0.0.1",
-        port=system.port,
+        port=system.gateway.port,
         path="/v1/classify",
-        headers=(("authorization", f"Bearer {KEY}"), ("content-type", "application/json")),
+        headers=(
+            ("authorization", f"Bearer {system.keys[TENANT]}"),
+            ("content-type", "application/json"),
+        ),
     )
     answers, _ = await asyncio.gather(
         open_loop(target, bodies(), rate=rate, duration=duration), meanwhile()

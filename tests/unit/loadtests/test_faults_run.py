@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -203,19 +202,3 @@ def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
 
     assert shown[0].findings == ["the case broke off: too long"]
     assert len(list(table(shown))) == 3
-
-
-def test_a_record_can_be_forgotten(tmp_path: Path) -> None:
-    file = ResultFile(tmp_path / "results")
-    records = [
-        Record(case=case, commit=commit, date="", seconds=time.monotonic(), figures={}, findings=[])
-        for case in ("one", "two")
-        for commit in ("abc", "def")
-    ]
-    for record in records:
-        file.add(record)
-
-    file.forget("abc", {"one"})
-
-    assert [*file.records("abc")] == ["two"]
-    assert [*file.records("def")] == ["one", "two"]
