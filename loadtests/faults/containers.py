@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
 from loadtests.faults import procedures
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LedgerRow, Window
+from loadtests.faults.processes import repeating
 from loadtests.faults.recorded import RecordedAnswers
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
 from loadtests.machine import peak_mib
@@ -219,20 +219,12 @@ def _freeze(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001
 def _full(layout: Layout, service: Service) -> Iterator[None]:  # noqa: ARG001 - as the others
     if service.disk is None:
         raise TopologyError(f"{service.name} has no disk")
-    path, is_over = service.disk / _FILE, threading.Event()
-
-    def keep_full() -> None:
-        _fill(path)
-        while not is_over.wait(1.0):
-            _fill(path)
-
-    filling = threading.Thread(target=keep_full)
-    filling.start()
+    path = service.disk / _FILE
+    _fill(path)
     try:
-        yield
+        with repeating(lambda: _fill(path)):
+            yield
     finally:
-        is_over.set()
-        filling.join()
         path.unlink(missing_ok=True)
 
 
@@ -292,7 +284,8 @@ def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None
         change("--delete")
 
 
-def _fill(path: Path) -> None:
+def _fill(path: Path) -> float:
+    """Fill the disk; return the seconds until it is to be filled again."""
     with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
         size = len(_CHUNK)
         while size:
@@ -301,6 +294,7 @@ def _fill(path: Path) -> None:
             except OSError:  # no room for so much
                 size //= 2
         os.fsync(file.fileno())
+    return 1.0
 
 
 _FAULTS: Mapping[str, Callable[[Layout, Service], AbstractContextManager[None]]] = {

@@ -6,8 +6,6 @@ request three times what it allows. An operator creates tenants meanwhile.
 
 import itertools
 import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +18,19 @@ import httpx
 import msgspec
 import psycopg
 
-from gateway.settings import environment, process_environment
 from gateway.types import Rule
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED, LedgerRow
 from loadtests.faults.model import ModelOracle, write_revision
 from loadtests.faults.paced_backend import BackendSpec, PacedBackend
-from loadtests.faults.processes import RULE, SHARE, STATE_TIMEOUT, create_tenants
+from loadtests.faults.processes import (
+    RULE,
+    SHARE,
+    STATE_TIMEOUT,
+    Consumer,
+    create_tenants,
+    repeating,
+)
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
 from loadtests.gateway import Gateway
 from loadtests.windows import (
@@ -144,10 +148,14 @@ class Fleet:
                 )
                 for number in range(GATEWAYS)
             ]
-            for number, gateway in enumerate(self._gateways):
+            for gateway in self._gateways:
                 stack.enter_context(gateway)
-                if number < OPERATED:
-                    _run_consumers(stack, gateway, name=f"consumer-{number}")
+            for number, role in itertools.product(range(OPERATED), ("billing", "request-log")):
+                own = self._gateways[number].settings
+                own = msgspec.structs.replace(own, worker=f"consumer-{number}")
+                consumer = Consumer(role, own)
+                consumer.start()
+                stack.callback(consumer.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -161,7 +169,8 @@ class Fleet:
     @contextmanager
     def inject(self, fault: str, part: str) -> Iterator[None]:
         """Fail both over, while an operator creates tenants, and let both servers come back."""
-        with _Operator(self._gateways, self._names) as operator, ThreadPoolExecutor(2) as pool:
+        operator = _Operator(self._gateways, self._names)
+        with repeating(operator.change), repeating(operator.look), ThreadPoolExecutor(2) as pool:
             ledger = pool.submit(self._fail_ledger, fault)
             state = pool.submit(self._fail_state, after=_APART if "apart" in part else 0.0)
             ledger_away, billed_after = ledger.result()
@@ -255,7 +264,7 @@ class Fleet:
 
 
 class _Operator:
-    """Creates one tenant after the other while entered, and asks gateways whether they are ready.
+    """Creates one tenant after the other, and asks gateways whether they are ready.
 
     A change that was answered with 503 is sent again, to another admin listener. The answer may
     then be that it was made before (409).
@@ -264,58 +273,46 @@ class _Operator:
     def __init__(self, gateways: Sequence[Gateway], names: Iterator[str]) -> None:
         self._gateways = gateways
         self._names = names
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=run) for run in (self._operate, self._watch)]
+        self._tenant, self._attempt = next(names), 0
+        # A call without an answer for longer has failed the run.
+        self._client = httpx.Client(timeout=30.0, verify=no_authorities())
         self.confirmed: list[str] = []
         self.refused = self.unready = self.degraded = 0
         self.wrong = Counter[str]()
         self.slowest = 0.0
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
+    def change(self) -> float:
+        """Try to create a tenant; return the seconds until the next attempt."""
+        port = self._gateways[self._attempt % OPERATED].settings.admin_port
+        began = time.monotonic()
+        try:
+            status = self._client.post(
+                f"http://127.0.0.1:{port}/admin/tenants",
+                json={"id": self._tenant},
+                headers={"authorization": f"Bearer {_ADMIN_KEY}"},
+            ).status_code
+        except httpx.HTTPError as error:
+            status = 0
+            self.wrong[type(error).__name__] += 1
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        if status == httpx.codes.CREATED or (status == httpx.codes.CONFLICT and self._attempt):
+            self.confirmed.append(self._tenant)
+            self._tenant, self._attempt = next(self._names), 0
+            return _PAUSE
+        self._attempt += 1
+        if status == httpx.codes.SERVICE_UNAVAILABLE:
+            self.refused += 1
+        elif status:
+            self.wrong[str(status)] += 1
+        return _PAUSE
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _operate(self) -> None:
-        headers = {"authorization": f"Bearer {_ADMIN_KEY}"}
-        with _client(headers) as client:
-            while not self._is_over.wait(_PAUSE):
-                self._create(client, next(self._names))
-
-    def _create(self, client: httpx.Client, tenant: str) -> None:
-        for attempt in itertools.count():
-            gateway = self._gateways[attempt % OPERATED]
-            url = f"http://127.0.0.1:{gateway.settings.admin_port}/admin/tenants"
-            began = time.monotonic()
-            try:
-                status = client.post(url, json={"id": tenant}).status_code
-            except httpx.HTTPError as error:
-                status, name = 0, type(error).__name__
-            else:
-                name = str(status)
-            self.slowest = max(self.slowest, time.monotonic() - began)
-            if status == httpx.codes.CREATED or (status == httpx.codes.CONFLICT and attempt):
-                self.confirmed.append(tenant)
-                return
-            if status == httpx.codes.SERVICE_UNAVAILABLE:
-                self.refused += 1
-            else:
-                self.wrong[name] += 1
-            if self._is_over.wait(_PAUSE):
-                return
-
-    def _watch(self) -> None:
-        with _client({}) as client:
-            while not self._is_over.wait(_PAUSE):
-                for gateway in self._gateways:
-                    answer = client.get(f"http://127.0.0.1:{gateway.port}/health/ready")
-                    self.unready += not answer.is_success
-                    self.degraded += "ledger" in answer.text
+    def look(self) -> float:
+        """Ask every gateway whether it is ready; return the seconds until the next time."""
+        for gateway in self._gateways:
+            answer = self._client.get(f"http://127.0.0.1:{gateway.port}/health/ready")
+            self.unready += not answer.is_success
+            self.degraded += "ledger" in answer.text
+        return _PAUSE
 
 
 def allowed_over(rule: Rule, *, redis_away: float) -> float:
@@ -384,19 +381,6 @@ def failovers_hold(case: Case) -> Iterator[str]:
     return broken(seen, over=over, share=share)
 
 
-def _run_consumers(stack: ExitStack, gateway: Gateway, *, name: str) -> None:
-    """Run billing and a request log, which read as `name`."""
-    own = msgspec.structs.replace(gateway.settings, worker=name)
-    environ = dict(process_environment()) | environment(own)
-    for entry in ("run-billing", "run-request-log"):
-        with (own.data_dir.parent / f"{entry}.log").open("wb") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "gateway", entry], env=environ, stdout=log, stderr=log
-            )
-        stack.callback(child.wait)
-        stack.callback(child.terminate)
-
-
 @contextmanager
 def _dropping(port: int) -> Iterator[None]:
     """Drop all packets from and to a port, in this network namespace."""
@@ -411,11 +395,6 @@ def _dropping(port: int) -> Iterator[None]:
         yield
     finally:
         change("-D")
-
-
-def _client(headers: Mapping[str, str]) -> httpx.Client:
-    # A call without an answer for longer has failed the run.
-    return httpx.Client(headers=headers, timeout=30.0, verify=no_authorities())
 
 
 _FAULTS = {
