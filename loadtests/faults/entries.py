@@ -17,11 +17,10 @@ from loadtests.faults import (
     retries,
 )
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
-from loadtests.faults.judge import LIMITED, SETTLED, Window, percentile
+from loadtests.faults.judge import SETTLED, Window, percentile
+from loadtests.faults.limits import limits_hold
 from loadtests.faults.paced_backend import CAPACITY, BackendSpec
-from loadtests.faults.processes import RULE, Setup
-from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
-from testing.redis_deployments import FAILOVER_TIMEOUT
+from loadtests.faults.processes import Setup
 
 _BACKENDS = LoadSpec(rate=0.3 * CAPACITY * len(processes.TWO_BY_TWO))
 """60 % of what the other region alone can compute."""
@@ -31,8 +30,6 @@ _ALLOWED = 0.020
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
 _REACTION = 2.0
 """Seconds until a new breaker, or the end of a failover, is noticed."""
-_LONGEST_FAILOVER = 1.5 + 2 * FAILOVER_TIMEOUT + 4.0
-"""Seconds to a new primary at most: an election without a leader is repeated once."""
 _TWO_REGIONS = (
     BackendSpec(name="eu-0", region="eu"),
     BackendSpec(name="us-0", region="us"),
@@ -76,34 +73,6 @@ def breaker_opens(case: Case) -> Sequence[str]:
         return []
     opened = case.figures["breaker_opened"] = _growth(case)[f"{case.part} breaker"]
     return [] if opened > 0 else [f"the breaker of the {case.part} Redis did not open"]
-
-
-def limits_hold(case: Case) -> Sequence[str]:
-    """Find a window with more requests than the limit and the failover's bound allow."""
-    away = case.topology.away
-    tenants = [tenant for tenant in case.topology.keys if tenant.startswith(LIMITED)]
-    admitted = {
-        tenant: [
-            AdmittedRequest(each.due, each.came)
-            for each in case.sent
-            if each.tenant == tenant and each.status == 200
-        ]
-        for tenant in tenants
-    }
-    over = max(most_over_the_limit(each, RULE) for each in admitted.values())
-    rate = len(case.sent) / len(case.topology.keys) / (case.sent[-1].due - case.sent[0].due)
-    bound = over_admission_bound(away, workers=case.topology.setup.workers, offered=rate)
-    case.figures.update(away=round(away, 1), over=round(over, 1), bound=round(bound, 1))
-    found = [f"{over:.1f} requests over the limit"] if over > bound else []
-    return [*found, f"{away:.1f} s without a primary"] if away > _LONGEST_FAILOVER else found
-
-
-def over_admission_bound(away: float, *, workers: int, offered: float) -> float:
-    """Return by how many requests a window with a failover of `away` seconds may be over."""
-    unaware = away + processes.STATE_TIMEOUT + 1.0
-    return failover_bound(
-        RULE, share=processes.SHARE, workers=workers, unaware=unaware, offered=offered
-    )
 
 
 def hits_are_answered(case: Case) -> Sequence[str]:

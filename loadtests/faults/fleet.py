@@ -18,9 +18,9 @@ import httpx
 import msgspec
 import psycopg
 
-from gateway.types import Rule
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED, LedgerRow
+from loadtests.faults.limits import LONGEST_FAILOVER, over_admission_bound, worst_window
 from loadtests.faults.model import ModelOracle, write_revision
 from loadtests.faults.paced_backend import BackendSpec, PacedBackend
 from loadtests.faults.processes import (
@@ -33,18 +33,12 @@ from loadtests.faults.processes import (
 )
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
 from loadtests.gateway import Gateway
-from loadtests.windows import (
-    LARGEST_LEASE,
-    AdmittedRequest,
-    bound,
-    failover_bound,
-    most_over_the_limit,
-)
+from loadtests.windows import LARGEST_LEASE
 from testing.loopback import no_authorities
 from testing.namespaces import NamespaceNetwork, missing
 from testing.postgresql import programs
 from testing.postgresql_pair import PostgreSQLPair
-from testing.redis_deployments import FAILOVER_TIMEOUT, sentinel_deployment
+from testing.redis_deployments import sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
@@ -58,10 +52,8 @@ _DETECTION = 3.0
 _OVERLAP = 2.0
 """Seconds that a frozen primary lives again, beside its successor, before it is killed."""
 _APART = 6.0
-_DOWN_AFTER, _BREAKER = 1.5, 1.0
+_DOWN_AFTER = 1.5
 _PAUSE, _LOOK = 0.25, 0.1
-LONGEST_REDIS = _DOWN_AFTER + 2 * FAILOVER_TIMEOUT + 4.0
-"""Seconds without a primary Redis at most: an election without a leader is repeated once."""
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
 """Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
@@ -315,17 +307,13 @@ class _Operator:
         return _PAUSE
 
 
-def allowed_over(rule: Rule, *, redis_away: float) -> float:
-    """Return by how many requests a window may be over `rule`.
+def allowed_over(redis_away: float) -> float:
+    """Return by how many requests a window may be over `RULE`.
 
     That is the bound of a failover, and what each worker may be ahead while Redis is late.
     """
-    ahead = GATEWAYS * LARGEST_LEASE * rule.capacity
-    unaware = redis_away + _BREAKER + STATE_TIMEOUT
-    offered = 3.0 * rule.capacity / rule.window
-    return ahead + failover_bound(
-        rule, share=SHARE, workers=GATEWAYS, unaware=unaware, offered=offered
-    )
+    ahead = GATEWAYS * LARGEST_LEASE * RULE.capacity
+    return ahead + over_admission_bound(redis_away, workers=GATEWAYS, offered=_RATE / 4)
 
 
 def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
@@ -335,12 +323,12 @@ def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
     `share` of what the limit allows.
     """
     bounded = (
-        ("Redis was away", seen.redis_away, LONGEST_REDIS),
+        ("Redis was away", seen.redis_away, LONGEST_FAILOVER),
         ("billing took", seen.billed_after, LONGEST_BILLING),
         ("a change took", seen.slowest_change, LONGEST_CHANGE),
     )
     yield from (f"{what} {took:.1f} s" for what, took, longest in bounded if took > longest)
-    if over > allowed_over(RULE, redis_away=seen.redis_away):
+    if over > allowed_over(seen.redis_away):
         yield f"{over:.1f} requests over the limit"
     if share < LEAST_SHARE:
         yield f"a tenant got only {share:.2f} of its limit"
@@ -356,24 +344,14 @@ def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
 
 def failovers_hold(case: Case) -> Iterator[str]:
     """Judge limits, billing and changes around the failovers."""
-    seen, lasted = case.topology.seen, case.sent[-1].due - case.sent[0].due
-    admitted = [
-        [
-            AdmittedRequest(each.due, each.came)
-            for each in case.sent
-            if each.tenant == tenant and each.status == httpx.codes.OK
-        ]
-        for tenant in case.topology.keys
-        if tenant.startswith(LIMITED)
-    ]
-    over = max(most_over_the_limit(each, RULE) for each in admitted)
-    share = min(map(len, admitted)) / bound(RULE, lasted)
+    seen: Failovers = case.topology.seen
+    over, share = worst_window(case)
     case.figures.update(
         ledger_away=round(seen.ledger_away, 1),
         billed_after=round(seen.billed_after, 1),
         redis_away=round(seen.redis_away, 1),
         over=round(over),
-        bound=round(allowed_over(RULE, redis_away=seen.redis_away)),
+        bound=round(allowed_over(seen.redis_away)),
         changes=f"{seen.changes} ({seen.refused} times 503)",
         slowest_change=round(seen.slowest_change, 1),
         degraded=seen.degraded,

@@ -6,11 +6,11 @@ import pytest
 from loadtests.faults.fleet import (
     LONGEST_BILLING,
     LONGEST_CHANGE,
-    LONGEST_REDIS,
     Failovers,
     allowed_over,
     broken,
 )
+from loadtests.faults.limits import LONGEST_FAILOVER
 from loadtests.faults.processes import RULE
 from loadtests.windows import bound_ahead
 
@@ -34,7 +34,7 @@ def test_a_round_in_which_all_holds_is_right() -> None:
 
 def test_windows_are_judged_by_the_seconds_without_redis() -> None:
     """Four workers that would admit twice their share are found, and so is one that admits all."""
-    assert allowed_over(RULE, redis_away=2.7) == pytest.approx(109.3, abs=0.1)
+    assert allowed_over(2.7) == pytest.approx(109.3, abs=0.1)
     for over in (110.0, 150.0):
         assert len(list(broken(_RIGHT, over=over, share=0.9))) == 1
 
@@ -46,7 +46,7 @@ def test_a_tenant_that_is_refused_everything_is_found() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("redis_away", LONGEST_REDIS + 1),
+        ("redis_away", LONGEST_FAILOVER + 1),
         ("billed_after", LONGEST_BILLING + 1),
         ("slowest_change", LONGEST_CHANGE + 1),
         ("wrong", {"409": 1}),
