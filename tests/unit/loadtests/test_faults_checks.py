@@ -44,10 +44,7 @@ def case(
         sent=answers,
         begun=10.0,
         ended=ended,
-        counters={
-            "start": COUNTS,
-            "end": COUNTS | {k.replace("_", " "): v for k, v in end.items()},
-        },
+        counters={"start": COUNTS, "end": grown},
         figures={},
     )
 
