@@ -18,7 +18,7 @@ from loadtests.faults.catalogue import Fault, Outcome
 from loadtests.faults.topology import TopologyError
 from loadtests.workload import sentences
 
-_ROWS, _PART_ROWS, _KILLS = 10_000, 1000, 10
+_ROWS, PART_ROWS, _KILLS = 10_000, 1000, 10
 _SPREAD = 10.0
 """All kills come within so many times the duration of the undisturbed run."""
 _ROOT = Path(__file__).parents[2]
@@ -59,11 +59,11 @@ def _kill_job() -> Outcome:
         build_demo_models(root / "models", lambda _: None)
         write_input(root / "in.jsonl", _ROWS, chooser)
         started = time.monotonic()
-        _finish(_start(root, "undisturbed"))
+        finish(start_job(root, "undisturbed"))
         whole = time.monotonic() - started
         done, digests = 0, {digest(root / "undisturbed")}
         while done < _KILLS:
-            process = _start(root, "killed")
+            process = start_job(root, "killed")
             try:
                 process.wait(chooser.uniform(0.3, whole * _SPREAD / _KILLS))
             except subprocess.TimeoutExpired:
@@ -73,22 +73,28 @@ def _kill_job() -> Outcome:
             else:  # so that kills are as likely at its end
                 digests.add(digest(root / "killed"))
                 shutil.rmtree(root / "killed")
-        _finish(_start(root, "killed"))
+        finish(start_job(root, "killed"))
         digests.add(digest(root / "killed"))
     figures = {"rows": _ROWS, "kills": done, "undisturbed_seconds": round(whole, 1)}
     return figures, ["the outputs differ"] if len(digests) > 1 else []
 
 
-def _start(root: Path, target: str) -> "subprocess.Popen[bytes]":
+def start_job(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
+    """Start a job from `in.jsonl` of the folder into a folder `output` of it."""
     command = [
         *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
-        *("--models", str(root / "models"), "--part-rows", str(_PART_ROWS)),
-        *("--keep", "number", str(root / "in.jsonl"), str(root / target)),
+        *("--models", str(root / "models"), "--part-rows", str(PART_ROWS), "--keep", "number"),
+        *(*options, str(root / "in.jsonl"), str(root / output)),
     ]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _finish(job: "subprocess.Popen[bytes]") -> None:
+def finish(job: "subprocess.Popen[bytes]") -> None:
+    """Wait for a job.
+
+    Raises:
+        TopologyError: it failed.
+    """
     if job.wait() != 0:
         raise TopologyError("a job failed")
 
