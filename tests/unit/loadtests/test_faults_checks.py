@@ -16,11 +16,10 @@ from loadtests.faults.entries import (
     breaker_opens,
     few_attempts,
     hits_are_answered,
-    limits_hold,
     misses_go_on,
-    over_admission_bound,
 )
 from loadtests.faults.judge import LIMITED, Sent
+from loadtests.faults.limits import limits_hold, over_admission_bound
 from loadtests.faults.power_cut import loss_is_counted
 from loadtests.process_resources import resources_of
 from tools.monitoring.rules import alerts
