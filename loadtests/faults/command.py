@@ -39,6 +39,7 @@ _ENOUGH = 900.0
 @click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
 @click.option("--hold", default=0.0, help="Seconds of each fault, instead of its own.")
 @click.option("--quiet", default=5.0, show_default=True, help="Seconds of load before it.")
+@click.option("--rate", default=0.0, help="Requests a second, instead of its own.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def faults_command(
     *,
@@ -49,6 +50,7 @@ def faults_command(
     repeat: int,
     hold: float,
     quiet: float,
+    rate: float,
     results: Path,
 ) -> None:
     """Inject faults under load; judge answers, bills, errors and recovery.
@@ -66,7 +68,7 @@ def faults_command(
     if is_table:
         print("\n".join(table(file.records(commit).values())))
         return
-    _run(jobs, file, commit, Pace(quiet=quiet, hold=hold))
+    _run(jobs, file, commit, Pace(quiet=quiet, hold=hold, rate=rate))
 
 
 def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None:

@@ -70,6 +70,7 @@ class PacedBackend:
             command,
             cwd=_ROOT,
             env=dict(process_environment()) | named,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 

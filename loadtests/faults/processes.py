@@ -474,7 +474,10 @@ class Consumer:
     def start(self) -> None:
         """Start the process."""
         self._child = subprocess.Popen(
-            self._command, env=self._environment, stderr=subprocess.DEVNULL
+            self._command,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     @property

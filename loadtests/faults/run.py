@@ -43,8 +43,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a case takes: seconds before the fault, with it (0: its own), and after it."""
+    """How long a case takes: seconds before the fault, with it (0: its own), and after it.
 
+    `rate` is that of requests a second, 0 for the fault's own.
+    """
+
+    rate: float = 0.0
     quiet: float = _QUIET
     hold: float = 0.0
     settled: float = SETTLED
@@ -124,17 +128,18 @@ def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
     """Run the load, do the fault to the part meanwhile, and return figures and findings."""
     fault, started, problems = job.fault, time.time(), list[str]()
     counters = {"start": topology.counters()}
-    with Load(topology, fault.load, seed=int(started)) as load:
+    spec = msgspec.structs.replace(fault.load, rate=pace.rate or fault.load.rate)
+    with Load(topology, spec, seed=int(started)) as load:
         time.sleep(pace.quiet)
         begun = time.monotonic()
-        load.rate = fault.load.spike * fault.load.rate
+        load.rate = spec.spike * spec.rate
         try:
             with (fault.act or _inject(fault.name))(topology, job.part):
                 _hold(fault, topology, pace.hold or fault.hold)
         except TopologyError as error:
             problems.append(str(error))
         ended = time.monotonic()
-        load.rate = fault.load.rate
+        load.rate = spec.rate
         unwell, well_after = _recover(topology, within=pace.settled)
         counters["well"] = topology.counters()
         time.sleep(pace.after)
