@@ -1,6 +1,5 @@
 """Describes the machine and its interpreter, pins processes, and reads their memory and time."""
 
-import contextlib
 import os
 import platform
 import subprocess
@@ -88,15 +87,6 @@ def resident_mib(pid: int) -> float:
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
     raise ValueError(pid)
-
-
-def peak_mib(pid: int) -> int:
-    """Return the most memory that a process ever had resident, 0 once it has ended."""
-    with contextlib.suppress(FileNotFoundError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) // 1024
-    return 0
 
 
 def _commit() -> str:

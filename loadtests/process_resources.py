@@ -1,5 +1,6 @@
 """Reads what a process uses: memory, open files and threads."""
 
+import contextlib
 from pathlib import Path
 
 
@@ -16,3 +17,12 @@ def resources_of(pid: int) -> dict[str, int]:
         return {}
     memory, threads = int(fields["VmRSS"][0]) * 1024, int(fields["Threads"][0])
     return {"memory": memory, "files": count, "threads": threads}
+
+
+def peak_mib(pid: int) -> int:
+    """Return the most memory that a process ever had resident, 0 once it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) // 1024
+    return 0

@@ -23,7 +23,7 @@ from loadtests.faults.judge import LedgerRow, Window
 from loadtests.faults.processes import repeating
 from loadtests.faults.recorded import RecordedAnswers
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
-from loadtests.machine import peak_mib
+from loadtests.process_resources import peak_mib
 from testing.compose_files import HA, merged
 from testing.waiting import wait_until
 

@@ -23,7 +23,8 @@ from loadtests.faults.judge import LedgerRow, Window
 from loadtests.faults.model import ModelOracle, write_revision
 from loadtests.faults.processes import create_tenants
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
-from loadtests.machine import busy_seconds, peak_mib
+from loadtests.machine import busy_seconds
+from loadtests.process_resources import peak_mib
 from testing.loopback import no_authorities
 from testing.namespaces import NamespaceNetwork, missing
 from testing.postgresql import programs
