@@ -15,7 +15,7 @@ from testing.waiting import wait_until
 
 ADMIN_KEY = "SLUICEGATE_ADMIN_KEY"
 _AT_ONCE = 4
-_START, _LOOK = 120.0, 0.25
+_START, _LOOK = 300.0, 0.25
 _REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)
 _LIMITS = [{"name": "wide", "unit": "requests", "capacity": 100_000_000, "window": 60.0}]
 
