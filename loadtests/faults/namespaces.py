@@ -234,6 +234,8 @@ class Namespaces:
             tcp_keepalive_interval=keepalive.interval,
             tcp_keepalive_count=keepalive.count,
             tcp_user_timeout=keepalive.user_timeout,
+            # What else a machine does makes no worker refuse requests.
+            max_loop_delay=0.0,
         )
 
     def _write_configuration(self) -> None:
