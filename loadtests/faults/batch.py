@@ -33,7 +33,7 @@ def _kill_in_turn(topology: Processes, _: str) -> Iterator[None]:
     asked = list(islice(texts(1), _LINES))
     with _client(topology) as client:
         batch = create_batch(client, asked)
-        wait_until(lambda: lines_done(client, batch) > 0, within=60.0, what="the batch runs")
+        wait_until(lambda: lines_done(client, batch) > 0, within=300.0, what="the batch runs")
         for part in _PARTS:
             with topology.inject("kill", part):
                 time.sleep(1.0)
