@@ -150,8 +150,9 @@ def _all_down(name: str, what: str, *, insists: bool, after_end: float) -> Fault
     return _in_scene(
         name,
         what,
-        "one backend comes back",
-        Setup(backends=_TWO_REGIONS),
+        "one backend comes back, and the other one 4 s later",
+        # Each worker has a memory of its own.
+        Setup(backends=_TWO_REGIONS, workers=1),
         0.6,
         hold=4.0,
         windows={"backends": Window(is_open=True, after_end=after_end)},
