@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
-	arena check-compose check-redis sbom pin-images arena-partitions fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	faults arena check-compose check-redis sbom pin-images arena-partitions fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-fleet bench-batches \
 	bench-dispatch parity clean bench-bulk bench-bulk-ray simulate docs docs-serve reference size check-dashboards
@@ -80,6 +80,9 @@ imports: install-dev ## Check the directions of imports
 
 fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and compare every byte
 	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
+
+faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
+	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
 
 arena: install-dev ## Run compose.yaml with `ha` in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
 	$(BIN)/python -m loadtests arena $(ARGS)
