@@ -17,6 +17,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self  # Any: sections of a document, a worker's report
 
@@ -65,6 +66,7 @@ _PROXY_FAULTS = {
     "stalls-hedged": ProxyFault(stalls=0.05, stall=1.0),
 }
 _LATE = 0.2
+_EARLIER = 4.0
 
 
 TWO_BY_TWO = tuple(
@@ -331,11 +333,15 @@ class Processes:
 
     @contextmanager
     def _all_down(self, part: str) -> Iterator[None]:
-        """Refuse the calls of all backends; the last one alone comes back."""
+        """Refuse the calls of all backends; the last one comes back some seconds earlier."""
         for backend in self._backends(part):
             self._portal.call(backend.proxy.set_fault, ProxyFault(refuses=True))
         yield
-        self._portal.call(self._backends(part)[-1].proxy.set_fault, SOUND)
+        *others, last = self._backends(part)
+        self._portal.call(last.proxy.set_fault, SOUND)
+        for backend in others:
+            back = partial(self._portal.call, backend.proxy.set_fault, SOUND)
+            threading.Timer(_EARLIER, back).start()
 
     @contextmanager
     def _revision(self, part: str) -> Iterator[None]:
