@@ -30,9 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-gpu install-dev install-load install-system run test tests checks lint format types imports \
-	bench fuzz check load docs docs-serve reference size sbom pin-images parity proto lock clean \
-	chaos arena arena-partitions check-compose check-kubernetes soak drills chaos-redis chaos-sentinel chaos-fleet chaos-batches \
-	chaos-bulk chaos-ray chaos-power chaos-idempotency
+	bench fuzz check faults load docs docs-serve reference size sbom pin-images parity proto lock clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,15 +103,8 @@ check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, dashboards, o
 	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)
 	$(RUN_NAME)
 
-chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
-	$(BIN)/python -m loadtests chaos $(ARGS)
-
-arena: install-dev ## Run compose.yaml with `ha` in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
-	$(BIN)/python -m loadtests arena $(ARGS)
-	$(if $(ARGS),,$(MAKE) arena-partitions)
-
-check-compose: install-dev ## Run compose.yaml with `ha` and `observability` in containers: each lost under load, secrets rotated, all upgraded, a backup restored (30 minutes; root, podman)
-	$(BIN)/python -m loadtests compose $(ARGS)
+faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
+	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links
 	@# Not `--quiet`: what is not printed does not end a strict build.
@@ -135,44 +126,9 @@ sbom: .venv-sbom/.installed ## Write a CycloneDX list of the packages of each im
 pin-images: install-dev ## Pin the images of compose.yaml, its overrides and the Dockerfiles to the digests that registries have now; needs skopeo
 	@$(BIN)/python -m tools.pin_images $(ARGS)
 
-arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
-	$(BIN)/python -m loadtests partitions $(ARGS)
-
 load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, and write a report; SCENARIO=spike ARGS="--url https://... --key-file ..."
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
 
-soak: install-dev ## Run everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
-	$(BIN)/python -m loadtests soak $(ARGS)
-
-drills: install-dev ## Inject six faults into a scraped system; which alerts fire when; ARGS=--screenshots writes docs/drills.md, ARGS=--blind asks for the cause (25 minutes; root)
-	$(BIN)/python -m loadtests drills $(ARGS)
-
-check-kubernetes: install-dev ## Run the pods of an overlay under podman, kill some under load (5 minutes; root, podman, kubectl)
-	$(BIN)/python -m loadtests kubernetes $(ARGS)
-
-chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way
-	$(BIN)/python -m loadtests chaos-redis $(ARGS)
-
-chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
-	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
-
-chaos-fleet: install-dev ## Fail PostgreSQL and the state Redis of four gateways over, ten times each (5 minutes; root, ip, iptables)
-	$(BIN)/python -m loadtests fleet $(ARGS)
-
-chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
-	$(BIN)/python -m loadtests chaos-batches $(ARGS)
-
-chaos-bulk: install-dev ## Kill a bulk job ten times, and compare its output with that of an undisturbed run (2 minutes)
-	$(BIN)/python -m loadtests chaos-bulk $(ARGS)
-
-chaos-ray: .venv-ray/.installed ## Kill a node of a Ray cluster, and the driver, under a bulk job; ARGS="--rows 1000000" (5 minutes, 700 MB)
-	.venv-ray/bin/python -P -m loadtests.chaos_ray $(ARGS)
-
-chaos-power: install-dev ## Cut the power of a gateway machine under load, on a disk in a file; compare the ledger (4 minutes; root, ext4)
-	$(BIN)/python -m loadtests chaos-power $(ARGS)
-
-chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
-	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

@@ -13,24 +13,16 @@ from typing_extensions import override
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
-        *("bulk", "bulk-ray", "console", "dialect-hits", "dispatch", "gpu", "growth", "hit"),
-        *("hostile", "latency", "limits", "memory", "miss", "mixed", "overload", "peers"),
+        *("batches", "bulk", "bulk-ray", "console", "dialect-hits", "dispatch", "gpu", "growth"),
+        *("hit", "hostile", "latency", "limits", "memory", "miss", "mixed", "overload", "peers"),
         *("pipeline", "precision", "regions", "rows", "shares", "simulate", "threads"),
         *("traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
-    "Checks": ("compose", "dashboards", "kubernetes", "scaling", "triton"),
-    "Faults": (
-        *("arena", "chaos", "chaos-batches", "chaos-bulk", "chaos-idempotency", "chaos-power"),
-        *("chaos-redis", "chaos-sentinel", "drills", "fleet", "partitions", "soak"),
-    ),
+    "Checks": ("dashboards", "scaling", "triton"),
+    "Faults": ("faults",),
 }
-_ELSEWHERE = {
-    "dashboards": "dashboards.check",
-    "kubernetes": "kubernetes.check",
-    "scaling": "kubernetes.scaling",
-    **dict.fromkeys((name for name in _NAMES["Faults"] if "chaos-" in name), "fault_commands"),
-}
+_ELSEWHERE = {"dashboards": "dashboards.check"}
 _HERE = Path(__file__).parent
 
 

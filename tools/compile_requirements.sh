@@ -36,7 +36,7 @@ compile backend-openvino pyproject.toml requirements/build.in \
     --extra backend-cpu --extra models --extra openvino --extra otlp-grpc --constraint "$pins" "$@"
 compile bulk pyproject.toml requirements/build.in \
     --extra backend-cpu --extra bulk --constraint "$pins" "$@"
-# Of `make chaos-ray`, which brings its own models.
+# Of bulk jobs on Ray, which brings its own models.
 compile ray pyproject.toml requirements/build.in requirements/demo.in \
     --extra backend-cpu --extra bulk --extra ray --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \

@@ -73,7 +73,7 @@ def _measure(kind: Kind, peers: tuple[str, ...], effort: Effort, known: Comparis
     for each in left_out:
         print(f"left out: {each.what}: {each.reason}")
     is_dry = effort is DRY_RUN
-    text = f"{'a dry run of ' * is_dry}`make bench-peers`, {effort.text}"
+    text = f"{'a dry run of ' * is_dry}`make bench NAME=peers`, {effort.text}"
     source = Source(machine=machine, text=text, versions=installed_versions())
     return Comparison(
         sources={name: source},

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from loadtests.kubernetes.manifests import OVERLAYS, Manifest, has_kubectl, render
+from testing.manifests import OVERLAYS, Manifest, has_kubectl, render
 
 _render = cache(render)
 

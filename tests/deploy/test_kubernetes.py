@@ -14,7 +14,7 @@ from gateway.cli.root import main
 from gateway.config.load import load_sources
 from gateway.config.sources import DocumentSource
 from gateway.settings import PREFIX, load_settings
-from loadtests.kubernetes.manifests import (
+from testing.manifests import (
     Manifest,
     containers,
     environment,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtests.kubernetes.manifests import Manifest, of_kind, pod_labels, workloads
-from loadtests.kubernetes.replicas import Scaling, Trigger, read_scaling
+from testing.manifests import Manifest, of_kind, pod_labels, workloads
+from testing.replicas import Scaling, Trigger, read_scaling
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/metrics.md").read_text()
 _METRICS = ("sluicegate_backend_queued_seconds", "sluicegate_backend_device_busy_share")

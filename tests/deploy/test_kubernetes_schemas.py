@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from loadtests.kubernetes.manifests import FOLDER, OVERLAYS, Manifest, containers, workloads
+from testing.manifests import FOLDER, OVERLAYS, Manifest, containers, workloads
 
 # The oldest version that its makers still mend when this was written, and the newest.
 VERSIONS = ("1.34", "1.37")

@@ -8,7 +8,7 @@ from loadtests.peers.page import render_page
 
 
 def test_the_page_is_made_of_the_results_of_no_dry_run() -> None:
-    """`make bench-peers ARGS=--draw-only` writes it."""
+    """`make bench NAME=peers ARGS=--draw-only` writes it."""
     comparison = read_comparison(RESULTS)
 
     assert PAGE.read_text() == render_page(comparison, picture="plots/peers.svg")

@@ -1,6 +1,6 @@
 """A ledger whose primary fails is found again on its standby, and has everything once.
 
-`make chaos-fleet` does this under load, with four gateways.
+`make faults TOPOLOGY=namespaces` does this under load, with four gateways.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Whatever happens to a Redis: no 5xx, memory answers as ever, misses wait 20 ms more.
 
-`make chaos-redis` measures the same with a load; here few requests, one after the other.
+`make faults FAULT="* cache"` does the same under load; here few requests, one after the other.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _ROWS = {"name": "rows", "unit": "rows", "capacity": 1_000_000, "window": 60.0}
 _BUSY_MACHINE = 0.4
 """What others on the same cores may add: far less than the seconds that a client of Redis waits.
 
-`make chaos-redis` measures what callers notice."""
+`make faults` measures what callers notice."""
 
 
 class Caller:

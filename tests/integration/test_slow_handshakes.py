@@ -12,7 +12,7 @@ from gateway.sockets.listening import (
     refuse_new_connections,
     wait_until_empty,
 )
-from loadtests.partitions.namespaces import NamespaceNetwork, missing
+from testing.namespaces import NamespaceNetwork, missing
 from testing.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]

@@ -25,7 +25,7 @@ from bulk.options import Manifest
 from bulk.output import ERRORS, JOB, MANIFEST, WORK
 from bulk.places import OutputFolder, find_inputs
 from bulk.reading import count_rows
-from loadtests.chaos_bulk import digest
+from loadtests.faults.bulk_jobs import digest
 from testing.waiting import wait_until
 
 _TEXTS = ["a fine film", "dull", "", "a fine film", "long and dull", "a fine film"]

@@ -21,7 +21,7 @@ from bulk.ray_import import actor_options, actors_with_room, connect
 from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
 from bulk.ray_stage import ERROR, StageActor
 from bulk.usage import BulkUsage
-from loadtests.chaos_bulk import digest
+from loadtests.faults.bulk_jobs import digest
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 _SETTINGS: dict[str, Any] = {"provider": "paced", "paced_base": 0, "paced_token": 0}
@@ -135,7 +135,7 @@ def test_a_stage_adds_answers_and_says_why_there_is_none(light_models: Path) -> 
 def test_a_job_on_a_cluster_is_that_of_its_parts(
     manifest: Manifest, light_models: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (`make chaos-ray` installs it)")
+    pytest.importorskip("ray", reason="`make .venv-ray/.installed` installs Ray")
     folders = {name: tmp_path / name for name in ("cluster", "alone")}
     for folder in folders.values():
         (folder / WORK).mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_a_job_on_a_cluster_is_that_of_its_parts(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::ResourceWarning")
 def test_a_stage_of_a_pipeline_begins_with_one_actor_and_a_job_with_many() -> None:
     """Actors that take all cores wait for ever for what other stages' tasks read."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed (`make chaos-ray` installs it)")
+    ray = pytest.importorskip("ray", reason="`make .venv-ray/.installed` installs Ray")
     ray.init("local", num_cpus=3, include_dashboard=False)
     try:
         stage = actor_options(threads=1, gpus=0, actors=0)

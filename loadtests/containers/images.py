@@ -1,0 +1,171 @@
+"""Builds the project's images, unmodified, on base images made from packages of Debian.
+
+A machine with a registry of images needs no base images of its own. Package indexes are those that
+this machine is configured for: a build mounts its settings for apt and pip, and no image keeps
+them.
+"""
+
+import configparser
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadtests.containers.podman import HOME, PodmanError, run
+from testing.compose_files import OBSERVED, ROOT, merged
+
+_BASES = Path(__file__).parent / "bases"
+_SUITE = "bookworm"
+_MINIMAL = "localhost/debian:bookworm-slim"
+_BUILD = 1800.0
+_APT = (Path("/etc/apt"), Path("/usr/share/keyrings"), Path("/etc/ssl/certs"))
+_TOOLS = "cc gcc g++ clang ld as make cmake cargo pip pip3 uv git curl"
+_NO_PIP = "import importlib.util as u; raise SystemExit(u.find_spec('pip') is not None)"
+
+
+def build(tag: str, ref: str = "") -> None:
+    """Build the missing base images, and every image of the project with `tag`.
+
+    The sources are those of commit `ref`, or of the working tree. Images that were built from the
+    same commit are kept.
+
+    Raises:
+        PodmanError: the commit cannot be read, or an image cannot be built.
+    """
+    _build_bases()
+    commit = _git("rev-parse", ref or "HEAD").decode().strip()
+    built = HOME / f"built-{tag}"
+    if not ref and _git("status", "--porcelain"):
+        commit = ""  # nobody knows what these images will hold
+    if commit and built.exists() and built.read_text() == commit:
+        return
+    built.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=HOME) as folder:
+        sources = _checked_out(ref, Path(folder) / "sources") if ref else ROOT
+        mounts = _pip_mounts(Path(folder))
+        for image, (dockerfile, target) in own_images(sources).items():
+            name = tagged(image, tag)
+            print(f"building {name} of {ref or 'the working tree'}", flush=True)
+            stage = [f"--target={target}"] if target else []
+            _build(sources / dockerfile, sources, [f"--tag={name}", *stage, *mounts])
+    built.write_text(commit)
+
+
+def former_release() -> str:
+    """Return the commit of the last release, or the commit before this one if there is none."""
+    try:
+        return _git("describe", "--tags", "--abbrev=0", "--match=v*", "HEAD~1").decode().strip()
+    except PodmanError:
+        return "HEAD~1"
+
+
+def tagged(image: str, tag: str) -> str:
+    """Return the name of an image with another tag, or its own name for an empty tag."""
+    return f"{image.rpartition(':')[0]}:{tag}" if tag else image
+
+
+def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
+    """Return the Dockerfile and the stage of each image of the project, without those for GPUs."""
+    services = merged(root=sources)["services"].values()
+    return {
+        f"localhost/{service['image']}": (
+            service["build"]["dockerfile"],
+            service["build"].get("target", ""),
+        )
+        for service in services
+        if "build" in service and "-gpu:" not in service["image"]
+    }
+
+
+def full_name(name: str) -> str:
+    """Return the name of an image with its folder, which is `library` for Docker's own images.
+
+    It has no digest, because a stand-in has another one.
+    """
+    name = name.partition("@")[0]
+    return name if "/" in name else f"library/{name}"
+
+
+def tools_in(image: str) -> Iterator[str]:
+    """Yield each program in an image that builds or installs software."""
+    fixed = ("run", "--rm", "--network=none", "--read-only", "--entrypoint")
+    yield from run(*fixed, "sh", image, "-c", f"command -v {_TOOLS} || true").split()
+    try:
+        run(*fixed, "python", image, "-c", _NO_PIP)
+    except PodmanError:
+        yield "pip as a package"
+
+
+def _build_bases() -> None:
+    if not run("images", "--quiet", _MINIMAL):
+        _import_minimal()
+    for name, image in _bases().items():
+        if not run("images", "--quiet", image):
+            print(f"building {image}", flush=True)
+            mounts = [f"--volume={path}:{path}:O" for path in _APT if path.exists()]
+            _build(_BASES / f"{name}.Dockerfile", _BASES, [f"--tag={image}", *mounts])
+
+
+def _bases() -> dict[str, str]:
+    """Return the foreign images that the project names, by their local stand-ins."""
+    services = merged(OBSERVED)["services"].values()
+    named = {service["image"] for service in services if "build" not in service}
+    for file in (ROOT / "deploy").glob("*.Dockerfile"):
+        lines = file.read_text().splitlines()
+        named |= {line.split()[1] for line in lines if line.startswith("FROM ") and ":" in line}
+    kinds = [path.stem for path in _BASES.glob("*.Dockerfile")]
+    return {kind: f"docker.io/{full_name(n)}" for kind in kinds for n in sorted(named) if kind in n}
+
+
+def _build(file: Path, context: Path, options: list[str]) -> None:
+    fixed = ["--pull=never", "--network=host", f"--file={file}"]
+    run("build", *fixed, *options, str(context), timeout=_BUILD)
+
+
+def _import_minimal() -> None:
+    """Create an image of a minimal Debian (half a minute)."""
+    print(f"making {_MINIMAL} with debootstrap", flush=True)
+    with tempfile.TemporaryDirectory(dir=HOME) as folder:
+        root, archive = Path(folder) / "root", Path(folder) / "minimal.tar"
+        options = ["--variant=minbase", "--include=ca-certificates"]
+        subprocess.run(
+            ["debootstrap", *options, _SUITE, root],  # noqa: S607 - wherever it is installed
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)  # noqa: S607
+        run("import", str(archive), _MINIMAL, timeout=_BUILD)
+
+
+def _pip_mounts(folder: Path) -> list[str]:
+    """Return the mounts that give pip in a build the package settings of this machine."""
+    settings = configparser.ConfigParser()
+    home = Path.home()
+    settings.read(["/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf"])
+    path = folder / "pip.conf"
+    with path.open("w") as file:
+        settings.write(file)
+    path.chmod(0o644)
+    words = path.read_text().replace("file://", "").split()
+    paths = {Path(word) for word in words if word.startswith("/") and Path(word).exists()}
+    paths |= {each.parent for each in paths if each.name == "simple"}
+    return [
+        f"--volume={path}:/etc/pip.conf:ro",
+        *(f"--volume={each}:{each}:ro" for each in sorted(paths)),
+    ]
+
+
+def _checked_out(ref: str, folder: Path) -> Path:
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", ref))) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def _git(*arguments: str) -> bytes:
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True)
+    if done.returncode:
+        raise PodmanError(f"git {' '.join(arguments)}: {done.stderr.decode().strip()}")
+    return done.stdout

@@ -1,0 +1,101 @@
+"""Calls podman with a configuration of the load tests' own.
+
+Checked with podman 4.3 of Debian 12, run by root. `runc` and `cgroupfs` work without systemd, and
+the limits on open files stay within those of the shell.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from gateway.settings import process_environment
+
+HOME = Path("/var/tmp/sluicegate-containers")  # noqa: S108 - of root, made with mode 0700
+"""The folder of secrets, volumes and build files."""
+_PROGRAMS = ("podman", "runc", "debootstrap", "iptables", "nsenter", "mkfs.ext4", "mount")
+_PACKAGES = "podman runc netavark aardvark-dns iptables catatonit debootstrap e2fsprogs util-linux"
+_INIT = "/usr/bin/catatonit"
+
+
+class PodmanError(OSError):
+    """A command of podman failed; the message is its standard error."""
+
+
+def missing() -> str:
+    """Return what this machine lacks to run containers, empty if nothing."""
+    if os.geteuid() != 0:
+        return "containers need root, to mount file systems and to change their firewalls"
+    absent = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if absent:
+        return f"`{'`, `'.join(absent)}` missing; on Debian: apt-get install {_PACKAGES}"
+    return ""
+
+
+def prepare() -> None:
+    """Write the configuration that `run` uses."""
+    HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    init = shutil.which("catatonit") or _INIT
+    (HOME / "containers.conf").write_text(
+        "[engine]\n"
+        'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        "[containers]\n"
+        f'default_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n'
+        f'init_path = "{init}"\nlog_driver = "k8s-file"\n'
+        "[network]\n"
+        'network_backend = "netavark"\n'
+    )
+
+
+def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
+    """Run podman and return its standard output.
+
+    Raises:
+        PodmanError: it failed, and `check` is true.
+    """
+    own = {"CONTAINERS_CONF": str(HOME / "containers.conf"), "DISABLE_HC_SYSTEMD": "true"}
+    done = subprocess.run(
+        ["podman", *arguments],  # noqa: S607 - wherever it is installed
+        env={**process_environment(), **own},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if check and done.returncode:
+        raise PodmanError(f"podman {' '.join(arguments[:3])}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def names(*listing: str) -> list[str]:
+    """Return the names that a listing prints, such as `ps --all` or `network ls`."""
+    return run(*listing, "--format", "{{.Names}}" if listing[0] == "ps" else "{{.Name}}").split()
+
+
+class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a container as podman reports it; `pid` is 0 when it does not run."""
+
+    pid: int
+    status: str
+    exit_code: int
+    address: dict[str, str]
+    """The IP address in each network."""
+    mac: dict[str, str]
+    """The hardware address in each network."""
+
+
+def inspect(name: str) -> ContainerState:
+    """Return the state of the container `name`."""
+    (found,) = msgspec.json.decode(run("inspect", "--type", "container", name))
+    networks = found["NetworkSettings"]["Networks"] or {}
+    return ContainerState(
+        pid=found["State"]["Pid"],
+        status=found["State"]["Status"],
+        exit_code=found["State"]["ExitCode"],
+        address={network: each["IPAddress"] for network, each in networks.items()},
+        mac={network: each["MacAddress"] for network, each in networks.items()},
+    )

@@ -1,0 +1,252 @@
+"""Plays the pods of an overlay by `podman kube play`, and probes them as a kubelet does.
+
+It differs from a cluster: a workload is so many pods of given names. Volume claims and empty
+folders are named volumes of podman. The name of a service leads to all its pods, ready or not.
+"""
+
+import base64
+import copy
+import ssl
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import httpx
+import msgspec
+import yaml
+
+from loadtests.containers.images import tagged
+from loadtests.containers.podman import PodmanError, inspect, names, run
+from testing.manifests import (
+    Manifest,
+    of_kind,
+    pod_labels,
+    pod_spec,
+    selects,
+    workloads,
+)
+
+PREFIX = "kube-"
+NETWORK = "kube-pods"
+_NAMESPACE = "sluicegate"
+_DOMAIN = f"{_NAMESPACE}.svc.cluster.local"
+# What podman would run by programs that images lack, or does not know.
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+_CLAIMED = "-claim"
+
+
+class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod as it is played, by the name that it would have on a cluster."""
+
+    name: str
+    objects: tuple[Manifest, ...]
+    """The pod as podman takes it, after what it mounts."""
+    aliases: tuple[str, ...]
+    probes: dict[str, Manifest]
+    """The containers by their name, as the overlay has them, with probes."""
+    grace: int
+
+    @property
+    def infra(self) -> str:
+        """The container that holds the network of the pod."""
+        (line,) = run(
+            "pod", "inspect", "--format", "{{.InfraContainerID}}", PREFIX + self.name
+        ).splitlines()
+        return line
+
+    def address(self) -> str:
+        """Return where it is in the network."""
+        return inspect(self.infra).address[NETWORK]
+
+    def container(self, name: str) -> str:
+        """Return podman's name of a container."""
+        return f"{PREFIX}{self.name}-{name}"
+
+    def passes(self, probe: str) -> bool:
+        """Return whether every container that has such a probe passes it now."""
+        found = ((name, each.get(probe)) for name, each in self.probes.items())
+        return all(self._passes(name, each) for name, each in found if each is not None)
+
+    def _passes(self, name: str, probe: Manifest) -> bool:
+        timeout = float(probe.get("timeoutSeconds", 1))
+        try:
+            if "exec" in probe:
+                run("exec", self.container(name), *probe["exec"]["command"], timeout=timeout + 5)
+                return True
+            ports = {each["name"]: each["containerPort"] for each in self.probes[name]["ports"]}
+            asked = probe["httpGet"]
+            scheme = asked.get("scheme", "HTTP").lower()
+            url = f"{scheme}://{self.address()}:{ports[asked['port']]}{asked['path']}"
+            return httpx.get(url, timeout=timeout, verify=_no_check()).is_success
+        except (httpx.TransportError, PodmanError, subprocess.TimeoutExpired, KeyError):
+            return False
+
+
+def play(pod: PlayedPod, folder: Path) -> None:
+    """Create and start a pod, which does not exist.
+
+    Raises:
+        PodmanError: podman refuses it.
+    """
+    aliases = ",".join(f"alias={each}" for each in pod.aliases)
+    with _private(folder / f"{pod.name}.yaml", yaml.safe_dump_all(pod.objects)) as path:
+        run("kube", "play", f"--network={NETWORK}:{aliases}", str(path))
+
+
+def take_away(pod: PlayedPod) -> None:
+    """Stop a pod within its grace and remove it; what it has claimed stays."""
+    for name in pod.probes:
+        run("stop", "--time", str(pod.grace), pod.container(name), timeout=pod.grace + 60.0)
+    run("pod", "rm", "--force", PREFIX + pod.name)
+    for volume in names("volume", "ls"):
+        if volume.startswith(f"{PREFIX}{pod.name}-") and not volume.endswith(_CLAIMED):
+            run("volume", "rm", volume)
+
+
+def pids(pod: PlayedPod) -> list[int]:
+    """Return the first process of each container."""
+    return [inspect(pod.container(name)).pid for name in pod.probes]
+
+
+def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
+    """Create the network, and the secrets for the variables of pods, in place of former ones."""
+    remove_everything()
+    run("network", "create", NETWORK)
+    for name, values in secrets.items():
+        encoded = {k: base64.b64encode(v.encode()).decode() for k, v in values.items()}
+        with _private(folder / name, msgspec.json.encode(encoded).decode()) as path:
+            run("secret", "create", f"{PREFIX}{name}", str(path))
+
+
+def remove_everything() -> None:
+    """Remove every played pod, and its volumes, secrets and network."""
+    for kind in ("pod", "volume", "secret", "network"):
+        options = ("--force", "--time", "1") if kind == "pod" else ()
+        for name in names(kind, "ls"):
+            if name.startswith(PREFIX):
+                run(kind, "rm", *options, name)
+
+
+@contextmanager
+def _private(path: Path, text: str) -> Iterator[Path]:
+    """Have a file that holds secrets for a moment."""
+    path.touch(mode=0o600)
+    try:
+        path.write_text(text)
+        yield path
+    finally:
+        path.unlink()
+
+
+@cache
+def _no_check() -> ssl.SSLContext:
+    """Return the TLS settings of probes, which check no certificate, as a kubelet's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def dependencies(path: Path) -> Iterator[PlayedPod]:
+    """Yield the pods of a file of pods and config maps."""
+    found = list(yaml.safe_load_all(path.read_text()))
+    for name, each in of_kind(found, "Pod").items():
+        yield _played(name, each["spec"], each["metadata"]["labels"], (name,), found, {}, "")
+
+
+def pods(
+    manifests: Iterable[Manifest], secrets: Mapping[str, Mapping[str, str]], *, tag: str
+) -> Iterator[PlayedPod]:
+    """Yield the pods of all workloads, with images of `tag`.
+
+    `secrets` are the contents of the secrets that the workloads name.
+    """
+    manifests = list(manifests)
+    services = of_kind(manifests, "Service")
+    for name, workload in workloads(manifests).items():
+        labels = pod_labels(workload)
+        chosen = [
+            service
+            for service, each in services.items()
+            if selects({"matchLabels": each["spec"]["selector"]}, labels)
+        ]
+        spec = copy.deepcopy(pod_spec(workload))
+        for template in workload["spec"].get("volumeClaimTemplates", []):
+            volume = {"name": template["metadata"]["name"], "persistentVolumeClaim": {}}
+            spec["volumes"].append(volume)
+        for number in range(workload["spec"]["replicas"]):
+            own = f"{name}-{number}"
+            aliases = (own, *chosen, *(f"{each}.{_DOMAIN}" for each in chosen))
+            yield _played(own, spec, labels, aliases, manifests, secrets, tag)
+
+
+def _played(
+    name: str,
+    spec: Manifest,
+    labels: Mapping[str, str],
+    aliases: tuple[str, ...],
+    manifests: Iterable[Manifest],
+    secrets: Mapping[str, Mapping[str, str]],
+    tag: str,
+) -> PlayedPod:
+    maps = of_kind(manifests, "ConfigMap")
+    probes = {each["name"]: each for each in spec["containers"]}
+    spec = copy.deepcopy(spec) | {"hostname": name}
+    for container in spec["containers"]:
+        if "/" not in container["image"]:
+            container["image"] = tagged(f"localhost/{container['image']}", tag)
+        container["imagePullPolicy"] = "Never"
+        # All of these are optional, and none is there.
+        container.pop("envFrom", None)
+        for field in _PROBES:
+            container.pop(field, None)
+        # Podman publishes every port on this machine, by the same number where none is said.
+        container["ports"] = [each for each in container.get("ports", []) if "hostPort" in each]
+        for variable in container.get("env", []):
+            if "secretKeyRef" in (reference := variable.get("valueFrom", {})):
+                reference["secretKeyRef"]["name"] = PREFIX + reference["secretKeyRef"]["name"]
+        for mount in container.get("volumeMounts", []):
+            mount["name"] = f"{PREFIX}{name}-{mount['name']}"
+    mounted = [
+        _mounted(volume, f"{PREFIX}{name}-{volume['name']}", maps, secrets)
+        for volume in spec.get("volumes", [])
+    ]
+    pod = _object("Pod", PREFIX + name, {"spec": spec})
+    pod["metadata"]["labels"] = dict(labels)
+    return PlayedPod(
+        name=name,
+        objects=(*maps.values(), *filter(None, mounted), pod),
+        aliases=aliases,
+        probes=probes,
+        grace=int(spec.get("terminationGracePeriodSeconds", 30)),
+    )
+
+
+def _mounted(
+    volume: Manifest,
+    name: str,
+    maps: Mapping[str, Manifest],
+    secrets: Mapping[str, Mapping[str, str]],
+) -> Manifest | None:
+    """Rename a volume, and return the object that it is made of, if any.
+
+    Podman keeps a volume of its own by the name of each empty folder, config map and secret.
+    """
+    volume["name"] = name
+    if "persistentVolumeClaim" in volume:
+        volume["persistentVolumeClaim"] = {"claimName": name + _CLAIMED}
+    elif "configMap" in volume or "secret" in volume:
+        if "configMap" in volume:
+            contents = maps[volume["configMap"]["name"]]["data"]
+        else:
+            # Podman 4.3 would write files of a secret in base64.
+            contents = secrets[volume.pop("secret")["secretName"]]
+        volume["configMap"] = {"name": name, "optional": False}
+        return _object("ConfigMap", name, {"data": dict(contents)})
+    return None
+
+
+def _object(kind: str, name: str, contents: Manifest) -> Manifest:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **contents}

@@ -1,0 +1,89 @@
+"""Lists the faults by name: what each does, where it can be done, and when errors are allowed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any  # figures of many kinds
+
+import msgspec
+
+from loadtests.faults.judge import NEVER, Sent, Window
+
+
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the load sends: requests a second, and the shares of special ones."""
+
+    rate: float = 40.0
+    repeated: float = 0.25
+    """Share of requests whose text was sent before."""
+    hasty: float = 0.05
+    """Share of requests with a deadline of 300 ms, which may be told 503 or 504."""
+    insists: bool = False
+    """Whether callers repeat a refused request after its `Retry-After`."""
+    keyed: bool = False
+    """Whether each request has an idempotency key, and is sent until it is answered, and once more.
+    Every fourth caller first sends it and hangs up."""
+    spike: float = 1.0
+    """Times the rate during the fault."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check sees of a fault that is over.
+
+    A check may add to `figures`. Times are readings of `time.monotonic`.
+    """
+
+    topology: Any
+    """The running `Topology`; its own checks use more of it than the Protocol has."""
+    part: str
+    sent: Sequence[Sent]
+    begun: float
+    ended: float
+    counters: Mapping[str, Mapping[str, float]]
+    """The topology's counters when the case began (`start`), when every part worked again
+    (`well`), and at the end (`end`)."""
+    figures: dict[str, Any]
+
+
+Check = Callable[[Case], Iterable[str]]
+"""A further judge: returns findings."""
+Outcome = tuple[dict[str, Any], Sequence[str]]
+"""Figures and findings."""
+Play = Callable[[], Outcome]
+"""Runs a fault that brings its own load and judge."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A named fault.
+
+    The topology does it to a part at the begin of a case and undoes it at the end (`inject`),
+    unless the fault has its own `play`.
+    """
+
+    name: str
+    what: str
+    undo: str
+    topologies: tuple[str, ...] = ("processes",)
+    hold: float = 15.0
+    """Seconds that it lasts."""
+    windows: Mapping[str, Window] = {}
+    """When errors are allowed, by kind of part, or by topology and kind: `containers gateway`."""
+    load: LoadSpec = LoadSpec()
+    setup: object = None
+    """What the topology is started with; faults with equal setups share a running one."""
+    checks: tuple[Check, ...] = ()
+    may_lose: float = 0.0
+    """Seconds before the fault whose answers the ledger may lack, as after a power cut."""
+    act: Callable[[Any, str], AbstractContextManager[None]] | None = None
+    """Does the fault to a topology and one of `parts`, in place of `Topology.inject`."""
+    parts: tuple[str, ...] = ()
+    until: Callable[[Any], bool] | None = None
+    """Ends the fault early once it holds for the topology."""
+    play: Play | None = None
+
+    def window(self, topology: str, part: str) -> Window:
+        """Return when errors are allowed while it is done to a part."""
+        kind = part.split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
+        for name in (f"{topology} {kind}", kind, topology):
+            if name in self.windows:
+                return self.windows[name]
+        return NEVER

@@ -1,0 +1,79 @@
+"""Mounts a file system of its own, which can be filled, and whose power can be cut."""
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
+from loadtests.faults.topology import TopologyError
+from testing.waiting import wait_until
+
+_SIZES = (1 << 20, 4096)
+_OTHER_BOOT = "the boot before the power cut"
+
+
+class Disk:
+    """An ext4 file system in a file of `folder`, mounted at `place` while entered. Needs root."""
+
+    def __init__(self, folder: Path, place: Path, size_bytes: int) -> None:
+        self.place = place
+        self._image = folder / "disk.ext4"
+        self._after = folder / "after.ext4"
+        self._size = size_bytes
+        self._filler = place / "filler"
+
+    def __enter__(self) -> Self:
+        if os.geteuid():
+            raise TopologyError("a file system is mounted for this, which needs root")
+        with self._image.open("wb") as file:
+            file.truncate(self._size)
+        _run("mkfs.ext4", "-q", "-m", "0", str(self._image))
+        self._mount()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._unmount()
+
+    def fill(self) -> None:
+        """Leave no block free."""
+        with self._filler.open("ab") as file:
+            for size in _SIZES:
+                with suppress(OSError):
+                    while os.write(file.fileno(), bytes(size)):
+                        pass
+
+    def empty(self) -> None:
+        """Make room again."""
+        self._filler.unlink(missing_ok=True)
+
+    def cut_power(self) -> None:
+        """Keep only what was written to the file; logs then say that they are of another boot."""
+        shutil.copyfile(self._image, self._after)
+        self._unmount()
+        self._after.replace(self._image)
+        self._mount()
+        for path in self.place.glob(f"events/*/{MARK_NAME}"):
+            mark = read_mark(path.parent)
+            if mark is not None:
+                other = SyncedMark(expected=mark.expected, boot=_OTHER_BOOT)
+                path.write_bytes(msgspec.json.encode(other))
+
+    def _mount(self) -> None:
+        _run("mount", "-o", "loop", str(self._image), str(self.place))
+
+    def _unmount(self) -> None:
+        """Unmount it as soon as the processes that were killed have let go of it."""
+        command = ["umount", str(self.place)]
+        wait_until(
+            lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
+            what="nobody uses the disk",
+        )
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True)

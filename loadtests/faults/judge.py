@@ -1,0 +1,223 @@
+"""Judges a fault: pure functions from requests, ledger rows and times to findings.
+
+A finding is a sentence about an invariant that did not hold.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any  # figures are numbers, texts and small tables
+
+import msgspec
+from typing_extensions import override
+
+SETTLED = 10.0
+"""Seconds after a fault's end by which every part must work again."""
+LIMITED = "limited-"
+"""Begins the id of a tenant whose limit may refuse requests with 429."""
+_OK, _REFUSED = 200, 429
+_TOLD = frozenset({503, 504})
+"""Statuses that a request with a very short deadline may get at any time."""
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and its answer. Times are readings of `time.monotonic`.
+
+    `due` is when the request should have left, and `latency` counts from then. Status 0 is no
+    answer. `answer_of` is the other tenant whose request the answer belongs to, if there is one.
+    """
+
+    due: float
+    latency: float
+    status: int
+    tenant: str
+    items: int = 1
+    is_right: bool = False
+    answer_of: str = ""
+    id: str = ""
+    code: str = ""
+    retry_after: str = ""
+    allowed: frozenset[int] = frozenset({_OK})
+    """Statuses that are right answers to this request."""
+    has_left: bool = False
+    """The caller disconnected before the answer came."""
+    retry_key: str = ""
+    """The idempotency key with which the request was sent several times."""
+    is_hasty: bool = False
+    """Its deadline is so short that 503 and 504 are allowed at any time."""
+    is_repeat: bool = False
+    """The same was answered before, so that a cache may answer."""
+
+    @property
+    def came(self) -> float:
+        """When the answer came."""
+        return self.due + self.latency
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the caller got neither a result nor a refusal that the load provokes."""
+        is_limited = self.status == _REFUSED and self.tenant.startswith(LIMITED)
+        is_told = self.status in _TOLD and self.is_hasty
+        return not (self.status in self.allowed or is_limited or is_told or self.has_left)
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """States when errors are allowed: seconds after a fault's begin, and after its end.
+
+    A window that `is_open` lasts from the begin to `after_end` seconds after the end.
+    """
+
+    after_begin: float = 0.0
+    after_end: float = 0.0
+    is_open: bool = False
+
+    def allows(self, sent: Sent, *, begun: float, ended: float) -> bool:
+        """Return whether a request was in flight within the window."""
+        spans = [(begun, ended + self.after_end)] if self.is_open else []
+        if self.after_begin:
+            spans.append((begun, begun + self.after_begin))
+        if self.after_end:
+            spans.append((ended, ended + self.after_end))
+        return any(sent.due <= end and sent.came >= start for start, end in spans)
+
+    @override
+    def __str__(self) -> str:
+        if self.is_open:
+            return "the fault" + (f" and {self.after_end:g} s" if self.after_end else "")
+        parts = [f"{self.after_begin:g} s after its begin"] if self.after_begin else []
+        parts += [f"{self.after_end:g} s after its end"] if self.after_end else []
+        return " and ".join(parts) or "never"
+
+
+NEVER = Window()
+
+
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in the ledger. A row for a run of requests is one `LedgerRow` for each."""
+
+    id: str
+    status: int
+    tenant: str
+    items: int
+    """Items that were answered."""
+
+
+def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
+    """Yield how many answers are wrong, and how many belong to another tenant."""
+    wrong = [each for each in sent if each.status == _OK and not each.is_right]
+    foreign = sum(bool(each.answer_of) for each in wrong)
+    if wrong:
+        yield f"{len(wrong)} wrong answers"
+    if foreign:
+        yield f"{foreign} answers belong to another tenant"
+
+
+def errors_outside(
+    sent: Sequence[Sent], window: Window, *, begun: float, ended: float
+) -> Iterator[str]:
+    """Yield how many requests failed outside the window."""
+    outside = [
+        each
+        for each in sent
+        if each.has_failed and not window.allows(each, begun=begun, ended=ended)
+    ]
+    if outside:
+        first = min(each.due for each in outside) - begun
+        codes = dict(Counter(each.code or str(each.status) for each in outside))
+        yield f"{len(outside)} errors outside the window, the first at {first:.1f} s: {codes}"
+
+
+def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
+    """Return how many answers the ledger does not have with their status."""
+    return (_answered(sent) - Counter((row.id, row.status) for row in ledger)).total()
+
+
+def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
+    """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
+
+    A request without an answer may have been served, and then it is billed.
+    """
+    rows = defaultdict[str, list[LedgerRow]](list)
+    for row in ledger:
+        rows[row.id].append(row)
+    mine = {each.id: each for each in sent if each.status == _OK and each.id}
+    refused = {each.id for each in sent if each.status != _OK and each.id}
+    lost = sum(not each.id for each in sent)
+    paid = {row.id for row in ledger if row.status == _OK}
+    counted = (
+        (unbilled(sent, ledger), "answers are not in the ledger"),
+        (_answered(sent).total() - len(_answered(sent)), "answers have the id of another"),
+        (sum(len(each) > 1 for each in rows.values()), "requests are in the ledger twice"),
+        (len((refused & paid) - mine.keys()), "refused requests are billed"),
+        (max(0, len(paid - mine.keys() - refused) - lost), "billed, of which nobody asked"),
+        (
+            sum(row.tenant != mine[row.id].tenant for row in ledger if row.id in mine),
+            "billed to another tenant",
+        ),
+        (
+            sum(
+                sum(row.items for row in rows[id_]) != each.items
+                for id_, each in mine.items()
+                if len(rows[id_]) == 1
+            ),
+            "billed with another number of items",
+        ),
+    )
+    yield from (f"{count} {what}" for count, what in counted if count)
+
+
+def retries(sent: Sequence[Sent]) -> Iterator[str]:
+    """Yield how many idempotency keys have several answers, or none."""
+    ids = defaultdict[str, set[str]](set)
+    for each in sent:
+        if each.retry_key:
+            ids[each.retry_key] |= {each.id} if each.status == _OK else set()
+    several = sum(len(found) > 1 for found in ids.values())
+    never = sum(not found for found in ids.values())
+    counted = ((several, "keys have several answers"), (never, "keys were never answered"))
+    yield from (f"{count} {what}" for count, what in counted if count)
+
+
+def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
+    """Yield the parts that did not work again in time."""
+    if unwell:
+        yield f"not well {waited:.0f} s after the fault's end: {', '.join(unwell)}"
+
+
+def figures(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> dict[str, Any]:
+    """Return the numbers of a case. Times are seconds, `errors_from` and `_to` since the begin."""
+    failed = [each for each in sent if each.has_failed]
+    calm = [each for each in sent if not each.is_hasty]
+    return {
+        "requests": len(sent),
+        "wrong": sum(each.status == _OK and not each.is_right for each in sent),
+        "errors": len(failed),
+        "allowed": str(window),
+        "errors_from": round(min((each.due for each in failed), default=begun) - begun, 1),
+        "errors_to": round(max((each.due for each in failed), default=begun) - begun, 1),
+        "codes": dict(Counter(each.code or str(each.status) for each in failed)),
+        "p99_before": _p99([each for each in calm if each.came < begun]),
+        "p99_during": _p99([each for each in calm if begun <= each.due < ended]),
+        "p99_after": _p99([each for each in calm if each.due >= ended]),
+        "slowest": round(max((each.latency for each in sent), default=0.0), 3),
+        "fault_seconds": round(ended - begun, 1),
+    }
+
+
+def percentile(sent: Sequence[Sent], share: float) -> float:
+    """Return the latency that `share` of the requests did not exceed; 0 of none."""
+    found = sorted(each.latency for each in sent)
+    return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+
+
+def _p99(sent: Sequence[Sent]) -> float:
+    return round(percentile(sent, 0.99), 4)
+
+
+def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
+    """Return the answers that only a gateway gives; an answer that is replayed counts once."""
+    found = {
+        (each.id, each.status, each.retry_key or str(number))
+        for number, each in enumerate(sent)
+        if each.status in {_OK, _REFUSED} and not each.has_left
+    }
+    return Counter((id_, status) for id_, status, _ in found)

@@ -1,0 +1,97 @@
+"""Renders overlays of deploy/kubernetes with `kubectl kustomize`, which needs no cluster."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any  # a manifest is of all types
+
+import yaml
+
+FOLDER = Path(__file__).parents[1] / "deploy/kubernetes"
+OVERLAYS = ("minimal", "production/eu", "production/us")
+_WORKLOADS = ("Deployment", "StatefulSet")
+
+Manifest = dict[str, Any]
+
+
+def has_kubectl() -> bool:
+    """Return whether `render` can work here."""
+    return shutil.which("kubectl") is not None
+
+
+def render(overlay: str) -> list[Manifest]:
+    """Return the objects that `kubectl apply -k` would send.
+
+    Raises:
+        ValueError: the overlay does not build; the message is kubectl's.
+    """
+    done = subprocess.run(
+        ["kubectl", "kustomize", FOLDER / "overlays" / overlay],  # noqa: S607 - wherever it is
+        check=False,
+        capture_output=True,
+        timeout=60.0,
+    )
+    if done.returncode:
+        raise ValueError(f"overlay `{overlay}`: {done.stderr.decode().strip()}")
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
+
+
+def of_kind(manifests: Iterable[Manifest], *kinds: str) -> dict[str, Manifest]:
+    """Return the objects of `kinds` by their names."""
+    return {each["metadata"]["name"]: each for each in manifests if each["kind"] in kinds}
+
+
+def workloads(manifests: Iterable[Manifest]) -> dict[str, Manifest]:
+    """Return what makes pods, by its name."""
+    return of_kind(manifests, *_WORKLOADS)
+
+
+def pod_spec(workload: Manifest) -> Manifest:
+    """Return how the pods of a workload are."""
+    spec: Manifest = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def pod_labels(workload: Manifest) -> dict[str, str]:
+    """Return the labels of the pods of a workload."""
+    labels: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def containers(workload: Manifest) -> list[Manifest]:
+    """Return the containers of its pods, those that start first included."""
+    spec = pod_spec(workload)
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector, with `matchLabels` or `In` expressions, takes `labels`."""
+    return all(
+        labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()
+    ) and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    )
+
+
+def environment(
+    container: Manifest, manifests: Iterable[Manifest], *, secret: str = "x" * 16
+) -> dict[str, str]:
+    """Return the variables of a container; `secret` stands for each value of a secret."""
+    maps = {name: each["data"] for name, each in of_kind(manifests, "ConfigMap").items()}
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        if "configMapRef" in source:
+            found |= maps.get(source["configMapRef"]["name"], {})
+    return found | dict(_variables(container.get("env", []), maps, secret))
+
+
+def _variables(
+    variables: Iterable[Manifest], maps: Mapping[str, Mapping[str, str]], secret: str
+) -> Iterator[tuple[str, str]]:
+    for each in variables:
+        reference = each.get("valueFrom", {}).get("configMapKeyRef")
+        if reference is not None:
+            yield each["name"], maps[reference["name"]][reference["key"]]
+        else:
+            yield each["name"], each.get("value", secret)

@@ -1,0 +1,65 @@
+"""Computes how many replicas KEDA and the horizontal pod autoscaler give a pool."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from testing.manifests import Manifest
+
+_TOLERANCE = 0.1
+"""Of the autoscaler: it leaves the number alone while demand is so near to it."""
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger of a ScaledObject whose metric is an average value of each replica."""
+
+    name: str
+    query: str
+    threshold: float
+    activation: float
+
+    def replicas(self, value: float, current: int) -> int:
+        """Return how many replicas the answer `value` asks for, beside `current` ones."""
+        if current and abs(value / (self.threshold * current) - 1.0) <= _TOLERANCE:
+            return current
+        return math.ceil(value / self.threshold)
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ScaledObject says."""
+
+    target: str
+    least: int
+    most: int
+    triggers: tuple[Trigger, ...]
+
+    def replicas(self, values: Mapping[str, float], current: int) -> int:
+        """Return the replicas for the answers by trigger, without limits on the speed of changes.
+
+        From and to zero KEDA goes by itself, by the thresholds of activation.
+        """
+        is_active = any(values[each.name] > each.activation for each in self.triggers)
+        if self.least == 0 and not is_active:
+            return 0
+        wanted = max(each.replicas(values[each.name], current) for each in self.triggers)
+        return min(self.most, max(self.least, 1, wanted))
+
+
+def read_scaling(scaled_object: Manifest) -> Scaling:
+    """Return what a ScaledObject says."""
+    spec = scaled_object["spec"]
+    return Scaling(
+        target=spec["scaleTargetRef"]["name"],
+        least=spec["minReplicaCount"],
+        most=spec["maxReplicaCount"],
+        triggers=tuple(
+            Trigger(
+                name=each["name"],
+                query=each["metadata"]["query"],
+                threshold=float(each["metadata"]["threshold"]),
+                activation=float(each["metadata"].get("activationThreshold", "0")),
+            )
+            for each in spec["triggers"]
+        ),
+    )

@@ -1,0 +1,166 @@
+"""The checks of single faults find what they are there for."""
+
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any  # parts of a topology, and fields
+
+import msgspec
+import pytest
+
+from loadtests.faults.batch import each_line_is_there_once
+from loadtests.faults.catalogue import Case
+from loadtests.faults.changes import changes_worked, nothing_grows, rise
+from loadtests.faults.entries import (
+    FAULTS,
+    breaker_opens,
+    few_attempts,
+    hits_are_answered,
+    misses_go_on,
+)
+from loadtests.faults.judge import LIMITED, Sent
+from loadtests.faults.limits import limits_hold, over_admission_bound
+from loadtests.faults.power_cut import loss_is_counted
+from loadtests.process_resources import resources_of
+from tools.monitoring.rules import alerts
+
+TENANT = f"{LIMITED}0"
+COUNTS = {"computed": 0.0, "failed": 0.0, "retried": 0.0, "hedged": 0.0, "cache breaker": 0.0}
+
+
+def sent(due: float, **changes: Any) -> Sent:
+    usual = Sent(due=due, latency=0.01, status=200, tenant=TENANT, is_right=True, id=f"{due}")
+    return msgspec.structs.replace(usual, **changes)
+
+
+def case(
+    *answers: Sent, topology: object = None, part: str = "cache", ended: float = 20.0, **end: float
+) -> Case:
+    grown = COUNTS | {name.replace("_", " "): count for name, count in end.items()}
+    return Case(
+        topology=topology,
+        part=part,
+        sent=answers,
+        begun=10.0,
+        ended=ended,
+        counters={"start": COUNTS, "end": grown},
+        figures={},
+    )
+
+
+def failover(admitted: int, *, away: float) -> Case:
+    """Return a failover in which a tenant had so many requests admitted at once."""
+    topology = SimpleNamespace(away=away, keys=(TENANT,), setup=SimpleNamespace(workers=2))
+    refused = [sent(20.0 + n / 50, status=429) for n in range(300 - admitted)]
+    return case(*(sent(20.0) for _ in range(admitted)), *refused, topology=topology)
+
+
+def test_a_failover_is_judged_by_the_seconds_that_it_took() -> None:
+    assert over_admission_bound(2.7, workers=2, offered=50.0) == pytest.approx(55.7, abs=0.1)
+    assert not limits_hold(failover(150, away=2.7))
+    assert "over the limit" in limits_hold(failover(250, away=2.7))[0]
+    assert "without a primary" in limits_hold(failover(100, away=60.0))[0]
+
+
+def test_items_that_are_tried_too_often_are_found() -> None:
+    assert not few_attempts(case(computed=100.0, retried=10.0))
+    assert few_attempts(case(computed=100.0, retried=10.0, hedged=20.0))
+
+
+def test_a_breaker_that_never_opened_is_found() -> None:
+    assert breaker_opens(case())
+    assert not breaker_opens(case(cache_breaker=1.0))
+    assert not breaker_opens(case(part="worker"))
+
+
+def test_misses_that_wait_for_a_redis_are_found() -> None:
+    before, during = sent(5.0), sent(15.0, latency=0.5)
+
+    assert misses_go_on(case(before, during))
+    assert not misses_go_on(case(before, msgspec.structs.replace(during, is_repeat=True)))
+
+
+def test_hits_that_are_refused_and_refusals_without_a_hint_are_found() -> None:
+    refused = sent(15.0, status=503, retry_after="1")
+
+    assert not hits_are_answered(case(refused))
+    assert hits_are_answered(case(msgspec.structs.replace(refused, is_repeat=True)))
+    assert hits_are_answered(case(msgspec.structs.replace(refused, retry_after="")))
+
+
+def test_answers_that_nobody_counts_as_lost_are_found() -> None:
+    def topology(counted: int | None) -> object:
+        return SimpleNamespace(billed=lambda _: [], ask_ledger=lambda _: [(counted,)])
+
+    assert loss_is_counted(case(sent(9.0), topology=topology(None)))
+    assert not loss_is_counted(case(sent(9.0), topology=topology(1)))
+    assert not loss_is_counted(case(topology=topology(None)))
+
+
+@pytest.mark.parametrize(
+    ("ids", "billed", "finding"),
+    [
+        (["0", "1"], [("b-0", 1, 1), ("b-1", 1, 1)], ""),
+        (["0"], [("b-0", 1, 1), ("b-1", 1, 1)], "1 lines are lost"),
+        (["0", "1", "1"], [("b-0", 1, 1), ("b-1", 1, 1)], "1 lines are there twice"),
+        (["0", "1"], [("b-0", 1, 1)], "1 lines are not billed"),
+        (["0", "1"], [("b-0", 1, 1), ("b-1", 2, 2)], "1 lines are billed twice"),
+    ],
+)
+def test_lines_of_a_batch_that_are_not_there_once_are_found(
+    ids: list[str], billed: list[tuple[str, int, int]], finding: str
+) -> None:
+    lines = [msgspec.json.encode({"custom_id": id_, "response": {"body": {}}}) for id_ in ids]
+    ended = {"request_counts": {"failed": 0}}
+    topology = SimpleNamespace(
+        notes={"batch": ("b", ended, lines, ["one", "two"])},
+        oracle=SimpleNamespace(is_right_text=lambda *_: True),
+        ask_ledger=lambda _: billed,
+    )
+
+    assert ", ".join(each_line_is_there_once(case(topology=topology))) == finding
+
+
+def test_a_rise_is_told_from_noise_and_from_the_beginning() -> None:
+    noise = [(float(at), 100.0 + at % 2) for at in range(60)]
+    leak = [(float(at), 100.0 + at) for at in range(60)]
+    filling = [(float(at), float(min(at, 20))) for at in range(60)]
+
+    assert rise(noise)[1] == pytest.approx(0.0, abs=0.5)
+    assert rise(leak)[1] == pytest.approx(39.0, abs=1.0)
+    assert rise(filling)[1] == pytest.approx(0.0, abs=0.5)
+
+
+def test_a_process_that_grows_and_changes_that_fail_are_found() -> None:
+    def soaked(step: float) -> Case:
+        samples = {("worker", "memory"): [(float(at), 5e7 + step * at) for at in range(100)]}
+        resources = SimpleNamespace(samples=samples, log_bytes=0)
+        operator = SimpleNamespace(made=Counter(key=2), failed=Counter(key=int(step > 0)))
+        notes = {"resources": resources, "operator": operator}
+        return case(topology=SimpleNamespace(notes=notes), ended=200.0)
+
+    assert not nothing_grows(soaked(0.0))
+    assert not changes_worked(soaked(0.0))
+    assert nothing_grows(soaked(1e6))
+    assert changes_worked(soaked(1e6))
+
+
+def test_resources_are_read_of_a_process_that_runs_alone() -> None:
+    assert resources_of(os.getpid())["memory"] > 1_000_000
+    assert not resources_of(2**22 + 1)
+
+
+def test_each_fault_has_a_name_of_its_own_and_alerts_that_exist() -> None:
+    mine = [fault for fault in FAULTS if "processes" in fault.topologies]
+    known = {alert.name for alert in alerts()}
+    named = {
+        word
+        for fault in mine
+        if "should fire" in fault.what
+        for word in fault.what.partition(";")[2].replace(",", " ").split()
+        if word[0].isupper()
+    }
+
+    assert len({fault.name for fault in mine}) == len(mine)
+    assert len(named) >= 10
+    assert named <= known

@@ -1,0 +1,204 @@
+"""The runner finds defects of a system that it runs, and goes on where a run ended."""
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Self
+
+import pytest
+from typing_extensions import override
+
+from loadtests.faults.catalogue import Fault, LoadSpec
+from loadtests.faults.judge import LedgerRow
+from loadtests.faults.report import Record, ResultFile, table
+from loadtests.faults.run import Job, Pace, run_jobs
+from loadtests.faults.topology import Question
+
+PACE = Pace(quiet=0.2, hold=0.2, settled=0.3, after=0.2, again=0.1)
+
+
+class Echo:
+    """Asks for a number of each seed, whose answer is the number."""
+
+    def questions(self, seed: int) -> Iterator[Question]:
+        for number in itertools.count():
+            yield Question(path="/", body=f"{seed}-{number}".encode())
+
+    def is_right(self, question: Question, body: bytes) -> bool:
+        return question.body == body
+
+
+class Echoing:
+    """A topology of one server, which answers with what it is sent; `defect` says how wrongly."""
+
+    name = "echo"
+    oracle = Echo()
+
+    def __init__(self, defect: str = "") -> None:
+        self.keys = {tenant: f"key-of-{tenant}" for tenant in ("north", "south")}
+        self.started = 0
+        self._defect = defect
+        self._is_struck = self._was_struck = False
+        self._rows: list[LedgerRow] = []
+        self._bodies: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self.started += 1
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.topology = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def answer(self, key: str, body: bytes) -> tuple[str, bytes]:
+        """Return the id and the body of an answer, and bill it."""
+        tenant = key.removeprefix("Bearer key-of-")
+        with self._lock:
+            self._bodies[tenant] = body
+            found = LedgerRow(id=f"id-{len(self._rows)}", status=200, tenant=tenant, items=1)
+            bills = 2 if self._is_struck and self._defect == "billed twice" else 1
+            self._rows += [found] * bills
+            if self._is_struck and self._defect == "another tenant's":
+                return found.id, self._bodies.get("north", body)
+            return found.id, body
+
+    def parts(self, fault: str) -> Sequence[str]:
+        return ("server",)
+
+    @contextmanager
+    def inject(self, fault: str, part: str) -> Iterator[None]:
+        self._is_struck = True
+        yield
+        self._is_struck, self._was_struck = False, True
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        host, port = self._server.server_address[:2]
+        return [(str(host), port)]
+
+    def inside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def unwell(self) -> Sequence[str]:
+        return ["worker"] if self._was_struck and self._defect == "never back" else []
+
+    def billed(self, since: float) -> Sequence[LedgerRow]:
+        with self._lock:
+            return list(self._rows)
+
+    def counters(self) -> Mapping[str, float]:
+        return {}
+
+    def restore(self) -> None:
+        self._rows.clear()
+
+
+class _Server(ThreadingHTTPServer):
+    topology: Echoing
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        id_, answer = self.server.topology.answer(self.headers["authorization"], body)
+        self.send_response(200)
+        self.send_header("x-request-id", id_)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def fault(name: str) -> Fault:
+    load = LoadSpec(rate=100.0, repeated=0.0, hasty=0.0)
+    return Fault(name=name, what="", undo="", topologies=("echo",), load=load)
+
+
+def run(
+    topology: Echoing, path: Path, *names: str, commit: str = "abc", within: float = 60.0
+) -> tuple[list[Record], list[Job]]:
+    """Return the records of faults by their names, and the jobs that are left."""
+    shown: list[Record] = []
+    left = run_jobs(
+        [Job("echo", fault(name), "server") for name in names],
+        lambda *_: topology,
+        ResultFile(path),
+        commit=commit,
+        pace=PACE,
+        within=within,
+        show=shown.append,
+    )
+    return shown, left
+
+
+@pytest.mark.parametrize(
+    ("defect", "finding"),
+    [
+        ("", ""),
+        ("billed twice", "in the ledger twice"),
+        ("another tenant's", "belong to another tenant"),
+        ("never back", "not well 0 s after the fault's end: worker"),
+    ],
+)
+def test_a_defect_of_a_running_system_is_found(tmp_path: Path, defect: str, finding: str) -> None:
+    ((record,), _) = run(Echoing(defect), tmp_path / "results", "strike")
+
+    assert record.figures["requests"] > 0
+    assert bool(record.findings) == bool(defect)
+    assert finding in " ".join(record.findings)
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path, topology = tmp_path / "results", Echoing()
+
+    first, _ = run(topology, path, "one", "two")
+    again, left = run(topology, path, "one", "two", "three")
+    other, _ = run(topology, path, "one", commit="def")
+
+    assert [record.case for record in first] == ["echo one server", "echo two server"]
+    assert [record.case for record in again] == ["echo three server"]
+    assert [record.case for record in other] == ["echo one server"]
+    assert not left
+    assert topology.started == 3
+
+
+def test_jobs_for_which_there_is_no_time_are_left(tmp_path: Path) -> None:
+    shown, left = run(Echoing(), tmp_path / "results", "one", "two", within=-1.0)
+
+    assert not shown
+    assert [job.fault.name for job in left] == ["one", "two"]
+
+
+def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
+    def fail() -> tuple[dict[str, object], list[str]]:
+        raise TimeoutError("too long")
+
+    play = Fault(name="play", what="", undo="", topologies=("echo",), play=fail)
+    shown: list[Record] = []
+    run_jobs(
+        [Job("echo", play, "")],
+        lambda *_: Echoing(),
+        ResultFile(tmp_path / "results"),
+        commit="abc",
+        pace=PACE,
+        within=60.0,
+        show=shown.append,
+    )
+
+    assert shown[0].findings == ["the case broke off: too long"]
+    assert len(list(table(shown))) == 3
