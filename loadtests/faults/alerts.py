@@ -153,7 +153,7 @@ FAULTS = (
         _do_nothing,
         "LimitRefusesMany",
         parts=("callers",),
-        load=LoadSpec(rate=30.0, hasty=0.0, spike=5.0),
+        load=LoadSpec(rate=20.0, hasty=0.0, spike=4.0),
     ),
     _alerting(
         "broken-revision",

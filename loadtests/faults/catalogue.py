@@ -23,7 +23,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each request has an idempotency key, and is sent until it is answered, and once more.
     Every fourth caller first sends it and hangs up."""
     spike: float = 1.0
-    """Times the rate during the fault."""
+    """Times the rate during the fault. What comes then in addition is of limited tenants, if there
+    are any."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

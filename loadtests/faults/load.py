@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from loadtests.faults.catalogue import LoadSpec
-from loadtests.faults.judge import Sent
+from loadtests.faults.judge import LIMITED, Sent
 from loadtests.faults.topology import Oracle, Question, Topology
 
 _PATIENCE = 15.0
@@ -100,7 +100,10 @@ class Load:
             writer.transport.abort()
 
     async def _one(self, due: float, places: asyncio.Semaphore) -> None:
-        tenant = self._chooser.choice(list(self._questions))
+        tenants = list(self._questions)
+        hot = [tenant for tenant in tenants if tenant.startswith(LIMITED)]
+        is_more = self._chooser.random() > self._spec.rate / self.rate
+        tenant = self._chooser.choice(hot if hot and is_more else tenants)
         is_hasty = self._chooser.random() < self._spec.hasty
         question = (
             self._chooser.choice(self._known[tenant])
