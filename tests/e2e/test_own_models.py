@@ -40,4 +40,4 @@ def test_a_model_of_the_users_wins_over_the_demo_model_of_its_name(
     assert {label["label"] for label in answer["results"][0]["labels"]} == {"bad", "fine"}
     assert "topics" in served
     assert contents(own) == before, sorted(contents(own))
-    assert f"`sentiment` is that of {own}" in output
+    assert f"`sentiment` is served from {own}" in output

@@ -50,7 +50,7 @@ def test_without_a_driver_a_sentence_says_so(
     said = starting(*command, environment=environment)
 
     assert "no NVIDIA driver" in said
-    assert "set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`" in said
+    assert "`SLUICEGATE_BACKEND_PROVIDER` to `cpu`" in said
     assert "Traceback" not in said
 
 
