@@ -104,7 +104,7 @@ def write_algorithm(
 ) -> None:
     """Write an algorithm that may ask the model `uses`.
 
-    An item has `time` seconds, the import of its code `import_time`.
+    An item may take `time` seconds, and importing the code may take `import_time` seconds.
     """
     options = {"time": time, "import_time": import_time, "memory_bytes": 192 * 2**20}
     manifest = {

@@ -16,7 +16,7 @@ from testing.waiting import wait_until
 USER = "tests"
 _DEBIAN = Path("/usr/lib/postgresql")
 _OWNER = "nobody" if os.geteuid() == 0 else None
-"""Who runs it where the tests run as root, whom PostgreSQL refuses."""
+"""The user that runs PostgreSQL if the tests run as root. PostgreSQL refuses to run as root."""
 
 
 def programs() -> Path | None:
@@ -28,7 +28,7 @@ def programs() -> Path | None:
 
 
 def new_directory() -> Path:
-    """Return a folder for servers, which whoever runs them may enter."""
+    """Return a folder for servers. Every user may enter it."""
     # Not pytest's folder: the path of a Unix socket has at most 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
     directory.chmod(0o755)
@@ -114,7 +114,7 @@ class PostgreSQLNode:
         subprocess.run(command, check=True, capture_output=True, cwd=self.directory, user=_OWNER)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal its process and its children, each of which is in a session of its own."""
+        """Signal the server's process and its children. Each child is in its own session."""
         assert self._process is not None
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -156,7 +156,7 @@ class PostgreSQL:
         return f"{self._url}&options=-csearch_path%3D{name}"
 
     def ascii_database(self) -> str:
-        """Return the URL of an empty database that does not keep text as text."""
+        """Return the URL of an empty database in `SQL_ASCII`, which does not check texts."""
         self._node.ask(
             "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
             " TEMPLATE template0"

@@ -61,10 +61,10 @@ class PostgreSQLPair:
         wait_until(self._is_copied, what="a synchronous standby")
 
     def _wait_for_standby(self, name: str) -> None:
-        """Let each commit wait for a standby of this name; `*` is any, and nothing is none."""
+        """Let each commit wait for the standby `name`; `*` means any, "" means none."""
         self.primary.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
         self.primary.ask("SELECT pg_reload_conf()")
 
     def _is_copied(self) -> bool:
-        """Tell whether commits wait for a standby, which has all of them."""
+        """Return whether a standby has all commits, and further commits wait for it."""
         return self.primary.ask("SELECT sync_state FROM pg_stat_replication") == "sync"

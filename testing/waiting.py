@@ -1,7 +1,7 @@
 """Waits for a condition with a deadline, never for a length of time.
 
-The longer a wait lasts, the longer are the pauses between two look-ups of the condition, up to a
-twentieth of a second: what is waited for needs the processor.
+The pauses between two checks of the condition grow with the wait, up to a twentieth of a second,
+because the awaited process needs the processor.
 """
 
 import asyncio

@@ -23,8 +23,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each request has an idempotency key, and is sent until it is answered, and once more.
     Every fourth caller first sends it and hangs up."""
     spike: float = 1.0
-    """Times the rate during the fault. What comes then in addition is of limited tenants, if there
-    are any."""
+    """The factor of the rate during the fault. The additional requests are from limited tenants, if
+    there are any."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     play: Play | None = None
 
     def window(self, topology: str, part: str) -> Window:
-        """Return when errors are allowed while it is done to a part."""
+        """Return when errors are allowed if this fault is injected into a part."""
         kind = part.split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
         for name in (f"{topology} {kind}", kind, topology):
             if name in self.windows:

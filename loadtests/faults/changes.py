@@ -99,7 +99,7 @@ class Operator:
         return admin.post("/admin/cache/purge", json={"model": MODEL}).is_success
 
     def revision(self, admin: httpx.Client) -> bool:
-        """Publish a further revision, which answers otherwise."""
+        """Publish another revision, which gives other answers."""
         number = next(self._numbers)
         for backend in self._topology.backends.values():
             write_revision(backend.models, number)

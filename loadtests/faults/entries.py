@@ -23,7 +23,7 @@ from loadtests.faults.paced_backend import CAPACITY, BackendSpec
 from loadtests.faults.processes import Setup
 
 _BACKENDS = LoadSpec(rate=0.3 * CAPACITY * len(processes.TWO_BY_TWO))
-"""60 % of what the other region alone can compute."""
+"""Requests at 60 % of the rate that one region alone can compute."""
 _MOST_ATTEMPTS = 1.2
 _ALLOWED = 0.020
 """Seconds that a fault of a Redis may add to the 99th percentile of misses, or as much again."""
@@ -119,7 +119,7 @@ def _of_backends(name: str, what: str, undo: str) -> Fault:
 
 
 def _in_scene(name: str, what: str, undo: str, setup: Setup, rate: float, **changes: Any) -> Fault:
-    """Return a fault with a load of its own, no request of which was sent before."""
+    """Return a fault with its own load, which repeats no earlier request."""
     load = LoadSpec(rate=rate * CAPACITY, repeated=0.0, hasty=0.0, spike=changes.pop("spike", 1.0))
     return Fault(name=name, what=what, undo=undo, setup=setup, **({"load": load} | changes))
 

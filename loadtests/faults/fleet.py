@@ -43,10 +43,12 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 GATEWAYS, OPERATED = 4, 2
-"""Gateways, and those that have an admin listener; as many pairs of billing and request log run."""
+"""The number of gateways, and of gateways with an admin listener. There are as many billing
+processes and request logs as admin listeners."""
 _ADMIN_KEY = "admin-key-of-the-fleet"
 _RATE = 12 * RULE.capacity / RULE.window
-"""Requests a second of four tenants, of which three have the limit: each offers it three times."""
+"""Requests a second of four tenants together. Three of them have the limit, and each sends three
+times what it allows."""
 _DETECTION = 3.0
 """Seconds from a fault of PostgreSQL to the promotion of the standby."""
 _OVERLAP = 2.0
@@ -57,12 +59,13 @@ _PAUSE, _LOOK = 0.25, 0.1
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
 """Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
-"""Seconds of an operator's call at most, whatever PostgreSQL does: a statement, or a check of the
-connection and new ones, each of which may be made twice."""
+"""The most seconds of an operator's call, whatever PostgreSQL does: one statement, and twice a
+check of the connection with new connections to each server."""
 LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
 """Seconds from a fault to the first event that is billed again, at most."""
 LEAST_SHARE = 0.5
-"""The part of its limit that a tenant gets at least: refusing all requests is over no limit."""
+"""The least share of its limit that a tenant must get. Without this bound, a gateway that refuses
+all requests would pass."""
 # What is confirmed survives a crash, and a primary without replicas takes no writes.
 _DURABLE = ("--appendonly", "yes", "--min-replicas-to-write", "1")
 
@@ -310,7 +313,8 @@ class _Operator:
 def allowed_over(redis_away: float) -> float:
     """Return by how many requests a window may be over `RULE`.
 
-    That is the bound of a failover, and what each worker may be ahead while Redis is late.
+    This is the bound of a failover, and the requests that each worker may admit ahead while Redis
+    is late.
     """
     ahead = GATEWAYS * LARGEST_LEASE * RULE.capacity
     return ahead + over_admission_bound(redis_away, workers=GATEWAYS, offered=_RATE / 4)

@@ -86,7 +86,7 @@ class Pods:
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the pods that a fault is done to."""
+        """Return the pods into which a fault is injected."""
         return _PARTS.get(fault, ())
 
     @contextmanager

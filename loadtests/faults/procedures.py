@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""Seconds after which nobody uses the former balancer: the longest exchange, and more."""
+"""Seconds after which nobody uses the former balancer. It is longer than the longest exchange."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25
@@ -70,7 +70,7 @@ def take(steps: Iterator[Step]) -> None:
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that is created anew with other variables; an empty one is not set."""
+    """A container to create again with other variables. An empty variable is left unset."""
 
     why: str
     service: str
@@ -174,7 +174,7 @@ def replace(layout: Layout, name: str, *, tag: str = "") -> None:
 
 
 def next_version(service: Service) -> str:
-    """Return the name of an image like the one of `service`, with a label of its own."""
+    """Build the image of `service` again with a new label, and return its name."""
     name = f"localhost/next-{service.name}:next"
     folder = HOME / "next"
     folder.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def _is_copied(service: Service) -> bool:
 
 
 def _replace_balancer(layout: Layout, move: Callable[[int], None]) -> None:
-    """Start a second balancer beside the first, move the callers there, and later back."""
+    """Replace the balancer. Meanwhile, callers use a second balancer."""
     service = layout.services[_BALANCER]
     image = next_version(service)
     # At any address: gateways take its callers for one, as they do not know it.

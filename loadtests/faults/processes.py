@@ -188,7 +188,7 @@ class Processes:
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts that a fault can be done to."""
+        """Return the parts into which a fault can be injected."""
         first = self.setup.backends[0]
         backends = (f"backend {first.name}", f"region {first.region}")
         redis = ("cache", "state")
@@ -210,7 +210,7 @@ class Processes:
         return named.get(fault, backends if fault in _PROXY_FAULTS else ())
 
     def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Do a fault to a part at the entry, and undo it at the exit."""
+        """Inject a fault into a part at the entry, and undo it at the exit."""
         if fault in _PROXY_FAULTS:
             return self._proxied(part, _PROXY_FAULTS[fault])
         return self._verbs[fault](part)

@@ -33,7 +33,7 @@ class RecordedAnswers:
         self._results: dict[tuple[str, str, str], Any] = {}
 
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield requests without end, about two thirds of which the cache may answer."""
+        """Yield endless requests. The cache may answer about two thirds of them."""
         chooser = random.Random(seed)
         weights = [kind[0] for kind in _KINDS]
         while True:

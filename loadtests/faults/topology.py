@@ -87,14 +87,14 @@ class Topology(Protocol):
         ...
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts that a fault can be done to; nothing if it cannot be done here.
+        """Return the parts into which a fault can be injected; none if it cannot be injected.
 
         This is asked before the topology runs, too.
         """
         ...
 
     def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Do a fault to a part at the entry, and undo it at the exit.
+        """Inject a fault into a part at the entry, and undo it at the exit.
 
         The exit returns when the part that was away is started again. It does not wait for others.
 

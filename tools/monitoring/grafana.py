@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template variable: the values of a label, or with `default` a number that viewers type."""
+    """A template variable. Viewers choose a label's value, or type a number if `default` is set."""
 
     name: str
     metric: str = ""

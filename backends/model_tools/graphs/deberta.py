@@ -64,7 +64,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attended(self) -> tuple[str, ...]:
-        """The products with positions that attention adds."""
+        """The products with positions that the encoder uses; none without relative attention."""
         return self.named if self.relative_attention else ()
 
     @property
@@ -75,7 +75,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> int:
-        """The number of distances in each direction."""
+        """The number of relative distances that are told apart in each direction."""
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 

@@ -87,9 +87,10 @@ class FusedRows:
         bias: str,
         scale: float | None = None,
     ) -> str:
-        """Add attention on query, key and value; `bias` names what is added to the scores.
+        """Add attention on query, key and value.
 
-        The shape of `bias` is `[batch or 1, heads or 1, sequence, sequence]`.
+        `bias` names a tensor that is added to the scores. Its shape is
+        `[batch or 1, heads or 1, sequence, sequence]`.
         """
         operator = "PackedMultiHeadAttention" if self.is_packed else "MultiHeadAttention"
         given = [*inputs, "", *self._masking, *([bias] if bias else [])]
