@@ -1,4 +1,4 @@
-"""Writes algorithms of an owner's that do harm, each of its own kind."""
+"""Writes algorithms that do harm, each in its own way."""
 
 from pathlib import Path
 

@@ -74,7 +74,10 @@ class PostgreSQLNode:
         wait_until(self._answers, what="PostgreSQL answers")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Stop it as an administrator does: connections end, a standby has all that was written."""
+        """Stop it as an administrator does.
+
+        Connections end, and a standby gets all written data.
+        """
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait()
@@ -93,7 +96,7 @@ class PostgreSQLNode:
             self.kill()
 
     def pause(self) -> None:
-        """Stop its processes: connections are accepted by the kernel, and nothing is answered."""
+        """Stop its processes: the kernel accepts connections, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

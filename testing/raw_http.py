@@ -104,7 +104,7 @@ def post(
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a request; without a `body` the headers must say how it is to come."""
+    """Return a request. Without `body`, the headers must say how the body is sent."""
     lines = [f"{method} {path} HTTP/1.1", "host: worker", f"authorization: Bearer {key}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body is not None:

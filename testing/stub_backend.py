@@ -240,7 +240,7 @@ class StubBackend:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the backend."""
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{self._host}:{self._port}{self.path}"
 

@@ -34,7 +34,7 @@ _FILE = ".fills-the-disk"
 _CHUNK = b"\0" * 65_536
 _TENANTS = ("north", "south", "west")
 _TARGETS = 4
-"""What Prometheus reads: two gateways and two backends."""
+"""The targets of Prometheus: two gateways and two backends."""
 
 _LOAD = LoadSpec(rate=80.0, repeated=0.0, hasty=0.0)
 _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)

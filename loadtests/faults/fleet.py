@@ -1,7 +1,7 @@
-"""Fails PostgreSQL and the state Redis of four gateways over, as a cluster manager would do it.
+"""Fails over PostgreSQL and the state Redis of four gateways, like a cluster manager.
 
 All processes are in one network namespace, in which packets can be dropped. Tenants with a limit
-request three times what it allows. An operator creates tenants meanwhile.
+send three times the requests that it allows. An operator creates tenants at the same time.
 """
 
 import itertools
@@ -52,7 +52,7 @@ times what it allows."""
 _DETECTION = 3.0
 """Seconds from a fault of PostgreSQL to the promotion of the standby."""
 _OVERLAP = 2.0
-"""Seconds that a frozen primary lives again, beside its successor, before it is killed."""
+"""Seconds that a frozen primary runs again beside its successor, before it is killed."""
 _APART = 6.0
 _DOWN_AFTER = 1.5
 _PAUSE, _LOOK = 0.25, 0.1
@@ -262,7 +262,7 @@ class _Operator:
     """Creates one tenant after the other, and asks gateways whether they are ready.
 
     A change that was answered with 503 is sent again, to another admin listener. The answer may
-    then be that it was made before (409).
+    then be 409, because the first attempt made the change.
     """
 
     def __init__(self, gateways: Sequence[Gateway], names: Iterator[str]) -> None:
@@ -321,10 +321,10 @@ def allowed_over(redis_away: float) -> float:
 
 
 def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
-    """Yield the claims about failovers that do not hold.
+    """Yield a sentence for each requirement of failovers that was not met.
 
-    The worst window of a tenant was `over` requests over `RULE`, and the tenant that got least got
-    `share` of what the limit allows.
+    In the worst window, a tenant was `over` requests over `RULE`. The tenant with the fewest
+    requests got the fraction `share` of its limit.
     """
     bounded = (
         ("Redis was away", seen.redis_away, LONGEST_FAILOVER),

@@ -120,7 +120,7 @@ class Load:
     async def _send_twice(
         self, due: float, tenant: str, question: Question, places: asyncio.Semaphore
     ) -> None:
-        """Send a request with an idempotency key until it is answered, and once more until it is.
+        """Send a request with an idempotency key until it is answered, and do so twice.
 
         Every fourth caller first sends it and hangs up, which is not recorded.
         """

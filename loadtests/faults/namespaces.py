@@ -193,7 +193,7 @@ class Namespaces:
         self._network.restore_traffic()
 
     def _requests(self) -> float:
-        """Return the requests that the gateway answered, by its metrics; 0 if nobody says."""
+        """Return the requests that the gateway answered, by its metrics; 0 without metrics."""
         url = f"http://{self._settings.admin_host}:{_ADMIN_PORT}/metrics"
         with contextlib.suppress(httpx.HTTPError):
             page = self._client.get(url, headers=_AS_ADMIN).raise_for_status().text

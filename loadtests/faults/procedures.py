@@ -1,6 +1,6 @@
-"""Rotates the secrets of the layout, upgrades it, and restores it, as the documents tell operators.
+"""Rotates the layout's secrets, upgrades it, and restores it, as the documents tell operators.
 
-Each function blocks, and raises `TopologyError` where the layout does not do what it must.
+Each function blocks, and raises `TopologyError` if the layout behaves wrongly.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ def _restart(layout: Layout, restart: Restart, keys: tuple[str, str]) -> None:
 def order(found: Mapping[str, Service]) -> list[str]:
     """Return the order of an upgrade: the project's services, the others, the balancer.
 
-    Services whose command has ended are not replaced.
+    Services that run once and end are left out.
     """
 
     def place(name: str) -> int:
@@ -143,8 +143,8 @@ def order(found: Mapping[str, Service]) -> list[str]:
 def upgrade(layout: Layout, tag: str, move: Callable[[int], None]) -> Iterator[Step]:
     """Yield the steps that replace each container by its next version.
 
-    The images of the project have `tag`. `move` leads callers to another port, as an address that
-    moves between balancers does.
+    The images of the project have `tag`. `move` sends callers to another port, like an address that
+    moves between balancers.
     """
     for name in order(layout.services):
         if name == _BALANCER:
@@ -156,7 +156,8 @@ def upgrade(layout: Layout, tag: str, move: Callable[[int], None]) -> Iterator[S
 def replace(layout: Layout, name: str, *, tag: str = "") -> None:
     """Replace a container, at the same address, and wait until it is healthy.
 
-    With `tag`, an image of the project is the one with this tag, and any other is a next version.
+    With `tag`, the container gets another image: an image of the project gets this tag, and another
+    image gets a new label.
     """
     service = layout.services[name]
     if name in _STATE and _primary(layout) == name:
@@ -306,7 +307,7 @@ def _settled(layout: Layout) -> dict[str, Any]:
 
 
 def _contents(layout: Layout) -> dict[str, Any]:
-    """Return what a backup must bring back."""
+    """Return the data that a backup must restore."""
     with layout.admin() as admin:
         found = {
             name: admin.get(f"/admin/{name}").raise_for_status().json()

@@ -1,4 +1,4 @@
-"""Asks real models, and compares answers with the ones that they gave before any fault."""
+"""Asks real models, and compares their answers with answers from before any fault."""
 
 import random
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from loadtests.workload import sentences
 _POPULAR, _OTHERS = 60, 600
 _ITEMS_AT_ONCE = 60
 _TOLERANCE = 1e-4
-"""How far a number may be from the recorded one; batches of other sizes round otherwise."""
+"""The largest difference between a number and the recorded number. Rounding depends on the sizes of
+batches."""
 _KINDS: tuple[tuple[float, str, str, int, bool], ...] = (
     (0.50, "/v1/classify", "sentiment", 1, True),
     (0.20, "/v1/embed", "minilm", 1, True),

@@ -67,7 +67,7 @@ def run_jobs(
     within: float,
     show: Callable[[Record], None],
 ) -> list[Job]:
-    """Run the jobs that have no record for this commit; return those that time did not allow.
+    """Run the jobs without a record for this commit; return the jobs that found no time.
 
     `make` builds a topology by its name in an empty folder, with the setup of the faults.
     No job begins later than `within` seconds after the first.

@@ -71,7 +71,7 @@ class Topology(Protocol):
 
     @property
     def name(self) -> str:
-        """What `--topology` calls it."""
+        """The topology's name for `--topology`."""
         ...
 
     def __enter__(self) -> Self:
@@ -83,7 +83,7 @@ class Topology(Protocol):
         ...
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop every part, also those that a fault left stopped."""
+        """Stop every part, also a part that a fault left stopped."""
         ...
 
     def parts(self, fault: str) -> Sequence[str]:
@@ -115,7 +115,7 @@ class Topology(Protocol):
 
     @property
     def oracle(self) -> Oracle:
-        """What the load asks."""
+        """The source of the load's questions and the judge of answers."""
         ...
 
     def inside(self) -> AbstractContextManager[None]:
@@ -131,7 +131,7 @@ class Topology(Protocol):
         ...
 
     def counters(self) -> Mapping[str, float]:
-        """Return counts for checks, such as each gateway's requests, of what can be reached."""
+        """Return counts for checks, such as each gateway's requests, from the parts that answer."""
         ...
 
     def restore(self) -> None:

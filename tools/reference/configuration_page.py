@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     kind: Any
     """The type annotation."""
     default: str
-    """In backticks, or a word where there is none."""
+    """The default in backticks, or a word such as `required`."""
     meaning: str
 
 
