@@ -22,7 +22,7 @@ _BRIDGE = "bridge"
 
 
 def missing() -> str:
-    """Return why namespaces cannot be made here, nothing if they can."""
+    """Return the reason why namespaces cannot be made here; "" if they can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
@@ -80,7 +80,7 @@ class NamespaceNetwork:
         return ["ip", "netns", "exec", self._namespace(name), *argv]
 
     def drop(self, source: str, target: str) -> None:
-        """Drop every packet from one member to another, at its arrival."""
+        """Drop every packet from one member to another when it arrives."""
         rule = ("iptables", "-A", "INPUT", "-s", self.address(source), "-j", "DROP")
         _run(*self.command(target, *rule))
 

@@ -32,7 +32,7 @@ class SentinelDeployment:
         return f"redis-sentinel://{hosts}/0?primary=cache"
 
     def has_failed_over(self) -> bool:
-        """Tell whether the replica is the primary now, for Sentinel as well."""
+        """Return whether the replica is the primary now, also in Sentinel's view."""
         return self.current() is self.replica
 
     def current(self) -> Valkey | None:

@@ -119,7 +119,10 @@ async def hang(stub: "StubBackend", call: Call, reply: Reply) -> None:
 
 
 def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
-    """Answer only when `gate` opens: everything, or the item `index` (the others at once)."""
+    """Answer when `gate` opens.
+
+    With `index`, only this item waits for the gate, and the others are answered immediately.
+    """
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         late = range(len(call.items)) if index is None else [index]
@@ -357,7 +360,7 @@ def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Sets `closed` when the client goes away, be the answer finished or not."""
+    """Sets `closed` when the client disconnects, before or after the end of the answer."""
 
     def __init__(
         self,

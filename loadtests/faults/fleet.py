@@ -78,7 +78,7 @@ class Failovers(msgspec.Struct, frozen=True, kw_only=True):
 
     ledger_away: float
     billed_after: float
-    """From the fault until the ledger had an event that is later."""
+    """Seconds from the fault until the ledger had an event from after the fault."""
     redis_away: float
     changes: int
     refused: int
@@ -216,7 +216,7 @@ class Fleet:
         time.sleep(RULE.window)
 
     def _fail_ledger(self, fault: str) -> tuple[float, float]:
-        """Return the seconds until there was a new primary, and until it had later events."""
+        """Return the seconds until there was a new primary, and until it had new events."""
         old, began = self._ledger.primary, time.monotonic()
         with ExitStack() as stack:
             if fault == "ledger-kill":

@@ -241,7 +241,7 @@ class Load:
 def owner_of(
     body: bytes, tenant: str, asked: Iterable[tuple[str, Question]], oracle: Oracle
 ) -> str:
-    """Return the other tenant whose question `body` answers; nothing if there is none."""
+    """Return the other tenant whose question `body` answers; "" if there is none."""
     others = (each for each in asked if each[0] != tenant)
     return next((other for other, question in others if oracle.is_right(question, body)), "")
 

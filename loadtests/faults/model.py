@@ -49,7 +49,7 @@ def write_revision(root: Path, number: int) -> None:
 
 
 def texts(seed: int) -> Iterator[str]:
-    """Yield texts of a few words each, hardly one of them twice."""
+    """Yield texts of a few words each. Texts are rarely repeated."""
     chooser = random.Random(seed)
     while True:
         yield " ".join(chooser.choices(WORDS, k=_WORDS))

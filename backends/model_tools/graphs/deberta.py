@@ -136,7 +136,10 @@ class _DebertaWriter:
         self._scale = math.sqrt(self._width * (1 + ways))
 
     def _position_tables(self) -> dict[str, NDArray[np.int64]]:
-        """Return the index of the relative position for each distance, for `c2p` and `p2c`."""
+        """Return tables from distances to rows of the embeddings of relative positions.
+
+        The tables are for the products `c2p` and `p2c`.
+        """
         shape = self._shape
         reach = shape.max_position_embeddings - 1
         distances = np.arange(-reach, reach + 1, dtype=np.int64)

@@ -69,7 +69,8 @@ class FusedRows:
     def rotate(self, state: str, tables: Sequence[str]) -> str:
         """Add the rotation of each token's heads; `tables` are `rotations`, cosines and sines.
 
-        A packed token is rotated as a row of its own, because its row may begin anywhere.
+        Each packed token is rotated as a separate row, because the row to which it belongs may
+        begin anywhere.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:
