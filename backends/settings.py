@@ -50,14 +50,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     of `sluicegate models tune` on this machine, else one for each core. The cores are those of the
     process, or of its container's quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
-    """When a batch runs on all threads: `always`, `never`, or `auto`, which means if no other batch
-    runs and all threads are faster."""
+    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, it does while no
+    other batch runs, if that is faster."""
     tokenizer_threads: Positive = 2
     """The number of threads that tokenize."""
     provider: Provider = "cpu"
     """What runs the graphs: `cpu` (ONNX Runtime), `openvino`, `cuda`, `tensorrt`, or
-    `open_inference` (another server). If it is missing on the machine, the backend does not start,
-    and does not fall back to the CPU. `paced` is for tests: it computes nothing and takes a set
+    `open_inference` (another server). If the chosen one is missing, the backend does not start. It
+    does not fall back to the CPU. `paced` is for tests: it computes nothing and takes a set
     time."""
     device: Share = 0
     """The index of the GPU."""
@@ -89,12 +89,12 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_fp16: bool = True
     """Whether a GPU runs a model in fp16 that is stored in fp32, if the outputs are close enough.
     fp16 halves the memory traffic, and uses the fastest tensor cores. The model's `profile` is then
-    `fp16`. Set `false` if results must equal those of CPUs."""
+    `fp16`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_tf32: bool = True
     """Whether a GPU multiplies matrices in TF32 for a model in fp32 that does not run in fp16. TF32
     has the 10 bits of fp16 and the range of fp32. Tensor cores do not support fp32, and products
-    without them take several times as long. The model's `profile` is then `tf32`. Set `false` if
-    results must equal those of CPUs."""
+    without them take several times as long. The model's `profile` is then `tf32`. Set `false` if a
+    GPU must give the same results as CPUs."""
     gpu_engine_cache: Path | None = None
     """The folder in which TensorRT keeps the engines that it has built, because building them takes
     minutes. Unset: `.engines` in the model repository."""

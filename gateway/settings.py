@@ -163,8 +163,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which the supervisor replaces a process, at least 2; 0:
     never. Backends of `sluicegate up` get three times as long."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
-    """Resident memory above which the supervisor replaces a gateway process; 0: no bound. It must
-    be at least 256 MiB above `cache.memory_bytes`; else the document is refused."""
+    """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
+    document is refused if this bound is less than 256 MiB above its `cache.memory_bytes`."""
     backend_memory_limit_bytes: _Bound | None = None
     """Resident memory above which the supervisor replaces a backend of `sluicegate up`. Unset: the
     backends share four fifths of the memory of the machine or container."""
@@ -172,9 +172,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a worker uses the fast path: it answers a request that need not wait, such as a hit
     in memory, in the HTTP protocol itself."""
     max_loop_delay: _Duration = 0.5
-    """The longest event-loop iteration that an overloaded worker allows, in seconds; 0: no bound.
-    It also keeps iterations below a twentieth of the time that callers allow. It refuses the
-    requests that do not fit with 503 `overloaded`."""
+    """The longest event-loop iteration of an overloaded worker, in seconds; 0: no bound. The worker
+    also keeps iterations below a twentieth of the time that callers allow. Requests that do not fit
+    get 503 `overloaded`."""
     shutdown_delay: _Duration = 5.0
     """Seconds that a gateway still serves after SIGTERM, while it reports that it is not ready. The
     load balancer must notice within this time."""

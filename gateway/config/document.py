@@ -132,7 +132,7 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     take 16 times this size, divided fairly among API keys. A body that finds no room gets 503
     `overloaded`."""
     max_items: int = 2048
-    """The most items of a request; a longer list gets 413."""
+    """The most items of a request; a request with more gets 413."""
     max_values: int = 65_536
     """The most JSON values in a body, counting lists and objects; a body with more gets 413."""
     max_template_bytes: int = 4096
