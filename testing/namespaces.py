@@ -1,6 +1,6 @@
 """Joins network namespaces by a bridge and drops packets between any two of them.
 
-The namespaces have no route to the machine: the bridge is in a namespace of its own.
+The namespaces have no route to the machine, because the bridge is in a separate namespace.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Self
 
 _NAMED = Path("/var/run/netns")
 _NETWORK = 0x4000_0000
-"""`CLONE_NEWNET`."""
+"""The flag `CLONE_NEWNET` of Linux."""
 _PREFIX = "10.87.0"
 _BRIDGE = "bridge"
 

@@ -1,4 +1,4 @@
-"""Runs real PostgreSQL servers, each in a folder of its own."""
+"""Runs real PostgreSQL servers, each in its own folder."""
 
 import itertools
 import os
@@ -135,7 +135,7 @@ class PostgreSQLNode:
 
 
 class PostgreSQL:
-    """A server on a socket alone; each `database()` is new and empty, and deleted at the exit."""
+    """A server on a Unix socket. Each `database()` is new and empty, and deleted at the exit."""
 
     def __init__(self, folder: Path) -> None:
         self._directory = new_directory()
@@ -153,7 +153,7 @@ class PostgreSQL:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
-        """Return the URL of an empty database: a schema of its own."""
+        """Return the URL of an empty database, which is a new schema."""
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"

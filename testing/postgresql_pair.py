@@ -49,7 +49,7 @@ class PostgreSQLPair:
         self._wait_for_standby("")
 
     def rejoin(self) -> None:
-        """Copy the primary to the other, start it as a standby, and let commits wait for it."""
+        """Make the other server a standby with a copy of the primary; let commits wait for it."""
         self.standby.end()
         data = self.standby.directory / "data"
         shutil.rmtree(data, ignore_errors=True)

@@ -16,7 +16,7 @@ from testing.system import ADMIN_KEY, System
 from testing.waiting import wait_until
 
 Result = dict[str, Any]
-"""A series of an answer: `metric` with its labels, and `value`."""
+"""A series in an answer: `metric` has its labels, `value` has its value."""
 
 
 class Prometheus:

@@ -71,7 +71,7 @@ class Reply:
         self.is_cut = False
 
     async def send(self, *frames: Frame) -> None:
-        """Send frames, each in a chunk of its own."""
+        """Send frames, each in a separate chunk."""
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
@@ -189,7 +189,7 @@ def fail_items(
 
 
 def send_bytes(content: bytes) -> Behaviour:
-    """Answer with something that is no frame."""
+    """Answer with bytes that are not a frame."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         await reply.send_raw(_chunk(content) + b"0\r\n\r\n")
@@ -265,7 +265,7 @@ class StubBackend:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, on the same port as before if it did so before."""
+        """Listen; after a stop, on the same port as before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._protocol, self._host, self._port, backlog=1024, ssl=self._tls

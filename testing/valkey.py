@@ -31,7 +31,7 @@ def server_programs() -> list[str]:
 
 
 class Valkey:
-    """A server of its own on a Unix socket in a new folder, and on a TCP `port` when given one.
+    """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
     `program` is the path of a Valkey or a Redis; the default is the server for tests. `arguments`
     are options of `valkey-server` (`"--appendonly", "yes"`, or a configuration file first). The

@@ -32,7 +32,7 @@ def wait_until(
 
 
 async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: str = "") -> None:
-    """Return once `holds()`, leaving the loop to others meanwhile."""
+    """Return once `holds()`. Other tasks of the event loop run during the wait."""
     began = time.monotonic()
     while not holds():
         pause = _pause(began, within, _INTERVAL, what or holds)

@@ -1,4 +1,4 @@
-"""Sends an open-loop load from a thread of its own, and records every request and its answer."""
+"""Sends an open-loop load from a separate thread, and records every request and its answer."""
 
 import asyncio
 import contextlib

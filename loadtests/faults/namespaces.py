@@ -1,4 +1,4 @@
-"""Runs each process in a network namespace of its own, and drops packets between two of them."""
+"""Runs each process in its own network namespace, and drops packets between two of them."""
 
 import contextlib
 import os
