@@ -33,10 +33,10 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: Path = Path("models")
     """The folder of the model repository."""
     more_models: Path | None = None
-    """A second repository; the first one wins a name that both have."""
+    """A second model repository. If both have a model of the same name, the first one's is used."""
     serves: str = "*"
     """The models to serve: names and patterns, separated by commas; `-`: none until a gateway
-    assigns some. Models that these build on are loaded, too."""
+    assigns some. The backend also loads the models that these build on."""
     host: str = "127.0.0.1"
     """The address of the listener for gateways."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
@@ -46,18 +46,19 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     backend_id: str = "local-0"
     """The name of the backend, unique in its region."""
     threads: Share = 0
-    """Batches at a time for each encoder, one thread each; 0: the result of `sluicegate models
-    tune` on this machine, or one for each core. Cores are those of the process or its container's
-    quota, rounded up."""
+    """The number of batches that each encoder runs at a time, with one thread each. 0: the result
+    of `sluicegate models tune` on this machine, else one for each core. The cores are those of the
+    process, or of its container's quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
-    """When a batch runs on all threads: `auto` (while it is alone and that is faster), `always`,
-    `never`."""
+    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, it does while no
+    other batch runs, if that is faster."""
     tokenizer_threads: Positive = 2
     """The number of threads that tokenize."""
     provider: Provider = "cpu"
-    """`cpu` (ONNX Runtime), `openvino`, `cuda` or `tensorrt`; a missing one is an error, without
-    fallback to the CPU. `open_inference`: another server runs the graphs. `paced`: for tests,
-    computes nothing and takes a set time."""
+    """What runs the graphs: `cpu` (ONNX Runtime), `openvino`, `cuda`, `tensorrt`, or
+    `open_inference` (another server). If the chosen one is missing, the backend does not start. It
+    does not fall back to the CPU. `paced` is for tests: it computes nothing and takes a set
+    time."""
     device: Share = 0
     """The index of the GPU."""
     gpu_runs: Annotated[int, msgspec.Meta(ge=1, le=3)] = 2
@@ -65,106 +66,115 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_processes: Positive = 1
     """The number of backends that share the GPU."""
     gpu_memory_bytes: Share = 0
-    """The most GPU memory of an encoder's arena. 0 is its share: nine tenths of the device's
-    memory, divided by `GPU_PROCESSES` and by the encoders that are served and one more. A tenth is
-    left for libraries and captured graphs, and the share of one more encoder for a revision that is
-    loaded while the one before it serves."""
+    """The most GPU memory of an encoder's arena. 0: a share of nine tenths of the device's memory.
+    Each of the `GPU_PROCESSES` backends counts one share for each encoder that it serves, and one
+    for a new revision that is loaded while the old one serves. The last tenth is for libraries and
+    captured graphs."""
     gpu_arena: Arena = "kSameAsRequested"
     """How the arena grows: `kSameAsRequested` or `kNextPowerOfTwo`."""
     gpu_length_multiple: Positive = 8
-    """Batches are padded to a multiple of this many tokens."""
+    """The length of a batch is rounded up to a multiple of this many tokens."""
     gpu_bucket_steps: Positive = 4
-    """Rows and tokens of a batch are rounded up to this many sizes in each doubling."""
+    """The number of rows and the length of a batch are rounded up to one of this many sizes between
+    a power of two and the next."""
     gpu_graph_rows: Share | None = None
-    """Batches of at most this many rows run as CUDA graphs; 0 is none. Unset is 4 for the forms
-    that can be captured, on CUDA: a small batch takes less time on the device than the start of its
-    kernels, which a graph starts together. Larger batches gain nothing, and every shape takes time
-    at the start and memory."""
+    """The most rows of a batch that runs as a CUDA graph; 0: no batch does. Unset: 4 with the
+    provider `cuda` and a form that can be captured, else 0. The kernels of a small batch take less
+    time than starting them one by one, and a CUDA graph starts them together. Larger batches gain
+    nothing. Each captured shape takes memory, and time at the start."""
     gpu_graph_tokens: Positive = 2048
-    """Batches of at most this many tokens, padding included, run as CUDA graphs."""
+    """The most tokens, with padding, of a batch that runs as a CUDA graph."""
     gpu_attention_kernels: Share = 0
-    """ONNX Runtime's `sdpa_kernel`; 0 is its own choice."""
+    """The value of ONNX Runtime's option `sdpa_kernel`; 0: ONNX Runtime chooses."""
     gpu_fp16: bool = True
-    """A model in fp32 runs in fp16 on a GPU where the gate passes: half the memory traffic, and the
-    fastest tensor cores. The model's `profile` is then `fp16`; set `false` where its answers are to
-    be those of CPUs."""
+    """Whether a GPU runs a model in fp16 that is stored in fp32, if the outputs are close enough.
+    fp16 halves the memory traffic, and uses the fastest tensor cores. The model's `profile` is then
+    `fp16`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_tf32: bool = True
-    """A model in fp32 that does not run in fp16 computes its products in TF32, with the 10 bits of
-    fp16 and the range of fp32: the tensor cores of a GPU have no fp32, and a product takes several
-    times as long without them. The model's `profile` is then `tf32`; set `false` where its answers
-    are to be those of CPUs."""
+    """Whether a GPU multiplies matrices in TF32 for a model in fp32 that does not run in fp16. TF32
+    has the 10 bits of fp16 and the range of fp32. Tensor cores do not support fp32, and products
+    without them take several times as long. The model's `profile` is then `tf32`. Set `false` if a
+    GPU must give the same results as CPUs."""
     gpu_engine_cache: Path | None = None
-    """The folder in which TensorRT keeps the engines it built; unset is `.engines` in the model
-    repository, so that a start need not build them for minutes."""
+    """The folder in which TensorRT keeps the engines that it has built, because building them takes
+    minutes. Unset: `.engines` in the model repository."""
     upstream_url: str = ""
-    """An Open Inference Protocol v2 server: it runs all graphs with `open_inference`, else graphs
-    whose `upstream` has no `url`."""
+    """The URL of a server that speaks the Open Inference Protocol v2. With the provider
+    `open_inference`, it runs all graphs. With another provider, it runs the models whose `upstream`
+    has no `url`."""
     upstream_token: str = ""
-    """The bearer token for this server only; from the environment only."""
+    """The bearer token for the server at `SLUICEGATE_BACKEND_UPSTREAM_URL`. No other server gets
+    it. It is read from the environment only."""
     upstream_runs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    """With `open_inference`, the most batches of a graph in flight on that server."""
+    """With the provider `open_inference`, the most batches of a graph in flight on the other
+    server."""
     paced_base: Duration = 2e-3
-    """With `paced`, the seconds that a batch takes."""
+    """With the provider `paced`, the seconds that a batch takes."""
     paced_token: Duration = 5e-4
-    """With `paced`, the seconds that each token of a batch adds."""
+    """With the provider `paced`, the seconds that each token of a batch adds."""
     token: str = ""
-    """The secret shared with gateways; from the environment only."""
+    """The secret that gateways must send. It is read from the environment only."""
     second_token: str = ""
-    """A second token, accepted during a rotation; from the environment only."""
+    """A second secret that is also accepted, during a rotation. It is read from the environment
+    only."""
     tls_certificate: Path | None = None
-    """The file with the certificate, PEM. If set, the backend serves TLS only."""
+    """The file with the backend's certificate, PEM. If set, the backend only accepts TLS."""
     tls_key: Path | None = None
-    """The file with the key of the certificate; unset: the certificate's file has the key."""
+    """The file with the key of `SLUICEGATE_BACKEND_TLS_CERTIFICATE`; unset: the certificate's file
+    has the key."""
     tls_client_ca: Path | None = None
     """The file with the CAs of gateways, PEM. If set, calls need a client certificate."""
     shutdown_delay: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """Seconds that a backend serves after SIGTERM while it reports that it is not ready. Must
-    exceed 1.2 times the time between two probes: set more than 5 from 1,600 backends on, at least 7
-    for 2,000."""
+    """Seconds that a backend still serves after SIGTERM, while it reports that it is not ready. It
+    must exceed 1.2 times the gateways' probe interval, which grows with the number of backends: use
+    more than 5 from 1,600 backends on, and at least 7 for 2,000."""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """Seconds that calls in flight have to end after the shutdown delay."""
     heartbeat_fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """An inherited pipe, set by the supervisor."""
+    """An inherited pipe for heartbeats of the event loop, set by the supervisor."""
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    """Seconds that a replaced revision still answers calls that name it."""
+    """Seconds for which a replaced revision still answers calls that name it."""
     exit_with_parent: bool = False
     """Whether the backend stops when its parent process ends."""
     max_body_bytes: Positive = 32 * 1024 * 1024
     """The largest body of a call; larger calls are refused."""
     expanded_bytes: Positive = 256 * 1024 * 1024
-    """Memory for large items (labels in a template, choices, shown or counted tokens), divided
-    fairly among tenants. Items wait for room within their deadline, else get 503; one above 8/9 of
-    it is refused."""
+    """Memory for large items: with labels in a template, with choices, or with tokens to show or
+    count. Tenants share it fairly. An item waits for room until its deadline, and then gets 503. An
+    item above 8/9 of this size is refused."""
     max_batch_rows: Share = 0
-    """Rows of a batch. 0 is what `sluicegate models tune` found on this machine, or 16 on a CPU,
-    which gains nothing beyond, and 256 on a GPU, which is idle with fewer short rows."""
+    """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
+    on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs this many short rows
+    to be busy."""
     max_batch_tokens: Share = 0
-    """Tokens of a batch, padding included. 0 is 4,096 on a CPU; on a GPU it is 32,768, so that 256
-    rows of 128 tokens fill it, or the power of two below that leaves 64 KiB of the arena for each
-    token of the `GPU_RUNS` batches in flight, but at least 4,096."""
+    """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
+    256 rows of 128 tokens. With a small arena, a GPU's default is less: the largest power of two
+    for which `GPU_RUNS` batches fit into the arena with 64 KiB for each token, but at least
+    4,096."""
     batch_order: Literal["length", "arrival"] = "length"
-    """`arrival`, a baseline for measurements, batches the oldest rows of one traffic class and
-    output whatever their lengths."""
+    """`length` batches rows of similar lengths. `arrival` batches the oldest rows of one traffic
+    class and output, whatever their lengths. It is a baseline for measurements."""
     bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
-    """The share of the time in which a batch of bulk rows (of request batches, refreshes of stale
-    answers, shadow revisions) runs, within 10 s of interactive work; one at a time, whatever the
-    device's slots. A batch that runs is not interrupted, so more of it makes callers wait longer,
-    and less of it makes request batches slower. Pauses between them are 2 s at most. Without
-    interactive work, bulk work has the whole device."""
+    """The share of the time in which bulk batches run, until 10 s after the last interactive batch.
+    Bulk rows are those of batch jobs, refreshes of stale results, and shadow revisions. Bulk
+    batches then run one at a time, with pauses of at most 2 s. A batch that runs is not
+    interrupted, so a larger share makes callers wait longer, and a smaller share makes batch jobs
+    slower. Without interactive work, bulk batches may use the whole device."""
     max_queue_rows: Positive = 4096
-    """Rows that may wait; admitted items wait for room for half of their time, new calls get
-    `overloaded`."""
+    """The most rows that may wait. While the queue is full, new calls get `overloaded`, and
+    admitted items wait for room, for at most half of their remaining time."""
     max_queue_tokens: Positive = 262_144
-    """The largest number of tokens that may wait."""
+    """The most tokens that may wait."""
     session_memory_bytes: Share = 0
-    """Bytes of open graphs, by the size of their files; 0: no bound. Beyond it the least recently
-    used sessions close, and reopen with their next batch, which waits."""
+    """The most bytes of open graphs, measured by the size of their files; 0: no bound. Above that,
+    the backend closes the least recently used sessions. The next batch for a closed session waits
+    until it is open again."""
     row_cache_bytes: Share = 64 * 1024 * 1024
-    """The size of the cache of rows."""
+    """The size of the row cache."""
     traces: bool = False
-    """Whether spans are recorded; set by the variables of OpenTelemetry."""
+    """Whether the backend records spans. By default, OpenTelemetry's variables decide."""
     pushes_metrics: bool = False
-    """Whether metrics are pushed; set by the variables of OpenTelemetry."""
+    """Whether the backend pushes metrics. By default, OpenTelemetry's variables decide."""
 
     @property
     def own_assignment(self) -> tuple[str, ...]:

@@ -48,23 +48,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     placement: Path | None = None
     """A YAML file with `regions` that replace the document's regions; `sluicegate up` writes it."""
     cache_url: str = "redis://127.0.0.1:6379/0"
-    """The Redis of the result cache: one server,
-    `redis-sentinel://host:port,host:port/0?primary=name`, or `redis-cluster://host:port,host:port`;
-    `rediss…` for TLS."""
+    """The Redis of the result cache: one server (`redis://host:port/0`), Sentinels
+    (`redis-sentinel://host:port,host:port/0?primary=name`), or a cluster
+    (`redis-cluster://host:port,host:port`). Use `rediss…` for TLS."""
     state_url: str = "redis://127.0.0.1:6380/0"
     """The Redis of limits, events and configuration, in the same
     forms as `SLUICEGATE_CACHE_URL`."""
     ledger_url: str = ""
     """The SQLAlchemy URL of the ledger: `postgresql+psycopg://user:password@host/name`, or
-    `…@host:5432,other:5432/name` for a primary and standbys; unset: SQLite in the data
+    `…@host:5432,other:5432/name` for a primary and its standbys. Unset: SQLite in the data
     directory."""
     host: str = "127.0.0.1"
     """The address of the customers' listener."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     """The port of the customers' listener."""
     grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    """Where customers connect over gRPC, on `SLUICEGATE_HOST`; needs the extra `grpc`, which images
-    have. 0: nowhere; `sluicegate up` then takes 8001, if unset."""
+    """The port for gRPC clients, on `SLUICEGATE_HOST`; 0: gRPC is off. It needs the extra `grpc`,
+    which the images have. If it is unset, `sluicegate up` uses 8001 when gRPC is installed and the
+    port is free."""
     admin_host: str = "127.0.0.1"
     """The address of the operators' listener."""
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
@@ -72,186 +73,202 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str = ""
     """The key of the operator `admin`, who may do everything."""
     metrics_key: str = ""
-    """Prometheus' key, for `/metrics` of the operators' listener only; must differ from the admin
-    key."""
+    """The key with which Prometheus reads `/metrics` of the operators' listener, and nothing else.
+    It must differ from the admin key."""
     second_admin_key: str = ""
     """A second admin key, accepted during a rotation."""
     second_metrics_key: str = ""
     """A second metrics key, accepted during a rotation."""
     oidc_issuer: str = ""
-    """The identity provider (`iss`) whose tokens operators may use; needs the extra `oidc`, which
-    the gateway's image has."""
+    """The identity provider (`iss`) whose tokens operators may use. It needs the extra `oidc`,
+    which the gateway's image has."""
     oidc_audience: str = ""
     """The audience (`aud`) that tokens must have."""
     oidc_jwks_url: str = ""
-    """The URL of the provider's keys; empty: from its discovery document."""
+    """The URL of the provider's keys. Unset: the gateway reads it from the provider's discovery
+    document."""
     oidc_ca: Path | None = None
-    """The identity provider's CAs, in PEM; `None`: the system's CAs."""
+    """The file with the CAs of the identity provider, PEM; unset: the system's CAs."""
     oidc_name_claim: str = "sub"
-    """The claim with the operator's name for the audit, such as `email`."""
+    """The claim that has the operator's name for the audit, such as `email`."""
     oidc_roles_claim: str = "roles"
-    """The claim with the operator's roles. Dots lead into nested claims, as `realm_access.roles`; a
-    claim whose own name has dots is found too."""
+    """The claim that has the operator's roles. A dot leads to a nested claim, as in
+    `realm_access.roles`. A claim with a dot in its own name is found, too."""
     oidc_roles: str = ""
-    """The role for each value of that claim, as `platform-team=operator`, separated by blanks;
-    empty: the values are names of roles."""
+    """The role for each value of `SLUICEGATE_OIDC_ROLES_CLAIM`, such as `platform-team=operator`,
+    separated by blanks. Unset: the values are themselves names of roles."""
     playground_url: str = ""
-    """Where the console's playground sends requests, `http://host:port`; unset: this machine's
-    customers' listener. Set it if that listener only accepts a balancer."""
+    """The address to which the console's playground sends requests, `http://host:port`. Unset: the
+    customers' listener of this machine. Set it if that listener accepts only a load balancer."""
     region: str = ""
     """The name of this gateway region, if there are several. Each region has its own Redis, and
     the ledger divides limits among the regions. Empty: there is only one region."""
     stream_urls: str = ""
-    """For billing: the state Redis of every region, in the same forms, separated by blanks; unset:
-    `SLUICEGATE_STATE_URL`."""
+    """For billing with several regions: the URL of each region's state Redis, in the forms of
+    `SLUICEGATE_CACHE_URL`, separated by blanks. Unset: `SLUICEGATE_STATE_URL`."""
     secret: str = ""
-    """The secret for the tags of cache keys, the same for all gateways of a Redis; unset: a file in
-    the data directory."""
+    """The secret for the tags of cache keys. All gateways that share a Redis need the same. Unset:
+    each data directory has its own, in a file."""
     backend_token: str = ""
-    """The token in calls to backends. Backends that have a token refuse calls without it."""
+    """The token that the gateway sends to backends. A backend that has a token refuses calls
+    without it."""
     upstream_ca: Path | None = None
-    """The file with the CAs of backends at `https://`, PEM; unset: the system's CAs."""
+    """The file with the CAs of backends with `https://`, PEM; unset: the system's CAs."""
     upstream_certificate: Path | None = None
-    """The client certificate for backends, in PEM; includes its key unless `upstream_key` is
-    set."""
+    """The file with the gateway's client certificate for backends, PEM. It also has the key, unless
+    `SLUICEGATE_UPSTREAM_KEY` is set."""
     upstream_key: Path | None = None
-    """The file with the key of the certificate; unset: the certificate's file has the key."""
+    """The file with the key of `SLUICEGATE_UPSTREAM_CERTIFICATE`; unset: the certificate's file has
+    the key."""
     tls_certificate: Path | None = None
-    """The certificate of the customers' listeners, in PEM; includes its key unless `tls_key` is
-    set. `None`: plain HTTP and gRPC."""
+    """The file with the certificate of the customers' listeners, PEM. It also has the key, unless
+    `SLUICEGATE_TLS_KEY` is set. Unset: HTTP and gRPC without TLS."""
     tls_key: Path | None = None
-    """The file with the key of the certificate; unset: the certificate's file has the key."""
+    """The file with the key of `SLUICEGATE_TLS_CERTIFICATE`; unset: the certificate's file has the
+    key."""
     admin_tls_certificate: Path | None = None
-    """The certificate of the operators' listener, in PEM."""
+    """The file with the certificate of the operators' listener, PEM. Unset: HTTP without TLS."""
     admin_tls_key: Path | None = None
-    """The file with the key of the certificate; unset: the certificate's file has the key."""
+    """The file with the key of `SLUICEGATE_ADMIN_TLS_CERTIFICATE`; unset: the certificate's file
+    has the key."""
     admin_tls_client_ca: Path | None = None
-    """The file with the CAs of operators, PEM. If set, operators need a client certificate
-    beside a key or token."""
+    """The file with the CAs of operators, PEM. If set, operators need a client certificate in
+    addition to a key or token."""
     hsts_max_age: _Bound | None = None
-    """Seconds in `Strict-Transport-Security`; 0: no header. Unset: a year on listeners with TLS,
-    none on others. Set it behind a balancer that ends TLS."""
+    """The seconds in the header `Strict-Transport-Security`; 0: no header. Unset: a year on
+    listeners with TLS, no header on others. Set it if a load balancer in front ends TLS."""
     trusted_proxies: str = ""
-    """Networks of proxies that are trusted to state the client's address, separated by blanks or
+    """Networks of the proxies that may state the client's address, separated by blanks or
     commas."""
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
-    """The only header that is read for the client's address: `x-forwarded-for` or `forwarded` (RFC
-    7239)."""
+    """The header with the client's address: `x-forwarded-for`, or `forwarded` (RFC 7239). The
+    gateway reads no other."""
     proxy_protocol: bool = False
-    """Whether trusted proxies begin connections to the customers' HTTP listener with the PROXY
-    protocol, version 1 or 2."""
+    """Whether trusted proxies send a PROXY protocol header, version 1 or 2, at the beginning of
+    each connection to the customers' HTTP listener."""
     max_connections_per_address: _Bound = 0
-    """The most connections of one address to a worker; 0: no limit. For a trusted proxy, the
-    requests of each client address under way count instead."""
+    """The most connections of one client address to a worker; 0: no limit. Behind a trusted proxy,
+    the worker limits the concurrent requests of each client address instead."""
     worker: str = "0"
-    """The name of this worker, which is unique in the data directory."""
+    """The name of this worker, unique in the data directory. The supervisor sets it."""
     listen_fd: int | None = None
-    """An inherited listening socket; `None` binds `host` and `port`."""
+    """An inherited listening socket, set by the supervisor. Unset: the worker listens on
+    `SLUICEGATE_HOST` and `SLUICEGATE_PORT`."""
     sibling_fds: str = ""
-    """The inherited listening sockets of other workers, separated by blanks."""
+    """The inherited listening sockets of other workers, separated by blanks, set by the
+    supervisor."""
     heartbeat_fd: int | None = None
-    """An inherited pipe to the supervisor for heartbeats of the event loop."""
+    """An inherited pipe for heartbeats of the event loop, set by the supervisor."""
     heartbeat_timeout: _Duration = 10.0
-    """Seconds without a heartbeat after which the supervisor replaces a process; three times that
-    for backends of `up`. 0: never; else at least 2."""
+    """Seconds without a heartbeat after which the supervisor replaces a process, at least 2; 0:
+    never. Backends of `sluicegate up` get three times as long."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
     """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
-    document is refused unless this is at least 256 MiB above `cache.memory_bytes`."""
+    document is refused if this bound is less than 256 MiB above its `cache.memory_bytes`."""
     backend_memory_limit_bytes: _Bound | None = None
-    """Resident memory above which a backend of `sluicegate up` is replaced; `None`: the backends
-    share four fifths of the memory of the machine or container."""
+    """Resident memory above which the supervisor replaces a backend of `sluicegate up`. Unset: the
+    backends share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
-    """Whether a worker serves requests that need no waiting in its HTTP protocol (the fast
-    path)."""
+    """Whether a worker uses the fast path: it answers a request that need not wait, such as a hit
+    in memory, in the HTTP protocol itself."""
     max_loop_delay: _Duration = 0.5
-    """Seconds that an iteration of a worker's event loop may take under overload, and at most a
-    twentieth of a request's time; the excess gets 503 `overloaded`. 0: no bound."""
+    """The longest event-loop iteration of an overloaded worker, in seconds; 0: no bound. The worker
+    also keeps iterations below a twentieth of the time that callers allow. Requests that do not fit
+    get 503 `overloaded`."""
     shutdown_delay: _Duration = 5.0
-    """Seconds that a gateway serves after SIGTERM while it reports that it is not ready; must
-    exceed the balancer's time to notice."""
+    """Seconds that a gateway still serves after SIGTERM, while it reports that it is not ready. The
+    load balancer must notice within this time."""
     drain: _Duration = 10.0
-    """Seconds for requests in flight to end at shutdown, after that."""
+    """Seconds that requests in flight have to end, after `SLUICEGATE_SHUTDOWN_DELAY`."""
     head_timeout: _Duration = 10.0
-    """Seconds for the head of a request, from its first byte or the connection's opening; then 408,
-    or a plain close if no byte came. Customers' listener only. The same time applies to a TLS
-    handshake with a proxy's header, and over gRPC to a head and to each message."""
+    """Seconds from the opening of a customer's connection, or the first byte of a request, until
+    the request's head is complete. After that, the worker answers 408, or only closes the
+    connection if no byte came. The same time bounds a TLS handshake together with a proxy's header.
+    Over gRPC, it bounds a head and each message."""
     keep_alive: _Duration = 75.0
-    """Seconds that a customer's connection may be idle between requests, or not read its
-    answers."""
+    """Seconds that a customer's connection may be idle between requests. The worker also closes a
+    connection whose client reads nothing of an answer for this time."""
     files: str = ""
-    """Where tenants' files are: a folder, or `s3://bucket/prefix`, the same for all gateways of a
-    ledger. Unset: `files` in the data directory, for one machine."""
+    """The place of tenants' files: a folder, or `s3://bucket/prefix`. All gateways that share a
+    ledger need the same. Unset: the folder `files` in the data directory, which suffices for one
+    machine."""
     files_keep: _Duration = 30 * 86_400.0
-    """Seconds after which a file is deleted, unless its owner chose less."""
+    """Seconds after which a file is deleted, unless its owner chose a shorter time."""
     file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
     """The largest size of a file."""
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """The most files of a tenant."""
     files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
-    """Bytes of a tenant's files, with those of batches; more uploads and batches are refused."""
+    """The most bytes of a tenant's files, including those of batch jobs. Above that, uploads and
+    batch jobs are refused."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
     """Whether the supervisor runs a process for batch jobs."""
     batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
-    """Batches that run at a time; a tenant without a running batch may start one more."""
+    """Batch jobs that run at a time. Beyond that, a tenant without a running batch job may still
+    start one."""
     batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
     """The most batch jobs of a tenant that have not ended."""
     batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     """The most lines of a batch job."""
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
-    """The most bytes of a line."""
+    """The most bytes of a line of a batch job."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """Bytes of a batch's results; further lines are not run (`output_too_large`)."""
+    """The most bytes of a batch job's results. Further lines fail with `output_too_large`, without
+    being run."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """Lines in flight of a process, over all its batches; fewer of a tenant whose lines are
-    refused."""
+    """Lines that a process runs at a time, over all its batch jobs. It runs fewer lines of a tenant
+    while they are refused for lack of capacity."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
-    """Lines after which a batch job's results are stored. After a crash, at most so many lines
-    run again."""
+    """The number of lines after which the results of a batch job are stored. After a crash, at most
+    this many lines run again."""
     webhooks: Path | None = None
-    """A YAML file with each tenant's webhook for the end of batch jobs: URL and secret."""
+    """A YAML file with the URL and secret of each tenant's webhook. The gateway calls it when a
+    batch job ends."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
-    """Connections of a worker, with TLS handshakes; must be below its limit of open files. Up to
-    256 more (16 over TLS) at a time get 503 `overloaded` with `Retry-After`."""
+    """The most connections of a worker, including unfinished TLS handshakes. It must be below the
+    worker's limit of open files. Up to 256 further connections at a time (16 over TLS) get 503
+    `overloaded` with `Retry-After`; others are closed without an answer."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds between two checks for new usage events. Usage appears in the ledger with this
     delay."""
     events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
-    """Seconds after which a worker's usage events are synced to the disk, at the latest. A power
-    cut loses events that are not synced."""
+    """The most seconds until a worker's usage events are synced to the disk. A power cut loses
+    events that are not synced."""
     events_keep: float = 2 * 86_400.0
-    """Seconds for which segments of event logs are kept after the ledger has them. A ledger
-    restored from a backup can read them again."""
+    """Seconds for which event logs are kept after the ledger has their events. A ledger that was
+    restored from a backup can then read the events again."""
     events_keep_bytes: int = 4 << 30
-    """The most bytes of logs that are kept although the ledger has them; the oldest go first."""
+    """The most bytes of event logs that are kept after the ledger has their events. The oldest are
+    deleted first."""
     usage_events_keep: float = 3 * 86_400.0
-    """Seconds that the ledger keeps each usage event (`inf`: for ever); then equal ones of an hour
-    are added up."""
+    """Seconds that the ledger keeps single usage events; `inf`: for ever. After that, it adds up
+    the events of each hour that differ only in their amounts."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds that workers wait for the state Redis, 0.01 to 60; then limits use the local
-    share."""
+    """Seconds that workers wait for the state Redis, 0.01 to 60. After that, they admit
+    `limits.local_share` of each limit."""
     tcp_keepalive_idle: _Seconds = 5
     """Seconds without a packet after which a connection to Redis or a backend is probed."""
     tcp_keepalive_interval: _Seconds = 2
-    """Seconds between two probes."""
+    """Seconds between two keep-alive probes."""
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
-    """Unanswered probes after which the connection is given up. On Linux, `TCP_USER_TIMEOUT`
-    decides instead."""
+    """The number of unanswered keep-alive probes after which a connection is given up. On Linux,
+    `SLUICEGATE_TCP_USER_TIMEOUT` decides instead."""
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
-    """Seconds for which sent data or probes may stay unacknowledged, on systems that support it."""
+    """Seconds for which sent data or probes may stay unacknowledged before the connection is given
+    up, on systems that support it."""
     log_level: str = "INFO"
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     log_format: Literal["json", "text"] = "json"
     """The format of log lines: JSON objects, or text for people."""
     log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The share of requests, up to 1, with a line in the log; requests that end with 5xx always
-    have one."""
+    """The share of requests that are logged. Requests that end with 5xx are always logged."""
     log_requests_per_second: _Bound = 20
-    """The most request lines that a worker logs in a second."""
+    """The most requests that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
-    """Of `sluicegate gateway`: `stdout` prints the lines of all processes; `files` writes them to
-    files in the data directory."""
+    """Where `sluicegate gateway` writes the log lines of all processes: `stdout`, or `files` in the
+    data directory."""
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -46,19 +46,19 @@ class Rule(
     name: str
     """The name of the limit in `RateLimit-Policy`: letters, digits and `_`."""
     unit: str
-    """`requests`, `items`, `rows`, `tokens` or `concurrent`."""
+    """What the limit counts: `requests`, `items`, `rows`, `tokens` or `concurrent`."""
     capacity: int
-    """The size of the bucket; of a quota, the units of its period."""
+    """The size of the bucket; for a quota, the units for one period."""
     window: float = 0.0
-    """Seconds in which an empty bucket refills. It is 0 for a quota, and for `concurrent`, whose
-    units return when a computation ends."""
+    """Seconds in which an empty bucket refills. Use 0 for a quota, and for `concurrent`: its units
+    return when a computation ends."""
     period: str = ""
-    """With `month`, the rule is a quota: its bucket is refilled at the beginning of each month
+    """With `month`, the rule is a quota: its bucket is full again at the beginning of each month
     (UTC)."""
     model: str = ""
-    """The only model whose requests are charged; empty: all models."""
+    """The limit applies to requests for this model only; empty: for all models."""
     shadow: bool = False
-    """Whether the rule only counts requests that it would refuse, and refuses nothing."""
+    """Whether the rule only counts the requests that it would refuse, and admits them."""
 
     @property
     def limit(self) -> int:

@@ -72,7 +72,7 @@ class Page:
         return text
 
     async def evaluate(self, expression: str) -> Any:
-        """Return the value of `expression`, or of the promise that it is."""
+        """Return the value of `expression`. If it is a promise, wait for its value."""
         answer = await self._call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )

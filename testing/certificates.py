@@ -13,7 +13,7 @@ LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 class Authority:
-    """A CA of its own; `ca` is the file that trusts it."""
+    """A private CA; `ca` is the file with its certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

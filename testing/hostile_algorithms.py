@@ -1,4 +1,4 @@
-"""Writes algorithms of an owner's that do harm, each of its own kind."""
+"""Writes algorithms that do harm, each in its own way."""
 
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def write_algorithm(
 ) -> None:
     """Write an algorithm that may ask the model `uses`.
 
-    An item has `time` seconds, the import of its code `import_time`.
+    An item may take `time` seconds, and importing the code may take `import_time` seconds.
     """
     options = {"time": time, "import_time": import_time, "memory_bytes": 192 * 2**20}
     manifest = {

@@ -1,4 +1,4 @@
-"""Sends requests to processes of this machine, which serve no TLS."""
+"""Sends requests without TLS to processes on this machine."""
 
 import ssl
 from functools import cache
@@ -17,7 +17,7 @@ def no_authorities() -> ssl.SSLContext:
 
 
 def get(url: str, **options: Any) -> httpx.Response:
-    """Send a GET request on a connection of its own."""
+    """Send a GET request on a new connection."""
     return httpx.get(url, verify=no_authorities(), **options)
 
 

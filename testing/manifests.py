@@ -43,12 +43,12 @@ def of_kind(manifests: Iterable[Manifest], *kinds: str) -> dict[str, Manifest]:
 
 
 def workloads(manifests: Iterable[Manifest]) -> dict[str, Manifest]:
-    """Return what makes pods, by its name."""
+    """Return the objects that create pods, such as Deployments, by name."""
     return of_kind(manifests, *_WORKLOADS)
 
 
 def pod_spec(workload: Manifest) -> Manifest:
-    """Return how the pods of a workload are."""
+    """Return the specification of a workload's pods."""
     spec: Manifest = workload["spec"]["template"]["spec"]
     return spec
 
@@ -60,7 +60,7 @@ def pod_labels(workload: Manifest) -> dict[str, str]:
 
 
 def containers(workload: Manifest) -> list[Manifest]:
-    """Return the containers of its pods, those that start first included."""
+    """Return the containers of a workload's pods, including init containers."""
     spec = pod_spec(workload)
     return [*spec.get("initContainers", []), *spec["containers"]]
 

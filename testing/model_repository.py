@@ -1,4 +1,7 @@
-"""Writes a small model repository: a real tokenizer, a toy or absent graph, heads."""
+"""Writes a small model repository for tests.
+
+The tokenizer is real. The graph is a toy, or is absent for executors that read none.
+"""
 
 from pathlib import Path
 from typing import Any

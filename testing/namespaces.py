@@ -1,6 +1,6 @@
 """Joins network namespaces by a bridge and drops packets between any two of them.
 
-The namespaces have no route to the machine: the bridge is in a namespace of its own.
+The namespaces have no route to the machine, because the bridge is in a separate namespace.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from typing import Self
 
 _NAMED = Path("/var/run/netns")
 _NETWORK = 0x4000_0000
-"""`CLONE_NEWNET`."""
+"""The flag `CLONE_NEWNET` of Linux."""
 _PREFIX = "10.87.0"
 _BRIDGE = "bridge"
 
 
 def missing() -> str:
-    """Return why namespaces cannot be made here, nothing if they can."""
+    """Return the reason why namespaces cannot be made here; "" if they can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
@@ -80,7 +80,7 @@ class NamespaceNetwork:
         return ["ip", "netns", "exec", self._namespace(name), *argv]
 
     def drop(self, source: str, target: str) -> None:
-        """Drop every packet from one member to another, at its arrival."""
+        """Drop every packet from one member to another when it arrives."""
         rule = ("iptables", "-A", "INPUT", "-s", self.address(source), "-j", "DROP")
         _run(*self.command(target, *rule))
 

@@ -20,10 +20,10 @@ _choose = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on and that this returned to nobody else lately.
+    """Return a free loopback port that this function did not return lately to any process.
 
     Raises:
-        RuntimeError: no free one was found.
+        RuntimeError: no free port was found.
     """
     for _ in range(_ATTEMPTS):
         port = _choose.choice(_PORTS)
@@ -37,7 +37,10 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> int:
-    """Return the descriptor of a socket with the port's name, which one process can have."""
+    """Claim a port: return the descriptor of a socket whose name has the port.
+
+    Only one socket can have the name. It is free again when the descriptor is closed.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
         if sys.platform == "linux":  # only there a name needs no file
             claim.bind(f"\0sluicegate-test-port-{port}")

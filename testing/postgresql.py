@@ -1,4 +1,4 @@
-"""Runs real PostgreSQL servers, each in a folder of its own."""
+"""Runs real PostgreSQL servers, each in its own folder."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from testing.waiting import wait_until
 USER = "tests"
 _DEBIAN = Path("/usr/lib/postgresql")
 _OWNER = "nobody" if os.geteuid() == 0 else None
-"""Who runs it where the tests run as root, whom PostgreSQL refuses."""
+"""The user that runs PostgreSQL if the tests run as root. PostgreSQL refuses to run as root."""
 
 
 def programs() -> Path | None:
@@ -28,7 +28,7 @@ def programs() -> Path | None:
 
 
 def new_directory() -> Path:
-    """Return a folder for servers, which whoever runs them may enter."""
+    """Return a folder for servers. Every user may enter it."""
     # Not pytest's folder: the path of a Unix socket has at most 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
     directory.chmod(0o755)
@@ -74,7 +74,10 @@ class PostgreSQLNode:
         wait_until(self._answers, what="PostgreSQL answers")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Stop it as an administrator does: connections end, a standby has all that was written."""
+        """Stop it as an administrator does.
+
+        Connections end, and a standby gets all written data.
+        """
         assert self._process is not None
         self._process.send_signal(number)
         self._process.wait()
@@ -93,7 +96,7 @@ class PostgreSQLNode:
             self.kill()
 
     def pause(self) -> None:
-        """Stop its processes: connections are accepted by the kernel, and nothing is answered."""
+        """Stop its processes: the kernel accepts connections, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -114,7 +117,7 @@ class PostgreSQLNode:
         subprocess.run(command, check=True, capture_output=True, cwd=self.directory, user=_OWNER)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal its process and its children, each of which is in a session of its own."""
+        """Signal the server's process and its children. Each child is in its own session."""
         assert self._process is not None
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -132,7 +135,7 @@ class PostgreSQLNode:
 
 
 class PostgreSQL:
-    """A server on a socket alone; each `database()` is new and empty, and deleted at the exit."""
+    """A server on a Unix socket. Each `database()` is new and empty, and deleted at the exit."""
 
     def __init__(self, folder: Path) -> None:
         self._directory = new_directory()
@@ -150,13 +153,13 @@ class PostgreSQL:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
-        """Return the URL of an empty database: a schema of its own."""
+        """Return the URL of an empty database, which is a new schema."""
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
 
     def ascii_database(self) -> str:
-        """Return the URL of an empty database that does not keep text as text."""
+        """Return the URL of an empty database in `SQL_ASCII`, which does not check texts."""
         self._node.ask(
             "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
             " TEMPLATE template0"

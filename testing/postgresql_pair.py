@@ -49,7 +49,7 @@ class PostgreSQLPair:
         self._wait_for_standby("")
 
     def rejoin(self) -> None:
-        """Copy the primary to the other, start it as a standby, and let commits wait for it."""
+        """Make the other server a standby with a copy of the primary; let commits wait for it."""
         self.standby.end()
         data = self.standby.directory / "data"
         shutil.rmtree(data, ignore_errors=True)
@@ -61,10 +61,10 @@ class PostgreSQLPair:
         wait_until(self._is_copied, what="a synchronous standby")
 
     def _wait_for_standby(self, name: str) -> None:
-        """Let each commit wait for a standby of this name; `*` is any, and nothing is none."""
+        """Let each commit wait for the standby `name`; `*` means any, "" means none."""
         self.primary.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
         self.primary.ask("SELECT pg_reload_conf()")
 
     def _is_copied(self) -> bool:
-        """Tell whether commits wait for a standby, which has all of them."""
+        """Return whether a standby has all commits, and further commits wait for it."""
         return self.primary.ask("SELECT sync_state FROM pg_stat_replication") == "sync"

@@ -1,4 +1,4 @@
-"""Records the processor time of a process and of all that it has started, while they run."""
+"""Records the processor time of a process and of its descendants, while they run."""
 
 import contextlib
 import os
@@ -14,9 +14,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTimes:
-    """Sums the processor time of `pid` and its descendants, but `without`, since its start.
+    """Sums the processor time of `pid` and its descendants while entered.
 
-    Processes that end count until they were last seen, half a second before.
+    Processes in `without` are left out. The last half second of a process that ends may not be
+    counted.
     """
 
     def __init__(self, pid: int, *, without: Collection[int] = ()) -> None:
@@ -39,7 +40,7 @@ class ProcessTimes:
         self.sample()
 
     def until(self, moment: float) -> float:
-        """Return the seconds of processors spent until a moment of `time.time`."""
+        """Return the processor seconds spent until `moment`, a reading of `time.time`."""
         place = bisect_right(self._samples, (moment, float("inf")))
         (before, spent) = self._samples[max(0, place - 1)]
         if place in {0, len(self._samples)}:
@@ -52,7 +53,7 @@ class ProcessTimes:
             self.sample()
 
     def sample(self) -> None:
-        """Note the processor time until now."""
+        """Record the processor time until now."""
         self._samples.append((time.time(), self._total() - self._before))
 
     def _total(self) -> float:
@@ -61,7 +62,7 @@ class ProcessTimes:
 
 
 def descendants(pid: int) -> dict[int, float]:
-    """Return the processor seconds of a process and of each that it has started."""
+    """Return the processor seconds of a process and of each of its descendants, by process id."""
     found: dict[int, float] = {}
     with contextlib.suppress(OSError):  # it has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -16,7 +16,7 @@ from testing.system import ADMIN_KEY, System
 from testing.waiting import wait_until
 
 Result = dict[str, Any]
-"""A series of an answer: `metric` with its labels, and `value`."""
+"""A series in an answer: `metric` has its labels, `value` has its value."""
 
 
 class Prometheus:
@@ -50,7 +50,7 @@ class Prometheus:
         return found
 
     def value(self, expr: str) -> float:
-        """Return the only value of a query, 0 where there is none."""
+        """Return the only value of a query, or 0 if there is none."""
         found = self.query(expr)
         return float(found[0]["value"][1]) if found else 0.0
 

@@ -39,11 +39,11 @@ class Connection:
         self.reset()
 
     def close_half(self) -> None:
-        """Say that nothing more will be sent, and go on reading."""
+        """Close the sending side of the connection; the other side can still be read."""
         self._writer.write_eof()
 
     async def send_while_read(self, part: bytes, times: int) -> bool:
-        """Send the part `times` times; tell whether the worker read all of it."""
+        """Send the part `times` times; return whether the worker read everything."""
         with contextlib.suppress(ConnectionError):
             for _ in range(times):
                 if self._reader.at_eof():
@@ -66,7 +66,7 @@ class Connection:
             await asyncio.sleep(0)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Return the status and headers that come next."""
+        """Return the status and headers of the next response."""
         async with asyncio.timeout(WAIT_LIMIT):
             text = (await self._reader.readuntil(_END)).decode("latin-1")
         first, *lines = text.strip().split("\r\n")
@@ -74,7 +74,7 @@ class Connection:
         return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
 
     async def response(self, *, to_head: bool = False) -> Response:
-        """Return the response that comes next, which must give its length."""
+        """Return the next response, which must have a `Content-Length`."""
         status, headers = await self.head()
         length = 0 if to_head else int(headers["content-length"])
         async with asyncio.timeout(WAIT_LIMIT):
@@ -88,7 +88,7 @@ class Connection:
             return (await self._reader.readexactly(length + 2))[:-2]
 
     async def is_closed(self) -> bool:
-        """Tell whether nothing more comes because the worker closed the connection."""
+        """Return whether the worker closed the connection without sending more."""
         async with asyncio.timeout(WAIT_LIMIT):
             try:
                 return await self._reader.read(1) == b""
@@ -104,7 +104,7 @@ def post(
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a request; without a `body` the headers must say how it is to come."""
+    """Return a request. Without `body`, the headers must say how the body is sent."""
     lines = [f"{method} {path} HTTP/1.1", "host: worker", f"authorization: Bearer {key}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body is not None:

@@ -32,7 +32,7 @@ class SentinelDeployment:
         return f"redis-sentinel://{hosts}/0?primary=cache"
 
     def has_failed_over(self) -> bool:
-        """Tell whether the replica is the primary now, for Sentinel as well."""
+        """Return whether the replica is the primary now, also in Sentinel's view."""
         return self.current() is self.replica
 
     def current(self) -> Valkey | None:
@@ -97,8 +97,8 @@ def sentinel_deployment(
 def cluster_of(nodes: int, *, replicated: bool = False) -> Iterator[list[Valkey]]:
     """Run a cluster whose nodes own equal shares of the slots.
 
-    Where it is `replicated`, as many replicas follow, in the order of their primaries; they take
-    over after half a second.
+    With `replicated`, each primary has a replica, which takes over after half a second. The
+    replicas follow the primaries, in the same order.
     """
     with ExitStack() as stack:
         servers = [stack.enter_context(_node()) for _ in range(nodes * (1 + replicated))]

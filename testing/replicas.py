@@ -8,7 +8,8 @@ import msgspec
 from testing.manifests import Manifest
 
 _TOLERANCE = 0.1
-"""Of the autoscaler: it leaves the number alone while demand is so near to it."""
+"""The autoscaler's tolerance: it keeps the number of replicas while demand differs by at most this
+share."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,14 +21,14 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     activation: float
 
     def replicas(self, value: float, current: int) -> int:
-        """Return how many replicas the answer `value` asks for, beside `current` ones."""
+        """Return the wanted number of replicas for the answer `value`."""
         if current and abs(value / (self.threshold * current) - 1.0) <= _TOLERANCE:
             return current
         return math.ceil(value / self.threshold)
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ScaledObject says."""
+    """The bounds and triggers of a ScaledObject."""
 
     target: str
     least: int
@@ -37,7 +38,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     def replicas(self, values: Mapping[str, float], current: int) -> int:
         """Return the replicas for the answers by trigger, without limits on the speed of changes.
 
-        From and to zero KEDA goes by itself, by the thresholds of activation.
+        KEDA itself scales from and to zero, by the thresholds of activation.
         """
         is_active = any(values[each.name] > each.activation for each in self.triggers)
         if self.least == 0 and not is_active:
@@ -47,7 +48,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_scaling(scaled_object: Manifest) -> Scaling:
-    """Return what a ScaledObject says."""
+    """Return the bounds and triggers of a ScaledObject."""
     spec = scaled_object["spec"]
     return Scaling(
         target=spec["scaleTargetRef"]["name"],

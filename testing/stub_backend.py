@@ -71,7 +71,7 @@ class Reply:
         self.is_cut = False
 
     async def send(self, *frames: Frame) -> None:
-        """Send frames, each in a chunk of its own."""
+        """Send frames, each in a separate chunk."""
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
@@ -119,7 +119,10 @@ async def hang(stub: "StubBackend", call: Call, reply: Reply) -> None:
 
 
 def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
-    """Answer only when `gate` opens: everything, or the item `index` (the others at once)."""
+    """Answer when `gate` opens.
+
+    With `index`, only this item waits for the gate, and the others are answered immediately.
+    """
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         late = range(len(call.items)) if index is None else [index]
@@ -186,7 +189,7 @@ def fail_items(
 
 
 def send_bytes(content: bytes) -> Behaviour:
-    """Answer with something that is no frame."""
+    """Answer with bytes that are not a frame."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         await reply.send_raw(_chunk(content) + b"0\r\n\r\n")
@@ -240,7 +243,7 @@ class StubBackend:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the backend."""
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{self._host}:{self._port}{self.path}"
 
@@ -262,7 +265,7 @@ class StubBackend:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, on the same port as before if it did so before."""
+        """Listen; after a stop, on the same port as before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._protocol, self._host, self._port, backlog=1024, ssl=self._tls
@@ -357,7 +360,7 @@ def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Sets `closed` when the client goes away, be the answer finished or not."""
+    """Sets `closed` when the client disconnects, before or after the end of the answer."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ _PROJECT = Path(__file__).parents[1]
 
 
 class StubProcess(msgspec.Struct, frozen=True):
-    """A stub backend in a process of its own."""
+    """A stub backend in a separate process."""
 
     url: str
     process: subprocess.Popen[str]
@@ -37,7 +37,7 @@ def stub_process(
     certificate: Path | None = None,
     module: str = "testing.stub_backend",
 ) -> Iterator[StubProcess]:
-    """Run a stub backend in a process that ends with the context; over TLS with a certificate.
+    """Run a stub backend in a process that ends with the context; with a certificate, over TLS.
 
     It answers by `answer` of a module, for its `models()` if there are any.
     """

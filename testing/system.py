@@ -106,7 +106,7 @@ class System:
         return status
 
     def wait(self, *, within: float = 60.0) -> int:
-        """Return its exit status once it has ended by itself."""
+        """Wait until it ends by itself, and return its exit status."""
         return self._running().wait(timeout=within)
 
     @property

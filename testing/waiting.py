@@ -1,7 +1,7 @@
 """Waits for a condition with a deadline, never for a length of time.
 
-The longer a wait lasts, the longer are the pauses between two look-ups of the condition, up to a
-twentieth of a second: what is waited for needs the processor.
+The pauses between two checks of the condition grow with the wait, up to a twentieth of a second,
+because the awaited process needs the processor.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def wait_until(
 
 
 async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: str = "") -> None:
-    """Return once `holds()`, leaving the loop to others meanwhile."""
+    """Return once `holds()`. Other tasks of the event loop run during the wait."""
     began = time.monotonic()
     while not holds():
         pause = _pause(began, within, _INTERVAL, what or holds)

@@ -60,7 +60,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     use: float = 0.6
     """Fraction of a core that is used in that minute."""
     regions: int = 2
-    """Regions of backends, any one of which may be lost."""
+    """The number of backend regions. Any one of them may be lost."""
     memory_tier: float = 64.0
     """`cache.memory_bytes`, in MiB."""
 
@@ -70,7 +70,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_cores: float
     workers: int
-    """Workers of all gateways together, half of which may be lost."""
+    """The number of workers in all gateways together. Half of them may be lost."""
     beside_cores: float
     gateway_bytes: float
     """Memory of each of two gateways."""

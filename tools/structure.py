@@ -10,7 +10,7 @@ from tools.sources import SOURCES, Module, Problem
 QUESTION_WORDS = frozenset(
     {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 )
-"""Words with which a module docstring must not begin: it is a sentence with a verb."""
+"""Words with which a module docstring must not begin, because it must be a sentence with a verb."""
 DESCRIBED_TREES = (*SOURCES, "loadtests", "testing", "tools", "training")
 """The trees whose module docstrings are checked."""
 MAX_TOP_MODULES = {"gateway": 5}

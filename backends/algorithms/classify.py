@@ -56,7 +56,10 @@ class Labeller(Algorithm):
 
     @abstractmethod
     def confidence(self, scores: FloatArray) -> float:
-        """Return the confidence, between 0 and 1, of scores by the model's own function."""
+        """Return the model's confidence in a label, from 0 to 1.
+
+        `scores` come from the model's own function.
+        """
 
     @override
     async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:

@@ -56,9 +56,9 @@ class Entities(Algorithm):
 
 
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
-    """Return the entities without overlaps; the earlier entity keeps a shared character.
+    """Return the entities without overlaps; the earlier of two entities keeps the overlap.
 
-    Byte-level tokenizers can make two tokens of one character.
+    Entities overlap if a byte-level tokenizer makes two tokens of one character.
     """
     apart: list[TextEntity] = []
     reached = 0

@@ -24,7 +24,7 @@ ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 class HostedItem:
     """Owns the model calls of one item, and its state in the queue of a host.
 
-    The host may run an item more than once, if its process fails meanwhile.
+    If the host's process fails, the host may run the item again.
     """
 
     def __init__(

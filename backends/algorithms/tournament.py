@@ -82,7 +82,7 @@ class _Knockout:
 
     @property
     def comparisons(self) -> int:
-        """How many pairs were compared."""
+        """The number of pairs that were compared."""
         return len(self._winners)
 
     async def rank(self, top: int) -> list[int]:
@@ -107,7 +107,10 @@ class _Knockout:
         return players[0]
 
     def _winner(self, pair: Sequence[int]) -> int | None:
-        """Return the winner, -1 if both have left the tree, `None` if they were not compared."""
+        """Return the winner of a pair; `None` if the documents were not compared yet.
+
+        A document that is already ranked is -1. It loses, and two of them have the winner -1.
+        """
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair
             return present[0] if present else -1

@@ -55,7 +55,7 @@ class Admission:
         margin: LatenessMargin,
         competing: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`competing` returns the work that other models do during seconds of this model's work."""
+        """`competing` returns how many seconds other models work while this model works some."""
         self.name = name
         self._competing = competing
         self._queue = queue
@@ -168,8 +168,8 @@ class Admission:
     ) -> None:
         """Refuse work that would be late.
 
-        The work waits for all earlier work of its flow, and for the fair share of each other flow
-        meanwhile. `factor` multiplies the predicted wait and defaults to the learned factor.
+        The work waits for all earlier work of its flow. In that time, each other flow gets its fair
+        share. `factor` multiplies the predicted wait and defaults to the learned factor.
 
         Raises:
             Overloaded: the work would be late. `retry_after` tells when it could be admitted.

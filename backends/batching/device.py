@@ -39,9 +39,10 @@ class DeviceShare:
         """Returns the seconds that the model's admitted work will take; 0 by default."""
 
     def competing(self, seconds: float) -> float:
-        """Return the seconds of other models' work that run during `seconds` of this model's.
+        """Return how many seconds of other models' work run while this model works `seconds`.
 
-        Each other model gets time by its weight, and at most the time of its admitted work.
+        The other models share the device by weight. None gets more time than its admitted work
+        takes.
         """
         return self._device.competing(self, seconds)
 

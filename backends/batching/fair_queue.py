@@ -88,9 +88,10 @@ class FairQueue:
         return flow.waiting if flow is not None else 0
 
     def ahead(self, key: FlowKey, work: float) -> float:
-        """Return the seconds of rows that run before new rows of `work` seconds of a flow end.
+        """Return how many seconds of waiting rows run before the last new row of a flow.
 
-        These are the flow's earlier rows, and the fair share of each other flow meanwhile.
+        `work` is the predicted seconds of the new rows. Earlier rows of the flow run first, and
+        each other flow gets its fair share in that time.
         """
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)

@@ -155,7 +155,10 @@ class RowQueue:
         return self._flows.waiting(flow)
 
     def ahead(self, flow: FlowKey, work: float) -> float:
-        """Return the seconds of rows that run before new rows of `work` seconds of a flow end."""
+        """Return how many seconds of waiting rows run before the last new row of a flow.
+
+        `work` is the predicted seconds of the new rows.
+        """
         with self._changed:
             return self._flows.ahead(flow, work)
 

@@ -72,7 +72,8 @@ class RowWaiter:
     def leave(self) -> "list[Row]":
         """Stop waiting and return the pending rows.
 
-        The owner calls this at every end, to break reference cycles between rows and waiters.
+        The owner calls this after every wait, also one that failed. It breaks reference cycles
+        between rows and waiters.
         """
         self.is_awaited = False
         pending, self.pending = self.pending, []

@@ -130,11 +130,13 @@ class BatchRunner:
         return outcomes
 
     def _blame(self, row: Row) -> None:
-        """Check that the row and not the executor is at fault, by running a proven row again.
+        """Check that the row is at fault and not the executor.
+
+        Run a row again that succeeded in an earlier batch (the proven row).
 
         Raises:
-            UpstreamUnavailable: the proven row fails on another server, too.
-            ExecutorDied: the proven row fails in this process, too.
+            UpstreamUnavailable: the proven row failed on another server, too.
+            ExecutorDied: the proven row failed in this process, too.
         """
         self._meter.count_failed(1)
         if self._proven is None or self._proven is row:

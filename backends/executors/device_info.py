@@ -25,7 +25,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_device(number: int) -> DeviceInfo:
-    """Return the description of a device by this machine's driver."""
+    """Return the name and memory of a device, as this machine's driver tells them."""
     try:
         return device_info(cuda_library(), number)
     except AttributeError:  # the library or a function of it is missing
@@ -33,7 +33,11 @@ def read_device(number: int) -> DeviceInfo:
 
 
 def device_info(library: Any, number: int) -> DeviceInfo:
-    """Return the description of a device by `library`, a CUDA driver loaded with `ctypes`."""
+    """Return the name and memory of a device, as `library` tells them.
+
+    `library` is the CUDA driver, loaded with `ctypes`. `number` is the driver's index of the
+    device.
+    """
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     major, minor = ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(_NAME_BYTES)

@@ -114,8 +114,9 @@ def _runtime() -> Any:  # ONNX Runtime has no types
 def _register_arena() -> None:
     """Create the arena from which every session on the CPU allocates.
 
-    An arena keeps the memory of its largest batch. If each session had one, a process would hold
-    the largest batch of each; it holds what runs at once.
+    An arena keeps the memory of its largest batch. If each session had its own arena, a process
+    would keep the memory of every session's largest batch. With one arena, it keeps only the memory
+    of the batches that run at the same time.
     """
     onnxruntime = _runtime()
     kind, memory = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType

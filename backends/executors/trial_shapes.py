@@ -58,7 +58,7 @@ def full_batches(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
 
 
 def text_lengths(rows: int, longest: int) -> Lengths:
-    """Return `rows` lengths of typical texts, of which the first is `longest`."""
+    """Return `rows` lengths of typical texts. The first is `longest`."""
     drawn = np.random.default_rng(rows).lognormal(np.log(longest * _USUAL), _SPREAD, rows)
     shortest = min(_SHORTEST, longest)
     return (longest, *np.clip(drawn[1:], shortest, longest).astype(int).tolist())

@@ -92,7 +92,9 @@ class CallWork:
     def reservation(
         self, index: int, item: CallItem, *, time_left: float
     ) -> QueueReservation | None:
-        """Return the reservation of an item; make it now unless the request has made it.
+        """Return the reservation of an item.
+
+        If the request did not reserve all its items at once, reserve this item now.
 
         Raises:
             Overloaded: the item would be late.

@@ -97,8 +97,8 @@ class Repository:
     async def reload(self, plans: ServingPlans | None = None) -> None:
         """Load the repository's present files, and return when calls get them.
 
-        Requests that come during a reload share one next reload. `plans` take effect unless newer
-        plans came before.
+        If requests come during a reload, one further reload serves all of them. `plans` take effect
+        unless newer plans came before.
 
         Raises:
             StartProblem: the repository's folder is missing. The old models stay in service.

@@ -17,9 +17,10 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str
     """The name of the backend, unique in the document."""
     url: str = ""
-    """Where it listens, `http://host:port`, or `https://host:port` for TLS."""
+    """The address of the backend: `http://host:port`, or `https://host:port` for TLS."""
     dns: str = ""
-    """Instead of `url`: `name:port`, with a backend at each address of the name."""
+    """A DNS name and port, `name:port`, in place of `url`. Each address of the name is a
+    backend."""
     tls: bool = False
     """Whether the backends of a `dns` name speak TLS."""
     weight: float = 1.0
@@ -34,13 +35,14 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str = "default"
     """The name of the pool, unique in its region."""
     overflow: bool = False
-    """Used only if the other pools do not suffice."""
+    """Whether the pool only gets items that would wait too long in every other pool
+    (`routing.overflow_after`)."""
     models: tuple[str, ...] = ()
-    """Names and patterns (`toxic-*`) of the models that its backends serve; empty: each backend's
-    own setting."""
+    """Names and patterns (`toxic-*`) of the models that the pool's backends serve. Empty:
+    `SLUICEGATE_BACKEND_SERVES` of each backend decides."""
     cost_per_hour: float = 0.0
-    """The cost of one backend for an hour, in the currency of the prices, for the console's margin;
-    0: unknown."""
+    """The cost of one backend for an hour, in the currency of the prices. The console computes the
+    margin with it; 0: unknown."""
     backends: tuple[BackendConfig, ...] = ()
     """The backends of the pool."""
 
@@ -60,92 +62,101 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scope: Literal["tenant", "shared"] = "tenant"
     """Who may get a cached result: the `tenant` that paid for it, or everybody (`shared`)."""
     cache_ttl: float = 86_400.0
-    """Seconds that a result is kept; 0: not kept. A shorter time also applies to stored results."""
+    """Seconds that a result is cached; 0: not cached. A new value also applies to results that are
+    already cached, if it is shorter."""
     stale_while_revalidate: float = 0.0
-    """Seconds for which a result that is expired, or of the previous revision, is served while
-    it is refreshed."""
+    """Seconds for which the gateway still serves a result that has expired, or is from the previous
+    revision, while it computes a new one."""
     stale_if_error: float = 0.0
-    """Seconds for which a stale answer is given if no backend answers; 0: never."""
+    """Seconds for which the gateway serves a stale result if no backend answers; 0: never."""
     enabled: bool = True
     """Whether customers may call the model."""
     planned: bool = False
-    """Whether to accept the name although no backend serves the model yet."""
+    """Whether the gateway accepts the model's name although no backend serves the model yet."""
     limits: tuple[Rule, ...] = ()
-    """Limits on items computed for the model, over all tenants; fields as in `limits`."""
+    """Limits on the items that backends compute for the model, for all tenants together. The fields
+    are as in `limits`."""
     moderation: dict[str, str] = {}
-    """For a classifier behind `POST /v1/moderations`: the category of each label, as `toxic:
-    harassment`, with labels as `GET /v1/models` shows them. Other labels are ignored. A label that
-    the model lacks is refused, if a backend serves the model."""
+    """For a classifier that answers `POST /v1/moderations`: the category of each label, such as
+    `toxic: harassment`. `GET /v1/models` shows the labels. Labels without a category are ignored.
+    The document is refused if a backend serves the model and the model lacks a label."""
     moderation_threshold: float = 0.5
-    """The score from which a category applies to a text."""
+    """The lowest score at which a category applies to a text."""
     token_ids: bool = False
-    """Whether `POST /v1/embeddings` and TEI's `/embed` take tokens in place of texts. Leave it off
-    if LangChain calls the model without `check_embedding_ctx_length=False`: it sends ids of
-    OpenAI's vocabularies."""
+    """Whether `POST /v1/embeddings` and TEI's `/embed` accept token ids in place of texts. Leave it
+    off if LangChain calls the model without `check_embedding_ctx_length=False`, because LangChain
+    then sends token ids of OpenAI's vocabularies."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds that a request may take: `default`, and the `maximum` that a caller may request."""
 
     default: float = 10.0
-    """Seconds that a request may take."""
+    """Seconds that a request may take, unless the caller asks for another time."""
     maximum: float = 60.0
-    """The most that `X-Request-Timeout` may ask for; retried lines of batches may have more."""
+    """The most seconds that `X-Request-Timeout` may ask for. Lines of batch jobs that are sent
+    again may have more."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result cache. `ttl_jitter` is the largest fraction by which lifetimes vary at random."""
 
     memory_bytes: int = 64 * 1024 * 1024
-    """The memory tier of each worker."""
+    """The size of each worker's memory tier."""
     memory_enabled: bool = True
-    """Whether there is a memory tier."""
+    """Whether workers cache results in memory."""
     redis_enabled: bool = True
-    """Whether there is a Redis tier."""
+    """Whether workers cache results in Redis."""
     redis_timeout: float = 0.015
-    """Seconds; a slower look-up is a miss. After five in a row the circuit breaker opens: Redis is
-    probed once a second until it answers in time."""
+    """Seconds that a look-up in Redis may take. A slower look-up counts as a miss. After five slow
+    look-ups in a row, the worker stops using Redis, and probes it once a second until it answers in
+    time."""
     ttl_jitter: float = 0.1
     """The largest share by which lifetimes are shortened at random."""
     lease: float = 0.25
-    """Seconds that a worker's claim on an item lasts; the worker renews it while it computes. Other
-    workers wait for at most half of their remaining time; 0: no claims."""
+    """Seconds that a worker's claim on an item lasts. The worker renews the claim while it computes
+    the item. Other workers that need the item wait for the result, for at most half of their
+    request's remaining time; 0: no claims."""
     refusal_ttl: float = 60.0
-    """Seconds that a repeatable refusal is cached; `algorithm_too_slow` is never cached."""
+    """Seconds that the gateway caches a refusal that an equal item would get again. It never caches
+    `algorithm_too_slow`."""
     refreshes: int = 64
-    """Stale items that a worker refreshes at a time; the others are refreshed later."""
+    """The most stale items that a worker refreshes at a time. It refreshes others later."""
 
 
 class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the size of a request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
-    """Larger bodies get 413. In each worker, bodies above 256 KiB share 16 times this size, divided
-    fairly among keys; a body without room gets 503 `overloaded`."""
+    """The largest body; a larger one gets 413. The bodies above 256 KiB in a worker may together
+    take 16 times this size, divided fairly among API keys. A body that finds no room gets 503
+    `overloaded`."""
     max_items: int = 2048
-    """Longer lists get 413."""
+    """The most items of a request; a request with more gets 413."""
     max_values: int = 65_536
-    """Bodies with more JSON values, lists and objects included, get 413."""
+    """The most JSON values in a body, counting lists and objects; a body with more gets 413."""
     max_template_bytes: int = 4096
-    """A longer `hypothesis_template`, or label of `zero-shot`, gets 422 `expansion_too_large`."""
+    """The longest `hypothesis_template` of `zero-shot`; a longer one gets 422
+    `expansion_too_large`."""
     max_label_bytes: int = 4096
-    """A longer `hypothesis_template`, or label of `zero-shot`, gets 422 `expansion_too_large`."""
+    """The longest label of `zero-shot`; a longer one gets 422 `expansion_too_large`."""
     max_expanded_bytes: int = 64 * 1024 * 1024
-    """The most bytes that models read for a request. In `zero-shot`, each label counts for each
-    input."""
+    """The most bytes of text that models read for a request; more gets 422 `expansion_too_large`.
+    In `zero-shot`, each pair of an input and a label counts."""
     max_answer_bytes: int = 96 * 1024 * 1024
-    """The largest possible answer of a request; more gets 422 `expansion_too_large`. In each
-    worker, large requests share twice the sum of this bound and `max_expanded_bytes`; one without
-    room until its deadline gets 503 `overloaded`."""
+    """The largest answer that a request could have; a request that could have a larger one gets 422
+    `expansion_too_large`. The large requests in a worker may together take twice the sum of this
+    bound and `max_expanded_bytes`. A request that finds no room before its deadline gets 503
+    `overloaded`."""
 
 
 class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Origins whose pages may read responses, `*` for all; `tenants` adds origins of a tenant."""
 
     origins: tuple[str, ...] = ()
-    """Origins for all tenants; `"*"`: every origin."""
+    """Origins whose pages may call the API, for all tenants; `"*"`: every origin."""
     tenants: dict[str, tuple[str, ...]] = {}
-    """More origins for the keys of a tenant: `{acme: ["https://app.acme.example"]}`."""
+    """Additional origins for the keys of a tenant: `{acme: ["https://app.acme.example"]}`."""
     max_age: int = 7_200
     """Seconds for which browsers cache the response to a preflight request."""
 
@@ -154,13 +165,13 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Limits on stored requests with an `Idempotency-Key`, for each tenant."""
 
     lease: float = 5.0
-    """Seconds after which a retry runs again if the first request's worker died. Renewed while
-    the request runs."""
+    """Seconds that a request's claim on its key lasts. The worker renews the claim while the
+    request runs. If the worker dies, a retry runs the request again after this time."""
     max_keys: int = 50_000
-    """Keys of a tenant; the oldest are forgotten first."""
+    """The most keys that are stored for a tenant. The oldest are removed first."""
     max_bytes: int = 32 * 1024 * 1024
-    """Bytes of a tenant's keys and answers; an answer without room is computed again for a
-    retry."""
+    """The most bytes of stored keys and answers for a tenant. If an answer finds no room, a retry
+    computes it again."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,61 +186,64 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key: tuple[Rule, ...] = ()
     """Limits of each key without limits of its own."""
     local_share: float = 0.1
-    """The fraction of each limit that a worker admits on its own while Redis is down. It also
-    applies to a region that has not reached the ledger for `share_lease` seconds."""
+    """The fraction of each limit that a worker admits while it cannot reach Redis. It also applies
+    to a region that has not reached the ledger for `share_lease` seconds."""
     share_lease: float = 30.0
-    """With several gateway regions: seconds without the ledger after which a region loses its
-    shares of limits to the others and admits `limits.local_share`; at least 5."""
+    """For several gateway regions. A region that cannot reach the ledger for these seconds loses
+    its shares of the limits to the other regions, and then admits `limits.local_share`. At least
+    5."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Selection, ejection, retries and probes of backends. Durations are in seconds."""
 
     attempts: int = 3
-    """The largest number of attempts for an item."""
+    """The most attempts for an item."""
     attempt_timeout: float = 5.0
-    """Seconds without progress after which an attempt is given up, within the request's deadline. A
-    backend that works on earlier items shows progress."""
+    """Seconds without progress after which the gateway gives up an attempt, unless the request's
+    deadline comes first. A backend that works on earlier items makes progress."""
     connect_timeout: float = 0.5
-    """Seconds to connect to a backend; every address of its name is tried within half of them."""
+    """Seconds that connecting to a backend may take. If the backend's name has several addresses,
+    the gateway tries all of them in the first half of this time."""
     probe_interval: float = 0.5
-    """Seconds between two probes of a backend, give or take a fifth. A worker sends at most 400
-    probes a second in the long run, so more backends are probed every (backends / 400) s: 2,000 of
-    them every 5 s."""
+    """Seconds between two probes of a backend, varied at random by up to a fifth. A worker sends at
+    most 400 probes a second on average. With many backends, the interval is therefore (backends /
+    400) s: 5 s with 2,000 backends."""
     probe_timeout: float = 1.0
     """Seconds that a probe may take."""
     dns_interval: float = 5.0
-    """Seconds between two look-ups of a name, about."""
+    """Approximate seconds between two look-ups of a DNS name."""
     dns_timeout: float = 2.0
     """Seconds that a DNS look-up may take."""
     eject_after: int = 5
     """Failures in a row after which a backend is ejected."""
     eject_for: float = 5.0
-    """Seconds that the first ejection lasts."""
+    """Seconds that the first ejection of a backend lasts. Later ones last longer."""
     eject_share: float = 0.2
-    """Share of failed calls at which a backend is also ejected, of at least ten calls within some
-    seconds of the first failure."""
+    """The share of failed calls at which a backend is ejected even without `eject_after` failures
+    in a row. It counts the calls of about the last 5 s, from the first failure on, and needs at
+    least ten."""
     max_ejected: float = 0.5
-    """The largest share of all backends that may be ejected at a time, rounded up."""
+    """The largest share of all backends that may be ejected at the same time, rounded up."""
     panic_threshold: float = 0.5
-    """While a smaller share of a model's backends is available, ejected backends are used too;
-    drained ones are not counted."""
+    """The share of a model's backends that must be available. If fewer are, the gateway uses
+    ejected backends, too. Drained backends do not count."""
     hedge_share: float = 0.0
-    """The share of items that may go to a second backend too, once they wait longer than the 95th
-    percentile of their kind."""
+    """The share of items that may also be sent to a second backend. An item is sent again once it
+    waits longer than 95 % of similar items."""
     slow_start: float = 5.0
-    """Seconds in which a returning backend's share rises to its full value."""
+    """Seconds in which the share of a backend that returns rises to its full value."""
     spill_after: float = 0.05
-    """Seconds of predicted wait in the preferred region after which items go to another region that
-    answers sooner."""
+    """Seconds of predicted wait in the preferred region above which items go to another region, if
+    it answers sooner."""
     overflow_after: float = 0.2
-    """Seconds of predicted wait in every region after which items go to an overflow pool."""
+    """Seconds of predicted wait in every region above which items go to an overflow pool."""
     max_calls_per_backend: int = 256
-    """Calls in flight to one backend, from one worker."""
+    """The most calls that a worker has in flight to one backend."""
     client: Literal["native", "httpx"] = "native"
-    """What sends calls and probes: the gateway's own client, or `httpx`. `httpx` uses the proxies
-    of `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, and opens a connection for each call (cost).
-    Calls in flight keep their client."""
+    """The HTTP client for calls and probes: `native`, the gateway's own, or `httpx`. `httpx` uses
+    the proxies in `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. It is slower, because it opens a
+    connection for each call. After a reload, calls in flight keep their client."""
 
 
 class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,7 +256,7 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     currency: str = "EUR"
     """The currency of the price."""
     hit: int = 0
-    """The price of an item from the cache, or of one coalesced with an equal item."""
+    """The price of an item that was cached, or that was coalesced with an equal item."""
     computed: int = 0
     """The price of an item that was computed."""
     row: int = 0
@@ -250,8 +264,9 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: int = 0
     """The price of each token computed for the item."""
     batch_percent: int = 100
-    """The price of lines of batches in percent of these prices, 0 to 1000, rounded to 10^-9 of the
-    currency. Invoices list them as `model@since+batch`, and free tokens as `model@since+tokens`."""
+    """The price of items in batch jobs, in percent of the prices above, from 0 to 1000. The result
+    is rounded to 10^-9 of the currency. Invoices list these items as `model@since+batch`, and calls
+    of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -100,7 +100,7 @@ def _until(alerts: tuple[str, ...]) -> Callable[[Processes], bool]:
 
 
 def _fired(alerts: tuple[str, ...]) -> Callable[[Case], Sequence[str]]:
-    """Return a check that finds a fault of which no expected alert told."""
+    """Return a check that finds a fault for which no expected alert fired."""
 
     def check(case: Case) -> Sequence[str]:
         fired = case.figures["fired"] = case.topology.notes["fired"]

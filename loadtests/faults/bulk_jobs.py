@@ -1,4 +1,4 @@
-"""Kills bulk jobs, and compares their output with that of an undisturbed run."""
+"""Kills bulk jobs, and compares their output with the output of an undisturbed run."""
 
 import hashlib
 import random
@@ -20,13 +20,13 @@ from loadtests.workload import sentences
 
 _ROWS, PART_ROWS, _KILLS = 10_000, 1000, 10
 _SPREAD = 10.0
-"""All kills come within so many times the duration of the undisturbed run."""
+"""All kills come within this many times the duration of the undisturbed run."""
 _ROOT = Path(__file__).parents[2]
 _RAY_PYTHON = _ROOT / ".venv-ray/bin/python"
 
 
 def write_input(path: Path, rows: int, chooser: random.Random) -> Path:
-    """Write rows of which a third repeat others; some are empty, and some are not JSON."""
+    """Write rows: some repeat others, some are empty, and some are not JSON."""
     texts = sentences(max(1, rows * 2 // 3), seed=6)
     with path.open("wb") as file:
         for number in range(rows):
@@ -39,7 +39,7 @@ def write_input(path: Path, rows: int, chooser: random.Random) -> Path:
 
 
 def digest(folder: Path) -> str:
-    """Return a digest of an output: its rows, failed rows and manifest.
+    """Return a digest of an output folder: its rows, failed rows and manifest.
 
     Raises:
         TopologyError: something else is left in the folder.
@@ -80,7 +80,7 @@ def _kill_job() -> Outcome:
 
 
 def start_job(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
-    """Start a job from `in.jsonl` of the folder into a folder `output` of it."""
+    """Start a job that reads `root/in.jsonl` and writes to the folder `output` in `root`."""
     command = [
         *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
         *("--models", str(root / "models"), "--part-rows", str(PART_ROWS), "--keep", "number"),
@@ -93,7 +93,7 @@ def finish(job: "subprocess.Popen[bytes]") -> None:
     """Wait for a job.
 
     Raises:
-        TopologyError: it failed.
+        TopologyError: the job failed.
     """
     if job.wait() != 0:
         raise TopologyError("a job failed")

@@ -10,25 +10,25 @@ from loadtests.faults.judge import NEVER, Sent, Window
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load sends: requests a second, and the shares of special ones."""
+    """Describes a load: requests a second, and the shares of special requests."""
 
     rate: float = 40.0
     repeated: float = 0.25
     """Share of requests whose text was sent before."""
     hasty: float = 0.05
-    """Share of requests with a deadline of 300 ms, which may be told 503 or 504."""
+    """Share of requests with a deadline of 300 ms. They may get 503 or 504."""
     insists: bool = False
     """Whether callers repeat a refused request after its `Retry-After`."""
     keyed: bool = False
-    """Whether each request has an idempotency key, and is sent until it is answered, and once more.
-    Every fourth caller first sends it and hangs up."""
+    """Whether each request has an idempotency key. Callers send a request until it is answered, and
+    then once more. Every fourth caller first sends it and hangs up."""
     spike: float = 1.0
-    """Times the rate during the fault. What comes then in addition is of limited tenants, if there
-    are any."""
+    """The factor of the rate during the fault. The additional requests are from limited tenants, if
+    there are any."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check sees of a fault that is over.
+    """Describes a finished case to checks.
 
     A check may add to `figures`. Times are readings of `time.monotonic`.
     """
@@ -46,7 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Check = Callable[[Case], Iterable[str]]
-"""A further judge: returns findings."""
+"""Judges a case and returns findings."""
 Outcome = tuple[dict[str, Any], Sequence[str]]
 """Figures and findings."""
 Play = Callable[[], Outcome]
@@ -56,8 +56,8 @@ Play = Callable[[], Outcome]
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A named fault.
 
-    The topology does it to a part at the begin of a case and undoes it at the end (`inject`),
-    unless the fault has its own `play`.
+    The topology injects the fault into a part and undoes it later (`inject`), unless the fault has
+    its own `play`.
     """
 
     name: str
@@ -65,24 +65,24 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     undo: str
     topologies: tuple[str, ...] = ("processes",)
     hold: float = 15.0
-    """Seconds that it lasts."""
+    """Seconds that the fault lasts."""
     windows: Mapping[str, Window] = {}
     """When errors are allowed, by kind of part, or by topology and kind: `containers gateway`."""
     load: LoadSpec = LoadSpec()
     setup: object = None
-    """What the topology is started with; faults with equal setups share a running one."""
+    """The setup of the topology. Faults with equal setups share a running topology."""
     checks: tuple[Check, ...] = ()
     may_lose: float = 0.0
     """Seconds before the fault whose answers the ledger may lack, as after a power cut."""
     act: Callable[[Any, str], AbstractContextManager[None]] | None = None
-    """Does the fault to a topology and one of `parts`, in place of `Topology.inject`."""
+    """Injects the fault into one of `parts`, in place of `Topology.inject`."""
     parts: tuple[str, ...] = ()
     until: Callable[[Any], bool] | None = None
-    """Ends the fault early once it holds for the topology."""
+    """Ends the fault early once this returns true for the topology."""
     play: Play | None = None
 
     def window(self, topology: str, part: str) -> Window:
-        """Return when errors are allowed while it is done to a part."""
+        """Return when errors are allowed if this fault is injected into a part."""
         kind = part.split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
         for name in (f"{topology} {kind}", kind, topology):
             if name in self.windows:

@@ -23,7 +23,7 @@ from testing.loopback import no_authorities
 _EVERY, _LOOK = 5.0, 2.0
 """Seconds between changes, and between samples of resources."""
 _LONG = 120.0
-"""Seconds of a soak below which nothing is said of growth."""
+"""Seconds. A shorter soak does not judge growth."""
 _MIB = 1 << 20
 _SHARE, _MEMORY, _FILES = 0.05, 4 * _MIB, 8
 """How far a resource may rise after the first third: 5 %, and 4 MiB or 8 files or threads."""
@@ -78,7 +78,7 @@ class Operator:
         return admin.post("/admin/config/reload").is_client_error
 
     def key(self, admin: httpx.Client) -> bool:
-        """Use a key, and again after it was revoked."""
+        """Use a key, revoke it, and use it again."""
         made = admin.post("/admin/keys", json={"tenant": "north", "name": "soak"}).json()
         before = self._try(made["key"])
         revoked = admin.delete(f"/admin/keys/{made['id']}")
@@ -99,7 +99,7 @@ class Operator:
         return admin.post("/admin/cache/purge", json={"model": MODEL}).is_success
 
     def revision(self, admin: httpx.Client) -> bool:
-        """Publish a further revision, which answers otherwise."""
+        """Publish another revision, which gives other answers."""
         number = next(self._numbers)
         for backend in self._topology.backends.values():
             write_revision(backend.models, number)
@@ -152,7 +152,7 @@ def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @contextmanager
 def change_everything(topology: Processes, _: str, *, every: float = _EVERY) -> Iterator[None]:
-    """Let an operator make a change every so many seconds, and sample resources meanwhile."""
+    """Sample resources while an operator makes changes at regular intervals."""
     operator = topology.notes["operator"] = Operator(topology, every)
     resources = topology.notes["resources"] = Resources(topology)
     with repeating(operator.next), repeating(resources.look):

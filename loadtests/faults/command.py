@@ -55,8 +55,8 @@ def faults_command(
 ) -> None:
     """Inject faults under load; judge answers, bills, errors and recovery.
 
-    A run ends within 20 minutes. The same command goes on where it ended: cases that are recorded
-    for this commit are left out.
+    A run ends within 20 minutes. The next run of the same command continues: it skips the cases
+    that are recorded for this commit.
     """
     jobs = list(_jobs(topology or tuple(TOPOLOGIES), names, repeat))
     if not jobs:
@@ -72,7 +72,7 @@ def faults_command(
 
 
 def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None:
-    """Run the jobs and print each result; exit with 1 if something is not as it must be."""
+    """Run the jobs and print each result; exit with 1 if there is a finding."""
     print("\n".join(table([])), flush=True)
     broken: list[str] = []
 

@@ -34,7 +34,7 @@ _FILE = ".fills-the-disk"
 _CHUNK = b"\0" * 65_536
 _TENANTS = ("north", "south", "west")
 _TARGETS = 4
-"""What Prometheus reads: two gateways and two backends."""
+"""The targets of Prometheus: two gateways and two backends."""
 
 _LOAD = LoadSpec(rate=80.0, repeated=0.0, hasty=0.0)
 _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
@@ -63,7 +63,7 @@ MEMORY_MIB = {
     "database": 384,
     "load": 128,
 }
-"""Resident memory that one process of a kind may have, whatever fails."""
+"""Resident memory that one process of a kind may have, during any fault."""
 
 
 class Containers:
@@ -137,11 +137,11 @@ class Containers:
 
     @property
     def addresses(self) -> Sequence[tuple[str, int]]:
-        """The address of the balancer, or of the one that replaces it meanwhile."""
+        """The address of the balancer, or of the second balancer during its replacement."""
         return [("127.0.0.1", self._port)]
 
     def move(self, port: int) -> None:
-        """Send callers to another port."""
+        """Send callers to `port` from now on."""
         self._port = port
 
     def inside(self) -> AbstractContextManager[None]:
@@ -252,9 +252,10 @@ def _replace(layout: Layout, service: Service) -> Iterator[None]:
 
 @contextmanager
 def _cut_network(layout: Layout, network: str) -> Iterator[None]:
-    """Drop everything but name look-ups between the containers of a network.
+    """Drop all TCP packets between the containers of a network.
 
-    Names are left, because Docker's containers ask a server of their own.
+    Look-ups of names use UDP and still work, as with Docker, where each container has its own
+    server.
     """
     members = [s for s in layout.services.values() if network in s.networks and not s.ends]
     (found,) = msgspec.json.decode(run("network", "inspect", PREFIX + network))

@@ -1,4 +1,4 @@
-"""Mounts a file system of its own, which can be filled, and whose power can be cut."""
+"""Mounts a file system that tests can fill, and whose power they can cut."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def cut_power(self) -> None:
-        """Keep only what was written to the file; logs then say that they are of another boot."""
+        """Keep only data that was synced, and mark event logs as written before another boot."""
         shutil.copyfile(self._image, self._after)
         self._unmount()
         self._after.replace(self._image)
@@ -67,7 +67,7 @@ class Disk:
         _run("mount", "-o", "loop", str(self._image), str(self.place))
 
     def _unmount(self) -> None:
-        """Unmount it as soon as the processes that were killed have let go of it."""
+        """Unmount the file system as soon as killed processes have closed their files."""
         command = ["umount", str(self.place)]
         wait_until(
             lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,

@@ -23,10 +23,11 @@ from loadtests.faults.paced_backend import CAPACITY, BackendSpec
 from loadtests.faults.processes import Setup
 
 _BACKENDS = LoadSpec(rate=0.3 * CAPACITY * len(processes.TWO_BY_TWO))
-"""60 % of what the other region alone can compute."""
+"""Requests at 60 % of the rate that one region alone can compute."""
 _MOST_ATTEMPTS = 1.2
 _ALLOWED = 0.020
-"""Seconds that a fault of a Redis may add to the 99th percentile of misses, or as much again."""
+"""Seconds that a fault of a Redis may add to the 99th percentile of misses. The fault may also
+double the percentile."""
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
 _REACTION = 2.0
 """Seconds until a new breaker, or the end of a failover, is noticed."""
@@ -58,7 +59,7 @@ def few_attempts(case: Case) -> Sequence[str]:
 
 
 def misses_go_on(case: Case) -> Sequence[str]:
-    """Find misses that waited for the Redis that fails, and a breaker that never opened."""
+    """Find out whether the 99th percentile of misses rose too much during the fault."""
     misses = [each for each in case.sent if not each.is_repeat]
     before = percentile([each for each in misses if each.came < case.begun], 0.99)
     during = percentile([each for each in misses if case.begun <= each.due < case.ended], 0.99)
@@ -68,12 +69,15 @@ def misses_go_on(case: Case) -> Sequence[str]:
 
 
 def misses_go_on_without_cache(case: Case) -> Sequence[str]:
-    """Find misses that waited for the cache's Redis. Those of the state's Redis may wait."""
+    """Call `misses_go_on` if the cache's Redis fails.
+
+    Misses may wait for the state's Redis.
+    """
     return misses_go_on(case) if case.part == "cache" else []
 
 
 def breaker_opens(case: Case) -> Sequence[str]:
-    """Find a Redis that was away, and whose breaker did not open."""
+    """Find a Redis that was away and whose circuit breaker did not open."""
     if case.part not in ("cache", "state"):
         return []
     opened = case.figures["breaker_opened"] = _growth(case)[f"{case.part} breaker"]
@@ -119,7 +123,7 @@ def _of_backends(name: str, what: str, undo: str) -> Fault:
 
 
 def _in_scene(name: str, what: str, undo: str, setup: Setup, rate: float, **changes: Any) -> Fault:
-    """Return a fault with a load of its own, no request of which was sent before."""
+    """Return a fault with its own load, which repeats no earlier request."""
     load = LoadSpec(rate=rate * CAPACITY, repeated=0.0, hasty=0.0, spike=changes.pop("spike", 1.0))
     return Fault(name=name, what=what, undo=undo, setup=setup, **({"load": load} | changes))
 

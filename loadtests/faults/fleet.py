@@ -1,7 +1,7 @@
-"""Fails PostgreSQL and the state Redis of four gateways over, as a cluster manager would do it.
+"""Fails over PostgreSQL and the state Redis of four gateways, like a cluster manager.
 
 All processes are in one network namespace, in which packets can be dropped. Tenants with a limit
-request three times what it allows. An operator creates tenants meanwhile.
+send three times the requests that it allows. An operator creates tenants at the same time.
 """
 
 import itertools
@@ -43,26 +43,29 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 GATEWAYS, OPERATED = 4, 2
-"""Gateways, and those that have an admin listener; as many pairs of billing and request log run."""
+"""The number of gateways, and of gateways with an admin listener. There are as many billing
+processes and request logs as admin listeners."""
 _ADMIN_KEY = "admin-key-of-the-fleet"
 _RATE = 12 * RULE.capacity / RULE.window
-"""Requests a second of four tenants, of which three have the limit: each offers it three times."""
+"""Requests a second of four tenants together. Three of them have the limit, and each sends three
+times what it allows."""
 _DETECTION = 3.0
 """Seconds from a fault of PostgreSQL to the promotion of the standby."""
 _OVERLAP = 2.0
-"""Seconds that a frozen primary lives again, beside its successor, before it is killed."""
+"""Seconds that a frozen primary runs again beside its successor, before it is killed."""
 _APART = 6.0
 _DOWN_AFTER = 1.5
 _PAUSE, _LOOK = 0.25, 0.1
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
 """Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
-"""Seconds of an operator's call at most, whatever PostgreSQL does: a statement, or a check of the
-connection and new ones, each of which may be made twice."""
+"""The most seconds of an operator's call, whatever PostgreSQL does: one statement, and twice a
+check of the connection with new connections to each server."""
 LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
 """Seconds from a fault to the first event that is billed again, at most."""
 LEAST_SHARE = 0.5
-"""The part of its limit that a tenant gets at least: refusing all requests is over no limit."""
+"""The least share of its limit that a tenant must get. Without this bound, a gateway that refuses
+all requests would pass."""
 # What is confirmed survives a crash, and a primary without replicas takes no writes.
 _DURABLE = ("--appendonly", "yes", "--min-replicas-to-write", "1")
 
@@ -75,7 +78,7 @@ class Failovers(msgspec.Struct, frozen=True, kw_only=True):
 
     ledger_away: float
     billed_after: float
-    """From the fault until the ledger had an event that is later."""
+    """Seconds from the fault until the ledger had an event from after the fault."""
     redis_away: float
     changes: int
     refused: int
@@ -213,7 +216,7 @@ class Fleet:
         time.sleep(RULE.window)
 
     def _fail_ledger(self, fault: str) -> tuple[float, float]:
-        """Return the seconds until there was a new primary, and until it had later events."""
+        """Return the seconds until there was a new primary, and until it had new events."""
         old, began = self._ledger.primary, time.monotonic()
         with ExitStack() as stack:
             if fault == "ledger-kill":
@@ -259,7 +262,7 @@ class _Operator:
     """Creates one tenant after the other, and asks gateways whether they are ready.
 
     A change that was answered with 503 is sent again, to another admin listener. The answer may
-    then be that it was made before (409).
+    then be 409, because the first attempt made the change.
     """
 
     def __init__(self, gateways: Sequence[Gateway], names: Iterator[str]) -> None:
@@ -310,17 +313,18 @@ class _Operator:
 def allowed_over(redis_away: float) -> float:
     """Return by how many requests a window may be over `RULE`.
 
-    That is the bound of a failover, and what each worker may be ahead while Redis is late.
+    This is the bound of a failover, and the requests that each worker may admit ahead while Redis
+    is late.
     """
     ahead = GATEWAYS * LARGEST_LEASE * RULE.capacity
     return ahead + over_admission_bound(redis_away, workers=GATEWAYS, offered=_RATE / 4)
 
 
 def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
-    """Yield the claims about failovers that do not hold.
+    """Yield a sentence for each requirement of failovers that was not met.
 
-    The worst window of a tenant was `over` requests over `RULE`, and the tenant that got least got
-    `share` of what the limit allows.
+    In the worst window, a tenant was `over` requests over `RULE`. The tenant with the fewest
+    requests got the fraction `share` of its limit.
     """
     bounded = (
         ("Redis was away", seen.redis_away, LONGEST_FAILOVER),

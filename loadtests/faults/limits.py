@@ -9,7 +9,7 @@ from loadtests.windows import AdmittedRequest, bound, failover_bound, most_over_
 from testing.redis_deployments import FAILOVER_TIMEOUT
 
 LONGEST_FAILOVER = 1.5 + 2 * FAILOVER_TIMEOUT + 4.0
-"""Seconds to a new primary at most: an election without a leader is repeated once."""
+"""The most seconds until there is a new primary. An election without a leader is repeated once."""
 
 
 def limits_hold(case: Case) -> Sequence[str]:
@@ -26,7 +26,7 @@ def limits_hold(case: Case) -> Sequence[str]:
 def worst_window(case: Case) -> tuple[float, float]:
     """Return by how many requests the worst window of a limited tenant was over `RULE`.
 
-    The second value is the least part of what the limit allows that a tenant got.
+    The second value is the smallest share of its limit that a tenant got.
     """
     lasted = case.sent[-1].due - case.sent[0].due
     admitted = [
@@ -43,6 +43,6 @@ def worst_window(case: Case) -> tuple[float, float]:
 
 
 def over_admission_bound(away: float, *, workers: int, offered: float) -> float:
-    """Return by how many requests a window with a failover of `away` seconds may be over."""
+    """Return by how many requests a window may exceed `RULE`, if Redis was away for `away` s."""
     unaware = away + STATE_TIMEOUT + 1.0
     return failover_bound(RULE, share=SHARE, workers=workers, unaware=unaware, offered=offered)

@@ -1,4 +1,4 @@
-"""Sends an open-loop load from a thread of its own, and records every request and its answer."""
+"""Sends an open-loop load from a separate thread, and records every request and its answer."""
 
 import asyncio
 import contextlib
@@ -120,7 +120,7 @@ class Load:
     async def _send_twice(
         self, due: float, tenant: str, question: Question, places: asyncio.Semaphore
     ) -> None:
-        """Send a request with an idempotency key until it is answered, and once more until it is.
+        """Send a request with an idempotency key until it is answered, and do so twice.
 
         Every fourth caller first sends it and hangs up, which is not recorded.
         """
@@ -241,7 +241,7 @@ class Load:
 def owner_of(
     body: bytes, tenant: str, asked: Iterable[tuple[str, Question]], oracle: Oracle
 ) -> str:
-    """Return the other tenant whose question `body` answers; nothing if there is none."""
+    """Return the other tenant whose question `body` answers; "" if there is none."""
     others = (each for each in asked if each[0] != tenant)
     return next((other for other, question in others if oracle.is_right(question, body)), "")
 

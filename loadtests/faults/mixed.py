@@ -1,4 +1,4 @@
-"""Asks what all kinds of callers ask: also an algorithm, wrong requests, and callers who leave."""
+"""Sends mixed requests: calls of an algorithm, wrong requests, and callers who hang up."""
 
 import itertools
 import random

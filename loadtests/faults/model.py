@@ -31,9 +31,9 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`, whose token ids and so whose answers are its own.
+    """Write revision `number`. It has other token ids and answers than other revisions.
 
-    It appears all at once, as a reload wants it.
+    Its folder appears atomically, as a reload requires.
     """
     folder = write_encoder(root / f".{number}")
     path = folder / "tokenizer.json"
@@ -49,7 +49,7 @@ def write_revision(root: Path, number: int) -> None:
 
 
 def texts(seed: int) -> Iterator[str]:
-    """Yield texts of a few words each, hardly one of them twice."""
+    """Yield texts of a few words each. Texts are rarely repeated."""
     chooser = random.Random(seed)
     while True:
         yield " ".join(chooser.choices(WORDS, k=_WORDS))

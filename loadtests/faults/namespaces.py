@@ -1,4 +1,4 @@
-"""Runs each process in a network namespace of its own, and drops packets between two of them."""
+"""Runs each process in its own network namespace, and drops packets between two of them."""
 
 import contextlib
 import os
@@ -48,14 +48,14 @@ SERVERS: Mapping[str, tuple[str, ...]] = {
     "backends": ("gateway",),
     "ledger": ("gateway", "admin", "shipper", "billing"),
 }
-"""By server, or all `backends`: the members that open connections to it."""
+"""The members that open connections to each server, or to all `backends`."""
 _ADMIN_KEY = "admin-key-of-the-namespaces"
 _AS_ADMIN = {"authorization": f"Bearer {_ADMIN_KEY}"}
 _TOKEN = "a-token-of-the-namespaces"  # noqa: S105 - between processes of one run
 _ADDRESS_SPACE = 6 * 1024**3
 """Bytes that a process may map."""
 MEMORY_MIB, BUSY = 512, 0.6
-"""Memory and share of a processor that each process may use, whatever is parted."""
+"""Memory and share of a processor that each process may use during any partition."""
 _ROOT = Path(__file__).parents[2]
 _OWNER = "nobody"
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT = 8080, 8081, 8100, 6379
@@ -115,12 +115,15 @@ class Namespaces:
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return every two processes that speak with each other: `state from gateway`."""
+        """Return each pair of connected processes, such as `state from gateway`."""
         return [f"{server} from {name}" for server, names in SERVERS.items() for name in names]
 
     @contextmanager
     def inject(self, fault: str, part: str) -> Iterator[None]:
-        """Drop packets of a direction between two members; of further ones, after `; `, in both."""
+        """Drop packets between the two members of a pair, in the direction of the fault.
+
+        `part` may name further pairs after `; `. Their packets are dropped in both directions.
+        """
         direction = fault.split("-")[1]
         for pair in part.split("; "):
             server, client = pair.split(" from ")
@@ -190,7 +193,7 @@ class Namespaces:
         self._network.restore_traffic()
 
     def _requests(self) -> float:
-        """Return the requests that the gateway answered, by its metrics; 0 if nobody says."""
+        """Return the requests that the gateway answered, by its metrics; 0 without metrics."""
         url = f"http://{self._settings.admin_host}:{_ADMIN_PORT}/metrics"
         with contextlib.suppress(httpx.HTTPError):
             page = self._client.get(url, headers=_AS_ADMIN).raise_for_status().text

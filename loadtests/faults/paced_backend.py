@@ -18,14 +18,17 @@ from testing.ports import free_port
 
 _ROOT = Path(__file__).parents[2]
 BASE, TOKEN = 2e-3, 5.8e-4
-"""Seconds of a batch of a backend, and of each of its tokens."""
+"""Seconds that a batch takes, and seconds that each token adds."""
 _ROWS, _TOKENS = 16, 10
 CAPACITY = _ROWS / (BASE + TOKEN * _TOKENS * _ROWS)
-"""Items a second that a backend can compute at its best."""
+"""The most items a second that a backend can compute."""
 
 
 class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specifies a backend: with a repository of its own or `models`; `slower` times the pace."""
+    """Specifies a backend; `slower` multiplies its times.
+
+    It serves the repository `models`, or by default its own.
+    """
 
     name: str
     region: str

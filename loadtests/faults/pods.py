@@ -47,7 +47,7 @@ _PARTS = {
 
 
 class Pods:
-    """The pods of an overlay, and what they depend on."""
+    """The pods of an overlay, and the services that they depend on."""
 
     name = "pods"
 
@@ -86,7 +86,7 @@ class Pods:
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the pods that a fault is done to."""
+        """Return the pods into which a fault is injected."""
         return _PARTS.get(fault, ())
 
     @contextmanager
@@ -163,7 +163,7 @@ def _signal(processes: Sequence[int], number: signal.Signals) -> None:
 
 
 def _all_processes(pod: PlayedPod) -> list[int]:
-    """Return every process of a pod, each before the ones that it started."""
+    """Return every process of a pod, parents before their children."""
     found = pids(pod)
     for pid in found:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -172,7 +172,7 @@ def _all_processes(pod: PlayedPod) -> list[int]:
 
 
 def _contents_of_secrets(folder: Path) -> dict[str, dict[str, str]]:
-    """Return what docs/kubernetes.md tells operators to make."""
+    """Return the secrets that docs/kubernetes.md tells operators to create."""
     gateways, backends = Authority(folder / "gateways"), Authority(folder / "backends")
     chain, key = backends.pair("tls", "backends")
     client_chain, client_key = gateways.pair("tls", "gateways")

@@ -1,4 +1,4 @@
-"""Cuts the power of a gateway machine: what is not on its disk is lost."""
+"""Cuts the power of a gateway machine: all data that is not on its disk is lost."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
-"""Rotates the secrets of the layout, upgrades it, and restores it, as the documents tell operators.
+"""Rotates the layout's secrets, upgrades it, and restores it, as the documents tell operators.
 
-Each function blocks, and raises `TopologyError` where the layout does not do what it must.
+Each function blocks, and raises `TopologyError` if the layout behaves wrongly.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""Seconds after which nobody uses the former balancer: the longest exchange, and more."""
+"""Seconds after which nobody uses the former balancer. It is longer than the longest exchange."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25
@@ -70,7 +70,7 @@ def take(steps: Iterator[Step]) -> None:
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that is created anew with other variables; an empty one is not set."""
+    """A container to create again with other variables. An empty variable is left unset."""
 
     why: str
     service: str
@@ -128,7 +128,7 @@ def _restart(layout: Layout, restart: Restart, keys: tuple[str, str]) -> None:
 def order(found: Mapping[str, Service]) -> list[str]:
     """Return the order of an upgrade: the project's services, the others, the balancer.
 
-    Services whose command has ended are not replaced.
+    Services that run once and end are left out.
     """
 
     def place(name: str) -> int:
@@ -143,8 +143,8 @@ def order(found: Mapping[str, Service]) -> list[str]:
 def upgrade(layout: Layout, tag: str, move: Callable[[int], None]) -> Iterator[Step]:
     """Yield the steps that replace each container by its next version.
 
-    The images of the project have `tag`. `move` leads callers to another port, as an address that
-    moves between balancers does.
+    The images of the project have `tag`. `move` sends callers to another port, like an address that
+    moves between balancers.
     """
     for name in order(layout.services):
         if name == _BALANCER:
@@ -156,7 +156,8 @@ def upgrade(layout: Layout, tag: str, move: Callable[[int], None]) -> Iterator[S
 def replace(layout: Layout, name: str, *, tag: str = "") -> None:
     """Replace a container, at the same address, and wait until it is healthy.
 
-    With `tag`, an image of the project is the one with this tag, and any other is a next version.
+    With `tag`, the container gets another image: an image of the project gets this tag, and another
+    image gets a new label.
     """
     service = layout.services[name]
     if name in _STATE and _primary(layout) == name:
@@ -174,7 +175,7 @@ def replace(layout: Layout, name: str, *, tag: str = "") -> None:
 
 
 def next_version(service: Service) -> str:
-    """Return the name of an image like the one of `service`, with a label of its own."""
+    """Build the image of `service` again with a new label, and return its name."""
     name = f"localhost/next-{service.name}:next"
     folder = HOME / "next"
     folder.mkdir(exist_ok=True)
@@ -208,7 +209,7 @@ def _is_copied(service: Service) -> bool:
 
 
 def _replace_balancer(layout: Layout, move: Callable[[int], None]) -> None:
-    """Start a second balancer beside the first, move the callers there, and later back."""
+    """Replace the balancer. Meanwhile, callers use a second balancer."""
     service = layout.services[_BALANCER]
     image = next_version(service)
     # At any address: gateways take its callers for one, as they do not know it.
@@ -306,7 +307,7 @@ def _settled(layout: Layout) -> dict[str, Any]:
 
 
 def _contents(layout: Layout) -> dict[str, Any]:
-    """Return what a backup must bring back."""
+    """Return the data that a backup must restore."""
     with layout.admin() as admin:
         found = {
             name: admin.get(f"/admin/{name}").raise_for_status().json()

@@ -77,7 +77,7 @@ TWO_BY_TWO = tuple(
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the topology is started with.
+    """Holds the options of the topology.
 
     `redis` is one server for each purpose, one behind a proxy that delays, or one under Sentinels.
     `limited` tenants have the limit `RULE`.
@@ -90,9 +90,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     document: Mapping[str, Any] = {}
     oracle: type[ModelOracle] = ModelOracle
     batches: bool = False
-    """Whether batches are run."""
+    """Whether the gateway runs batch jobs."""
     disk_bytes: int = 0
-    """Size of the file system that has the data directory; 0: it is a folder (needs root)."""
+    """Size of a file system for the data directory, which needs root; 0: the directory is a
+    folder."""
     scrape_interval: str = ""
     """How often a Prometheus scrapes everything and evaluates the rules, such as `15s`."""
 
@@ -188,7 +189,7 @@ class Processes:
         self._stack.close()
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts that a fault can be done to."""
+        """Return the parts into which a fault can be injected."""
         first = self.setup.backends[0]
         backends = (f"backend {first.name}", f"region {first.region}")
         redis = ("cache", "state")
@@ -210,7 +211,7 @@ class Processes:
         return named.get(fault, backends if fault in _PROXY_FAULTS else ())
 
     def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Do a fault to a part at the entry, and undo it at the exit."""
+        """Inject a fault into a part at the entry, and undo it at the exit."""
         if fault in _PROXY_FAULTS:
             return self._proxied(part, _PROXY_FAULTS[fault])
         return self._verbs[fault](part)
@@ -256,7 +257,7 @@ class Processes:
         return found | items
 
     def restore(self) -> None:
-        """End all faults of proxies, and start what does not run."""
+        """End all faults of proxies, and start the processes that do not run."""
         for backend in self.backends.values():
             self._portal.call(backend.proxy.set_fault, SOUND)
             backend.resume()
@@ -381,7 +382,7 @@ class Processes:
         yield from (f"{LIMITED}{number}" for number in range(self.setup.limited))
 
     def _members(self, part: str) -> Sequence["Valkey | PacedBackend | Consumer | Gateway"]:
-        """Return the processes of a part, each of which can be killed and started."""
+        """Return the processes of a part. They can be killed and started."""
         if part == "gateway":
             return [self.gateway]
         if part in _CONSUMERS:
@@ -438,7 +439,7 @@ class Processes:
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
     def _scrapes(self) -> list[Mapping[str, Any]]:
-        """Return what to scrape, with the names of jobs in deploy/prometheus.yaml."""
+        """Return the targets of Prometheus, with the names of jobs in deploy/prometheus.yaml."""
         backends = [f"127.0.0.1:{each.port}" for each in self.backends.values()]
         gateway = f"127.0.0.1:{self.gateway.settings.admin_port}"
         return [
@@ -497,7 +498,7 @@ class Consumer:
         self._child.wait()
 
     def stop(self) -> None:
-        """Let the process end what it does."""
+        """Let the process finish its work and end."""
         self._child.terminate()
         self._child.wait()
 

@@ -15,8 +15,9 @@ _ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 class ProxyFault(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of the proxy, transparent by default.
 
-    `silent` takes everything and passes nothing on, `refuses` closes its listener. `errors` is the
-    share of calls that get 500, `stalls` the share whose answer comes `stall` seconds late.
+    A `silent` proxy accepts connections and forwards nothing. A proxy that `refuses` closes its
+    listener. `errors` is the share of calls that get 500. `stalls` is the share of calls that are
+    answered `stall` seconds late.
     """
 
     latency: float = 0.0

@@ -1,4 +1,4 @@
-"""Asks real models, and compares answers with the ones that they gave before any fault."""
+"""Asks real models, and compares their answers with answers from before any fault."""
 
 import random
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from loadtests.workload import sentences
 _POPULAR, _OTHERS = 60, 600
 _ITEMS_AT_ONCE = 60
 _TOLERANCE = 1e-4
-"""How far a number may be from the recorded one; batches of other sizes round otherwise."""
+"""The largest difference between a number and the recorded number. Rounding depends on the sizes of
+batches."""
 _KINDS: tuple[tuple[float, str, str, int, bool], ...] = (
     (0.50, "/v1/classify", "sentiment", 1, True),
     (0.20, "/v1/embed", "minilm", 1, True),
@@ -33,7 +34,7 @@ class RecordedAnswers:
         self._results: dict[tuple[str, str, str], Any] = {}
 
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield requests without end, about two thirds of which the cache may answer."""
+        """Yield endless requests. The cache may answer about two thirds of them."""
         chooser = random.Random(seed)
         weights = [kind[0] for kind in _KINDS]
         while True:

@@ -35,7 +35,7 @@ def _kill_at_random(topology: Processes, _: str) -> Iterator[None]:
 
 
 def kills(case: Case) -> Sequence[str]:
-    """Note what was killed, and how often answers were not the first of their key."""
+    """Record the killed processes, and the numbers of keys and answers."""
     answered = [each for each in case.sent if each.status == 200]
     keys = {each.retry_key for each in answered}
     case.figures.update(

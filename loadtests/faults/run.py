@@ -27,17 +27,17 @@ _Make = Callable[[str, Path, object], Topology]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A fault that is to be done to a part of a topology. `part` is empty for a `play`."""
+    """A fault to inject into a part of a topology. `part` is empty for a `play`."""
 
     topology: str
     fault: Fault
     part: str
     number: int = 0
-    """Counts repeated runs of the same."""
+    """The number of the run, from 0, if the same job runs repeatedly."""
 
     @property
     def name(self) -> str:
-        """What records call it."""
+        """The name of the job in records."""
         count = f"#{self.number + 1}" if self.number else ""
         return " ".join(filter(None, (self.topology, self.fault.name, self.part, count)))
 
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True):
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How long a case takes: seconds before the fault, with it (0: its own), and after it.
 
-    `rate` is that of requests a second, 0 for the fault's own.
+    `rate` is the number of requests a second; 0 means the fault's own rate.
     """
 
     rate: float = 0.0
@@ -54,7 +54,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     settled: float = SETTLED
     after: float = _AFTER
     again: float = 3.0
-    """Seconds after which the ledger, which had everything, is looked at once more."""
+    """Seconds from the moment when the ledger has every answer until it is read for judgement."""
 
 
 def run_jobs(
@@ -67,7 +67,7 @@ def run_jobs(
     within: float,
     show: Callable[[Record], None],
 ) -> list[Job]:
-    """Run the jobs that have no record for this commit; return those that time did not allow.
+    """Run the jobs without a record for this commit; return the jobs that found no time.
 
     `make` builds a topology by its name in an empty folder, with the setup of the faults.
     No job begins later than `within` seconds after the first.
@@ -125,7 +125,7 @@ def _recorded(job: Job, topology: Topology | None, commit: str, pace: Pace) -> R
 
 
 def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
-    """Run the load, do the fault to the part meanwhile, and return figures and findings."""
+    """Inject the fault into the part under load, and return figures and findings."""
     fault, started, problems = job.fault, time.time(), list[str]()
     counters = {"start": topology.counters()}
     spec = msgspec.structs.replace(fault.load, rate=pace.rate or fault.load.rate)
@@ -158,7 +158,7 @@ def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
 
 
 def _judged(job: Job, case: Case, *, since: float, again: float) -> Iterator[str]:
-    """Yield what every case must hold, and what the fault's own checks find."""
+    """Yield the broken invariants, and the findings of the fault's own checks."""
     fault, sent, begun, ended = job.fault, case.sent, case.begun, case.ended
     window = fault.window(job.topology, job.part)
 
@@ -180,7 +180,7 @@ def _judged(job: Job, case: Case, *, since: float, again: float) -> Iterator[str
 
 
 def _recover(topology: Topology, *, within: float) -> tuple[Sequence[str], float]:
-    """Return the parts that are still not well after so long, and the seconds that passed."""
+    """Return the parts that still fail after `within` seconds, and the seconds that passed."""
     begun = time.monotonic()
     while (unwell := topology.unwell()) and time.monotonic() - begun < within:
         time.sleep(0.25)
@@ -200,9 +200,9 @@ def _hold(fault: Fault, topology: Topology, seconds: float) -> None:
 def settled_ledger(
     topology: Topology, sent: Sequence[Sent], *, since: float, again: float
 ) -> Sequence[LedgerRow]:
-    """Return the ledger once no answer is missing in it, or after a minute; and a little later.
+    """Wait until the ledger has every answer, at most a minute, and return it `again` s later.
 
-    Later, because what is billed twice is billed once before.
+    The additional wait finds requests that are billed a second time.
     """
     deadline = time.monotonic() + _LEDGER
     while judge.unbilled(sent, topology.billed(since)) and time.monotonic() < deadline:
@@ -213,7 +213,7 @@ def settled_ledger(
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the main thread after so many seconds."""
+    """Raise TimeoutError in the main thread after `seconds`."""
 
     def ring(*_: object) -> None:
         raise TimeoutError(f"it did not end within {seconds:.0f} s")

@@ -13,11 +13,11 @@ LEDGER_QUERY = (
     "SELECT id, requests, status, tenant, items, failed FROM usage_events"
     " WHERE batch = 0 AND time >= {since}"
 )
-"""Asks for what `ledger_rows` takes; `since` is in nanoseconds since the epoch."""
+"""Reads the rows that `ledger_rows` takes; `since` is in nanoseconds since the epoch."""
 
 
 def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
-    """Return the requests of rows of `LEDGER_QUERY`, each request of a run by itself."""
+    """Return the requests in rows of `LEDGER_QUERY`, one for each request of a run."""
     return [
         LedgerRow(
             id=one,
@@ -43,7 +43,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     statuses: frozenset[int] = frozenset({200})
     key: str = ""
-    """Stands for the tenant's key."""
+    """The key to send in place of the tenant's key; empty: the tenant's key."""
     declared_bytes: int = 0
     """The length that the request declares, if that is not the length of its body."""
     is_left: bool = False
@@ -54,7 +54,7 @@ class Oracle(Protocol):
     """Asks questions whose right answers it knows."""
 
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield questions without end. Another seed asks others."""
+        """Yield endless questions. Another seed gives other questions."""
         ...
 
     def is_right(self, question: Question, body: bytes) -> bool:
@@ -71,7 +71,7 @@ class Topology(Protocol):
 
     @property
     def name(self) -> str:
-        """What `--topology` calls it."""
+        """The topology's name for `--topology`."""
         ...
 
     def __enter__(self) -> Self:
@@ -83,18 +83,18 @@ class Topology(Protocol):
         ...
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop every part, also those that a fault left stopped."""
+        """Stop every part, also a part that a fault left stopped."""
         ...
 
     def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts that a fault can be done to; nothing if it cannot be done here.
+        """Return the parts into which a fault can be injected; none if it cannot be injected.
 
         This is asked before the topology runs, too.
         """
         ...
 
     def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Do a fault to a part at the entry, and undo it at the exit.
+        """Inject a fault into a part at the entry, and undo it at the exit.
 
         The exit returns when the part that was away is started again. It does not wait for others.
 
@@ -110,12 +110,15 @@ class Topology(Protocol):
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """A key of each tenant, by the tenant's id. No limit of theirs refuses the load."""
+        """A key of each tenant, by the tenant's id.
+
+        The limits of these tenants do not refuse the load.
+        """
         ...
 
     @property
     def oracle(self) -> Oracle:
-        """What the load asks."""
+        """The source of the load's questions and the judge of answers."""
         ...
 
     def inside(self) -> AbstractContextManager[None]:
@@ -131,7 +134,7 @@ class Topology(Protocol):
         ...
 
     def counters(self) -> Mapping[str, float]:
-        """Return counts for checks, such as each gateway's requests, of what can be reached."""
+        """Return counts for checks, such as each gateway's requests, from the parts that answer."""
         ...
 
     def restore(self) -> None:

@@ -33,9 +33,10 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     width: int = 12
     stacked: bool = False
     thresholds: tuple[float, ...] = ()
-    """Where a figure becomes amber, then red."""
+    """The values from which a figure is amber, and from which it is red."""
     may_be_empty: bool = False
-    """Whether a sound system without GPUs, failures or tenants of that kind has no data for it."""
+    """Whether the panel may have no data, because the system has no GPUs, failures or such
+    tenants."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template variable: the values of a label, or with `default` a number that viewers type."""
+    """A template variable. Viewers choose a label's value, or type a number if `default` is set."""
 
     name: str
     metric: str = ""

@@ -19,7 +19,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of what is recorded, or of the alert."""
+        """The name of the recorded series, or of the alert."""
         return self.record or self.alert
 
 

@@ -40,8 +40,8 @@ The document is made of the files in the folder `config/`. Every field takes eff
 _GATEWAY_TEXT = """\
 ## Gateway processes
 
-Environment variables of workers, operators' listener, shipper, billing, request log and batches. \
-A process reads them when it starts.
+Environment variables of all gateway processes: workers, operators' listener, shipper, billing, \
+request log and batch jobs. A process reads them when it starts.
 """
 _BACKEND_TEXT = """\
 ## Backends
@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     kind: Any
     """The type annotation."""
     default: str
-    """In backticks, or a word where there is none."""
+    """The default in backticks, or a word such as `required`."""
     meaning: str
 
 
@@ -69,7 +69,7 @@ def configuration_page() -> str:
     }
     parts = [
         "# Configuration reference\n\n",
-        f"{NOTE}[Configuration](../configuration.md) explains what belongs together.\n\n",
+        f"{NOTE}[Configuration](../configuration.md) explains which settings belong together.\n\n",
         _DOCUMENT_TEXT + "\n",
     ]
     for section, entries in document_entries().items():

@@ -30,10 +30,13 @@ def attend_rows(
 
 
 def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
-    """Add the length and the first token of every row: `[3 * rows + 2]` integers.
+    """Add the tensor that tells a kernel where rows begin: `[3 * rows + 2]` integers.
 
-    They are computed from the values of the inputs, not from their shapes. Shapes are computed on
-    the CPU, and a graph that needs the CPU cannot become a CUDA graph.
+    It has the length of every row, and then twice the position of every row's first token, with the
+    total at the end.
+
+    The integers are computed from the values of the inputs, not from their shapes. Shapes are
+    computed on the CPU, and a graph that needs the CPU cannot become a CUDA graph.
     """
     axis = graph.constant("ranges.axis", np.array([1], dtype=np.int64))
     first = graph.constant("ranges.first", np.array([0], dtype=np.int32))

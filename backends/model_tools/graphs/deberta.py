@@ -64,7 +64,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attended(self) -> tuple[str, ...]:
-        """The products with positions that attention adds."""
+        """The products with positions that the encoder uses; none without relative attention."""
         return self.named if self.relative_attention else ()
 
     @property
@@ -75,7 +75,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> int:
-        """The number of distances in each direction."""
+        """The number of relative distances that are told apart in each direction."""
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
@@ -136,7 +136,10 @@ class _DebertaWriter:
         self._scale = math.sqrt(self._width * (1 + ways))
 
     def _position_tables(self) -> dict[str, NDArray[np.int64]]:
-        """Return the index of the relative position for each distance, for `c2p` and `p2c`."""
+        """Return tables from distances to rows of the embeddings of relative positions.
+
+        The tables are for the products `c2p` and `p2c`.
+        """
         shape = self._shape
         reach = shape.max_position_embeddings - 1
         distances = np.arange(-reach, reach + 1, dtype=np.int64)

@@ -62,7 +62,11 @@ def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray
 
 
 def _name(node: NodeProto, bias: str) -> str:
-    """Return the name of a product's weight: its own, by its bias, or by the layer's path."""
+    """Return the name of a product's weight in the checkpoint.
+
+    It is the weight's name in the graph, or follows from the name of the bias, or else from the
+    path of the layer.
+    """
     given = str(node.input[1])
     if given.endswith(".weight"):
         return given

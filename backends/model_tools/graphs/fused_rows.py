@@ -69,7 +69,8 @@ class FusedRows:
     def rotate(self, state: str, tables: Sequence[str]) -> str:
         """Add the rotation of each token's heads; `tables` are `rotations`, cosines and sines.
 
-        A packed token is rotated as a row of its own, because its row may begin anywhere.
+        Each packed token is rotated as a separate row, because the row to which it belongs may
+        begin anywhere.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:
@@ -87,9 +88,10 @@ class FusedRows:
         bias: str,
         scale: float | None = None,
     ) -> str:
-        """Add attention on query, key and value; `bias` names what is added to the scores.
+        """Add attention on query, key and value.
 
-        The shape of `bias` is `[batch or 1, heads or 1, sequence, sequence]`.
+        `bias` names a tensor that is added to the scores. Its shape is
+        `[batch or 1, heads or 1, sequence, sequence]`.
         """
         operator = "PackedMultiHeadAttention" if self.is_packed else "MultiHeadAttention"
         given = [*inputs, "", *self._masking, *([bias] if bias else [])]

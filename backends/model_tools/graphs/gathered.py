@@ -167,7 +167,8 @@ def attend_gathered(
 ) -> str:
     """Add attention on query, key and value `[tokens, hidden]`; return the context, same shape.
 
-    `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, or is empty.
+    `bias` names the tensor `[1, heads, sequence, sequence]` that is added to the scores, or is
+    empty.
     """
     if isinstance(grid, Grid) and not bias:
         return grid.attend_by_length(prefix, inputs, heads=heads)

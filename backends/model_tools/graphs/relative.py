@@ -16,9 +16,10 @@ _FARTHEST = 128
 
 
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
-    """Add the distance from the first to the second place of each pair, plus `positions - 1`.
+    """Add the distance between each pair of places in a row, as an index of a table.
 
-    The output is int64 `[sequence, sequence]`.
+    The output is int64 `[sequence, sequence]`: the second place minus the first, plus
+    `positions - 1`.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))

@@ -251,7 +251,10 @@ class Synchroniser:
 
 
 def by_unit(files: Files) -> dict[str, Files]:
-    """Group files by unit: a revision, or a file beside revisions. A unit is replaced at once."""
+    """Group files by unit: a revision, or a file beside revisions.
+
+    The files of a unit are replaced together.
+    """
     units: defaultdict[str, dict[str, FileDigest]] = defaultdict(dict)
     for path, each in files.items():
         units[revision_of(path) or path][path] = each

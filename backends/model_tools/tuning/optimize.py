@@ -109,7 +109,10 @@ def _gain(entry: VariantEntry) -> float:
 
 
 def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
-    """Return the bytes that a graph takes on the CPU; without `graph`, those of the model's own."""
+    """Return the bytes that a graph takes on the CPU, or `None` with another provider.
+
+    Without `graph`, this measures the model's own graph.
+    """
     if settings.provider != "cpu":
         return None
     most = subject.manifest.max_tokens
