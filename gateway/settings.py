@@ -63,8 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     """The port of the customers' listener."""
     grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    """Where customers connect over gRPC, on `SLUICEGATE_HOST`; needs the extra `grpc`, which images
-    have. 0: nowhere; `sluicegate up` then takes 8001, if unset."""
+    """The port of the customers' gRPC listener, on `SLUICEGATE_HOST`; needs the extra `grpc`, which
+    images have. 0: no gRPC. If unset, `sluicegate up` takes 8001 if that port is free."""
     admin_host: str = "127.0.0.1"
     """The address of the operators' listener."""
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_audience: str = ""
     """The audience (`aud`) that tokens must have."""
     oidc_jwks_url: str = ""
-    """The URL of the provider's keys; empty: from its discovery document."""
+    """The URL of the provider's keys; empty: the provider's discovery document names it."""
     oidc_ca: Path | None = None
     """The identity provider's CAs, in PEM; `None`: the system's CAs."""
     oidc_name_claim: str = "sub"
@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The claim with the operator's roles. Dots lead into nested claims, as `realm_access.roles`; a
     claim whose own name has dots is found too."""
     oidc_roles: str = ""
-    """The role for each value of that claim, as `platform-team=operator`, separated by blanks;
+    """The role for each value of the roles claim, as `platform-team=operator`, separated by blanks;
     empty: the values are names of roles."""
     playground_url: str = ""
     """Where the console's playground sends requests, `http://host:port`; unset: this machine's
@@ -102,15 +102,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this gateway region, if there are several. Each region has its own Redis, and
     the ledger divides limits among the regions. Empty: there is only one region."""
     stream_urls: str = ""
-    """For billing: the state Redis of every region, in the same forms, separated by blanks; unset:
-    `SLUICEGATE_STATE_URL`."""
+    """For billing: the URLs of the state Redis of every region, as in `SLUICEGATE_STATE_URL`,
+    separated by blanks; unset: that URL only."""
     secret: str = ""
     """The secret for the tags of cache keys, the same for all gateways of a Redis; unset: a file in
     the data directory."""
     backend_token: str = ""
     """The token in calls to backends. Backends that have a token refuse calls without it."""
     upstream_ca: Path | None = None
-    """The file with the CAs of backends at `https://`, PEM; unset: the system's CAs."""
+    """The file with the CAs of backends at `https://`, in PEM; unset: the system's CAs."""
     upstream_certificate: Path | None = None
     """The client certificate for backends, in PEM; includes its key unless `upstream_key` is
     set."""
@@ -126,7 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_tls_key: Path | None = None
     """The file with the key of the certificate; unset: the certificate's file has the key."""
     admin_tls_client_ca: Path | None = None
-    """The file with the CAs of operators, PEM. If set, operators need a client certificate
+    """The file with the CAs of operators, in PEM. If set, operators need a client certificate
     beside a key or token."""
     hsts_max_age: _Bound | None = None
     """Seconds in `Strict-Transport-Security`; 0: no header. Unset: a year on listeners with TLS,
@@ -141,8 +141,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether trusted proxies begin connections to the customers' HTTP listener with the PROXY
     protocol, version 1 or 2."""
     max_connections_per_address: _Bound = 0
-    """The most connections of one address to a worker; 0: no limit. For a trusted proxy, the
-    requests of each client address under way count instead."""
+    """The most connections of one address to a worker; 0: no limit. Behind a trusted proxy, the
+    limit applies to the requests in flight of each client address."""
     worker: str = "0"
     """The name of this worker, which is unique in the data directory."""
     listen_fd: int | None = None
@@ -152,32 +152,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_fd: int | None = None
     """An inherited pipe to the supervisor for heartbeats of the event loop."""
     heartbeat_timeout: _Duration = 10.0
-    """Seconds without a heartbeat after which the supervisor replaces a process; three times that
-    for backends of `up`. 0: never; else at least 2."""
+    """Seconds without a heartbeat after which the supervisor replaces a process; backends of
+    `sluicegate up` get three times as long. 0: never; otherwise at least 2."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
-    """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
-    document is refused unless this is at least 256 MiB above `cache.memory_bytes`."""
+    """Resident memory above which the supervisor replaces a gateway process; 0: no limit. A
+    document is refused unless this limit is at least 256 MiB above `cache.memory_bytes`."""
     backend_memory_limit_bytes: _Bound | None = None
     """Resident memory above which a backend of `sluicegate up` is replaced; `None`: the backends
     share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
-    """Whether a worker serves requests that need no waiting in its HTTP protocol (the fast
-    path)."""
+    """Whether a worker answers plain inference requests inside its HTTP protocol, without the
+    application (the fast path)."""
     max_loop_delay: _Duration = 0.5
-    """Seconds that an iteration of a worker's event loop may take under overload, and at most a
-    twentieth of a request's time; the excess gets 503 `overloaded`. 0: no bound."""
+    """The most seconds of an iteration of a worker's event loop under overload. An iteration also
+    takes at most a twentieth of the time that a request has. Further requests get 503 `overloaded`.
+    0: no limit."""
     shutdown_delay: _Duration = 5.0
     """Seconds that a gateway serves after SIGTERM while it reports that it is not ready; must
     exceed the balancer's time to notice."""
     drain: _Duration = 10.0
-    """Seconds for requests in flight to end at shutdown, after that."""
+    """Seconds for requests in flight to end at shutdown, after `SLUICEGATE_SHUTDOWN_DELAY`."""
     head_timeout: _Duration = 10.0
-    """Seconds for the head of a request, from its first byte or the connection's opening; then 408,
-    or a plain close if no byte came. Customers' listener only. The same time applies to a TLS
-    handshake with a proxy's header, and over gRPC to a head and to each message."""
+    """Seconds for the head of a request, from its first byte or the connection's opening. A late
+    head gets 408, or a plain close if no byte came. Only for the customers' listeners. A proxy's
+    header and the TLS handshake may together take as long. So may, over gRPC, each message."""
     keep_alive: _Duration = 75.0
-    """Seconds that a customer's connection may be idle between requests, or not read its
-    answers."""
+    """Seconds that a customer's connection may be idle between requests, or may not read its
+    response."""
     files: str = ""
     """Where tenants' files are: a folder, or `s3://bucket/prefix`, the same for all gateways of a
     ledger. Unset: `files` in the data directory, for one machine."""
@@ -188,13 +189,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """The most files of a tenant."""
     files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
-    """Bytes of a tenant's files, with those of batches; more uploads and batches are refused."""
+    """The most bytes of a tenant's files, including the files of batches. Further uploads and
+    batches are refused."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
     """Whether the supervisor runs a process for batch jobs."""
     batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
-    """Batches that run at a time; a tenant without a running batch may start one more."""
+    """The most batches that run at a time. A tenant without a running batch gets one beyond this
+    number."""
     batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
     """The most batch jobs of a tenant that have not ended."""
     batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
@@ -202,18 +205,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
     """The most bytes of a line."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """Bytes of a batch's results; further lines are not run (`output_too_large`)."""
+    """The most bytes of a batch's results; further lines are not run (`output_too_large`)."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """Lines in flight of a process, over all its batches; fewer of a tenant whose lines are
-    refused."""
+    """The most lines in flight of a process, over all its batches. While a tenant's lines are
+    refused, fewer lines of that tenant are in flight."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
-    """Lines after which a batch job's results are stored. After a crash, at most so many lines
+    """Lines after which a batch job's results are stored. After a crash, at most this many lines
     run again."""
     webhooks: Path | None = None
     """A YAML file with each tenant's webhook for the end of batch jobs: URL and secret."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
-    """Connections of a worker, with TLS handshakes; must be below its limit of open files. Up to
-    256 more (16 over TLS) at a time get 503 `overloaded` with `Retry-After`."""
+    """The most connections of a worker, including TLS handshakes; must be below its limit of open
+    files. Up to 256 further connections at a time (16 over TLS) get 503 `overloaded` with
+    `Retry-After`."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds between two checks for new usage events. Usage appears in the ledger with this
     delay."""
@@ -226,8 +230,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     events_keep_bytes: int = 4 << 30
     """The most bytes of logs that are kept although the ledger has them; the oldest go first."""
     usage_events_keep: float = 3 * 86_400.0
-    """Seconds that the ledger keeps each usage event (`inf`: for ever); then equal ones of an hour
-    are added up."""
+    """Seconds that the ledger keeps each usage event (`inf`: for ever). Then it adds up similar
+    events of an hour."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds that workers wait for the state Redis, 0.01 to 60; then limits use the local
     share."""
@@ -250,7 +254,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_requests_per_second: _Bound = 20
     """The most request lines that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
-    """Of `sluicegate gateway`: `stdout` prints the lines of all processes; `files` writes them to
+    """For `sluicegate gateway`: `stdout` prints the lines of all processes; `files` writes them to
     files in the data directory."""
 
     @property
@@ -368,7 +372,7 @@ def process_environment() -> MutableMapping[str, str]:
 def export_metrics_dir(settings: Settings) -> None:
     """Make the metrics library write to files, which the admin process adds up.
 
-    Call it before the library is imported, because the library decides then.
+    Call it before the library is imported, because the library reads the environment then.
     """
     with contextlib.suppress(OSError):  # on a full disk, metrics stay in memory
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)

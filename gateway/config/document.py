@@ -17,7 +17,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str
     """The name of the backend, unique in the document."""
     url: str = ""
-    """Where it listens, `http://host:port`, or `https://host:port` for TLS."""
+    """Where the backend listens, `http://host:port`, or `https://host:port` for TLS."""
     dns: str = ""
     """Instead of `url`: `name:port`, with a backend at each address of the name."""
     tls: bool = False
@@ -103,8 +103,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     redis_enabled: bool = True
     """Whether there is a Redis tier."""
     redis_timeout: float = 0.015
-    """Seconds; a slower look-up is a miss. After five in a row the circuit breaker opens: Redis is
-    probed once a second until it answers in time."""
+    """Seconds; a slower look-up is a miss. After five slow look-ups in a row the circuit
+    breaker opens: Redis is probed once a second until it answers in time."""
     ttl_jitter: float = 0.1
     """The largest share by which lifetimes are shortened at random."""
     lease: float = 0.25
@@ -135,8 +135,8 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     input."""
     max_answer_bytes: int = 96 * 1024 * 1024
     """The largest possible answer of a request; more gets 422 `expansion_too_large`. In each
-    worker, large requests share twice the sum of this bound and `max_expanded_bytes`; one without
-    room until its deadline gets 503 `overloaded`."""
+    worker, large requests share twice the sum of this limit and `max_expanded_bytes`; a request
+    that finds no room before its deadline gets 503 `overloaded`."""
 
 
 class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,13 +154,13 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Limits on stored requests with an `Idempotency-Key`, for each tenant."""
 
     lease: float = 5.0
-    """Seconds after which a retry runs again if the first request's worker died. Renewed while
-    the request runs."""
+    """Seconds after which a retry runs again if the first request's worker died. The worker renews
+    this time while the request runs."""
     max_keys: int = 50_000
-    """Keys of a tenant; the oldest are forgotten first."""
+    """The most keys of a tenant; the oldest are forgotten first."""
     max_bytes: int = 32 * 1024 * 1024
-    """Bytes of a tenant's keys and answers; an answer without room is computed again for a
-    retry."""
+    """The most bytes of a tenant's keys and stored responses. If a response does not fit, a retry
+    computes it again."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,8 +178,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The fraction of each limit that a worker admits on its own while Redis is down. It also
     applies to a region that has not reached the ledger for `share_lease` seconds."""
     share_lease: float = 30.0
-    """With several gateway regions: seconds without the ledger after which a region loses its
-    shares of limits to the others and admits `limits.local_share`; at least 5."""
+    """With several gateway regions: seconds without the ledger after which the other regions take a
+    region's shares of limits. It then admits `limits.local_share`. At least 5."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,11 +191,11 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds without progress after which an attempt is given up, within the request's deadline. A
     backend that works on earlier items shows progress."""
     connect_timeout: float = 0.5
-    """Seconds to connect to a backend; every address of its name is tried within half of them."""
+    """Seconds to connect to a backend; every address of its name is tried in half of this time."""
     probe_interval: float = 0.5
     """Seconds between two probes of a backend, give or take a fifth. A worker sends at most 400
-    probes a second in the long run, so more backends are probed every (backends / 400) s: 2,000 of
-    them every 5 s."""
+    probes a second in the long run, so the interval is longer in a large fleet: 5 s for 2,000
+    backends."""
     probe_timeout: float = 1.0
     """Seconds that a probe may take."""
     dns_interval: float = 5.0
@@ -207,13 +207,13 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eject_for: float = 5.0
     """Seconds that the first ejection lasts."""
     eject_share: float = 0.2
-    """Share of failed calls at which a backend is also ejected, of at least ten calls within some
-    seconds of the first failure."""
+    """The share of failed calls from which a backend is ejected even if its failures are not
+    consecutive. It covers the last seconds, from the first failure on, and at least ten calls."""
     max_ejected: float = 0.5
     """The largest share of all backends that may be ejected at a time, rounded up."""
     panic_threshold: float = 0.5
-    """While a smaller share of a model's backends is available, ejected backends are used too;
-    drained ones are not counted."""
+    """If less than this share of a model's backends is available, ejected backends are used too.
+    Drained backends are not counted."""
     hedge_share: float = 0.0
     """The share of items that may go to a second backend too, once they wait longer than the 95th
     percentile of their kind."""
@@ -227,9 +227,9 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_calls_per_backend: int = 256
     """Calls in flight to one backend, from one worker."""
     client: Literal["native", "httpx"] = "native"
-    """What sends calls and probes: the gateway's own client, or `httpx`. `httpx` uses the proxies
-    of `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, and opens a connection for each call (cost).
-    Calls in flight keep their client."""
+    """The HTTP client for calls and probes: the gateway's own (`native`), or `httpx`, which is
+    slower: it opens a connection for each call. `httpx` uses the proxies of `HTTP_PROXY`,
+    `HTTPS_PROXY` and `NO_PROXY`. Calls in flight keep their client."""
 
 
 class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,8 +250,9 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: int = 0
     """The price of each token computed for the item."""
     batch_percent: int = 100
-    """The price of lines of batches in percent of these prices, 0 to 1000, rounded to 10^-9 of the
-    currency. Invoices list them as `model@since+batch`, and free tokens as `model@since+tokens`."""
+    """The price of the lines of batches, in percent of the prices above, 0 to 1000, rounded to
+    10^-9 of the currency. Invoices list these lines as `model@since+batch`, and free tokens as
+    `model@since+tokens`."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
