@@ -138,8 +138,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[bytes, ...]
     continue_on_error: bool = False
     truncate: bool = True
-    """Whether texts may be truncated. Not part of the cache key, because a text that fits has
-    the same result."""
+    """Whether texts may be truncated. The cache key does not contain it: a text that is not
+    truncated has the same result with and without it."""
 
 
 class Source(StrEnum):
@@ -167,10 +167,10 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool = False
     retry_after: float | None = None
     is_overload: bool = False
-    """Whether its time ran out while backends computed other items.
+    """Whether the item's time ran out while backends computed other items.
 
-    Its request is then refused as overload. A request that joined the item may have more time, and
-    tries again.
+    Its request is then refused as overload. Another request that was coalesced with the item may
+    have more time, and tries again.
     """
 
     @classmethod
@@ -290,7 +290,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Rows that the model ran for the computed items."""
     tokens: int
-    """Tokens of those rows."""
+    """Tokens of the rows that the model ran."""
     truncated: int = 0
     """Items whose texts were truncated."""
 

@@ -27,7 +27,7 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MAX_REMEMBERED = 4096
-"""The most claims to remember: of other workers, and by lookups."""
+"""The most claims of other workers to remember, and the most claims by lookups."""
 _TAKEN_WITHIN = 0.25
 """A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
 in time."""

@@ -7,8 +7,8 @@ holds. It lowers them in two steps. First it lowers `used`. It lowers `held` onc
 have applied the lower share and their leases of units have expired. The used shares therefore add
 up to at most 1 at any time.
 
-A bucket has entries in all regions or in no region. Otherwise a share of `REST` could grow without
-counting the bucket's own entries.
+A bucket has entries in all regions or in no region. A region without an entry would apply its share
+of `REST`, which can grow regardless of the bucket's entries in the other regions.
 """
 
 from collections.abc import Mapping

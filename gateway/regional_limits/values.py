@@ -41,7 +41,7 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reports a worker's demand to the store, and which shares the worker applies.
 
-    `seen` is the store's time of those shares in nanoseconds; 0 if the worker has none.
+    `seen` is the store's time of these shares in nanoseconds; 0 if the worker has no shares.
     """
 
     region: str

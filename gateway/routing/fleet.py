@@ -334,7 +334,10 @@ class Fleet:
         )
 
     def _has_variants(self, member: Member) -> bool:
-        """Return whether the health of `member` may decide which revision is served."""
+        """Return whether backends serve several variants of a model of `member`.
+
+        The health of these backends then decides which variant is used.
+        """
         placements = self._placements
         return any(placements[name].has_variants for name in member.models)
 

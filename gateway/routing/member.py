@@ -34,7 +34,7 @@ _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """Health as found by probes. A probe that times out while calls succeed does not change it."""
+    """Health as probes find it. If a probe times out while calls succeed, the health stays."""
 
     UNKNOWN = "unknown"
     READY = "ready"

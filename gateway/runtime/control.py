@@ -1,8 +1,8 @@
 """Reads and writes the configuration state in the state Redis.
 
-All keys share a hash tag, so that a script may use several of them on a Redis Cluster:
-`sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`, `:drained` and `:lineage`. The channel `sg:{config}:changed` announces
+The keys are `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`,
+`:workers`, `:reports`, `:epochs`, `:drained` and `:lineage`. All keys share a hash tag, so that a
+script may use several keys on a Redis Cluster. The channel `sg:{config}:changed` announces
 changes. A worker that misses a message notices the change when it polls the versions.
 """
 
