@@ -238,7 +238,7 @@ class Criticality(StrEnum):
     SHEDDABLE = "sheddable"
 
     def outranks(self, other: "Criticality") -> bool:
-        """Return whether requests of this rank are refused later than those of `other`."""
+        """Return whether requests of this rank are refused later than requests of `other`."""
         order = tuple(Criticality)
         return order.index(self) < order.index(other)
 

@@ -1,7 +1,7 @@
 """Claims keys in Redis, so that only one of several workers computes a missing result.
 
-A claim is stored under the address of the future result. It names the worker that computes it, and
-expires after its lease unless it is renewed.
+A claim is stored under the address of the future result, and names the worker that computes this
+result. A claim expires after its lease unless the worker renews it.
 """
 
 import asyncio

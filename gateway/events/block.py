@@ -58,7 +58,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
     """Return the block of a stream entry, without decoding its payload.
 
     Raises:
-        MalformedBlock: the fields are not those of a block.
+        MalformedBlock: a field is missing or wrong.
     """
     try:
         block = Block(

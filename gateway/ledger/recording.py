@@ -32,9 +32,9 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds which records of an event log the ledger has: all up to `mark`, and those in `ranges`.
+    """Holds which records of an event log the ledger has: all up to `mark`, and some `ranges`.
 
-    The ids of events cannot replace this check, because the roll-up deletes them (see `rollup`).
+    The ids of events cannot replace this check, because the roll-up deletes ids (see `rollup`).
     """
 
     mark: int

@@ -155,7 +155,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """The usage of one group. It has only those group fields that the query grouped by."""
+    """The usage of one group. Only the fields that the query grouped by are set."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
@@ -201,8 +201,8 @@ class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
 class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the operators' present plan for a model, and the previous one.
 
-    Without a plan (`None`), the model's folder decides how it is served. `version` grows with
-    every change of any model's plan.
+    Without a plan (`None`), the model's folder decides how the model is served. `version` grows
+    with every change of any model's plan.
     """
 
     version: int = 0

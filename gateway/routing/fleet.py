@@ -253,7 +253,7 @@ class Fleet:
         """Count a call of `items` items in flight; `ended` must follow.
 
         Return how many of the `remaining` seconds are left for the backend, after the round trip.
-        The result is at least half of them, because a slow probe says little about calls.
+        The result is at least half of `remaining`, because a slow probe says little about calls.
         """
         member = self._member(endpoint)
         if member is None:

@@ -75,12 +75,12 @@ class Member:
         self.last_success = _NEVER
         """The time of the last successful call."""
         self.returned = _NEVER
-        """The time when its slow start began, or will begin: at the end of its ejection."""
+        """When the endpoint's slow start began, or will begin, at the end of its ejection."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
         self.sent_since = 0
-        """Items sent since the last report, which does not include them."""
+        """Items sent since the last report. The report does not include these items."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
         self.affinity_speed = 1.0 / DEFAULT_ITEM_TIME

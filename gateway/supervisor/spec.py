@@ -79,7 +79,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     """Resident memory above which the child is replaced; 0: no limit."""
     gives_way: bool = False
-    """Whether it runs at a low priority (`gateway.supervisor.priority`) until it is stopped."""
+    """Whether the child has a low priority (`gateway.supervisor.priority`) until it is stopped."""
 
     @property
     def is_monitored(self) -> bool:
