@@ -56,8 +56,8 @@ class EndpointMetrics:
     def _fastest_finish(self, one: EndpointStatistics) -> float:
         """Return the least predicted finish among `one` and usable endpoints with a model of `one`.
 
-        The other endpoints' values are from the last pass. The value of `one` is the present one,
-        because `one` may have been idle in the last pass.
+        The values of other endpoints are from the last pass. The value of `one` is current, because
+        this endpoint may have been idle in the last pass.
         """
         least = one.finish_time
         is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0

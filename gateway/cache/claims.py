@@ -29,8 +29,8 @@ from gateway.tasks import TaskScope
 _MAX_REMEMBERED = 4096
 """The most claims of other workers to remember, and the most claims by lookups."""
 _TAKEN_WITHIN = 0.25
-"""A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
-in time."""
+"""The fraction of a lease within which a caller must take over a lookup's claim. Later, the claim
+could expire before it is renewed."""
 _GATHERED_FOR = 0.1
 """The fraction of a lease for which renewals are collected, because one call is cheaper than
 many."""

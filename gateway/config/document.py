@@ -80,8 +80,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The score from which a category applies to a text."""
     token_ids: bool = False
     """Whether `POST /v1/embeddings` and TEI's `/embed` take tokens in place of texts. Leave it off
-    if LangChain calls the model without `check_embedding_ctx_length=False`: it sends ids of
-    OpenAI's vocabularies."""
+    if LangChain calls the model without `check_embedding_ctx_length=False`: LangChain then sends
+    ids of OpenAI's vocabularies."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,13 +123,13 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Larger bodies get 413. In each worker, bodies above 256 KiB share 16 times this size, divided
     fairly among keys; a body without room gets 503 `overloaded`."""
     max_items: int = 2048
-    """Longer lists get 413."""
+    """Requests with more items get 413."""
     max_values: int = 65_536
     """Bodies with more JSON values, lists and objects included, get 413."""
     max_template_bytes: int = 4096
-    """A longer `hypothesis_template`, or label of `zero-shot`, gets 422 `expansion_too_large`."""
+    """A `zero-shot` request with a longer `hypothesis_template` gets 422 `expansion_too_large`."""
     max_label_bytes: int = 4096
-    """A longer `hypothesis_template`, or label of `zero-shot`, gets 422 `expansion_too_large`."""
+    """A `zero-shot` request with a longer label gets 422 `expansion_too_large`."""
     max_expanded_bytes: int = 64 * 1024 * 1024
     """The most bytes that models read for a request. In `zero-shot`, each label counts for each
     input."""
