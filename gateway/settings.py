@@ -175,10 +175,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     head_timeout: _Duration = 10.0
     """Seconds for the head of a request, from its first byte or the connection's opening. A late
     head gets 408, or a plain close if no byte came. Only for the customers' listeners. A proxy's
-    header and the TLS handshake may together take as long. So may, over gRPC, each message."""
+    header and the TLS handshake may together take as long, and so may each message over gRPC."""
     keep_alive: _Duration = 75.0
-    """Seconds that a customer's connection may be idle between requests, or may not read its
-    response."""
+    """Seconds that a customer's connection may be idle between requests, or may leave a response
+    unread."""
     files: str = ""
     """Where tenants' files are: a folder, or `s3://bucket/prefix`, the same for all gateways of a
     ledger. Unset: `files` in the data directory, for one machine."""

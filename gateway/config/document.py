@@ -179,7 +179,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     applies to a region that has not reached the ledger for `share_lease` seconds."""
     share_lease: float = 30.0
     """With several gateway regions: seconds without the ledger after which the other regions take a
-    region's shares of limits. It then admits `limits.local_share`. At least 5."""
+    region's shares of limits. The region then admits `limits.local_share`. At least 5."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds without progress after which an attempt is given up, within the request's deadline. A
     backend that works on earlier items shows progress."""
     connect_timeout: float = 0.5
-    """Seconds to connect to a backend; every address of its name is tried in half of this time."""
+    """Seconds to connect to a backend; all its addresses are tried within half of this time."""
     probe_interval: float = 0.5
     """Seconds between two probes of a backend, give or take a fifth. A worker sends at most 400
     probes a second in the long run, so the interval is longer in a large fleet: 5 s for 2,000
