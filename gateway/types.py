@@ -98,7 +98,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a configured backend, and its place in the order of use.
 
-    If `dns` is set and the id has no address, it stands for all backends of the DNS name.
+    An endpoint with `dns` whose id has no address stands for all backends of the DNS name.
     """
 
     backend: BackendId
@@ -107,15 +107,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     overflow: bool = False
     server_name: str = ""
-    """The name in its certificate; empty: the host of `url`."""
+    """The name in the backend's certificate; empty: the host of `url`."""
     dns: str = ""
-    """The DNS name and port from which it was resolved."""
+    """The DNS name and port from which the backend was resolved."""
     models: tuple[str, ...] = ()
-    """Patterns of its models; empty: the backend's own setting decides."""
+    """Patterns of the backend's models; empty: the backend's own setting decides."""
 
     @property
     def entry(self) -> str:
-        """Its id in the document, without the address of a resolved DNS name."""
+        """The backend's id in the document, without the address of a resolved DNS name."""
         return self.backend.partition("@")[0]
 
 

@@ -32,8 +32,8 @@ _BODY = 17
 class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds a result ready to send: a JSON `payload`, or a refusal if `status` is not 200.
 
-    `rows` and `tokens` were computed for it. Times are seconds on the wall clock, because entries
-    travel between machines. Append new fields at the end.
+    `rows` and `tokens` were computed for the result. Times are seconds on the wall clock, because
+    entries travel between machines. Append new fields at the end.
     """
 
     payload: bytes

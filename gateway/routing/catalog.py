@@ -29,7 +29,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     model: ServedModel
     tiers: tuple[tuple[Member, ...], ...]
     has_variants: bool
-    """Whether endpoints serve several variants. Their health then decides which one is used."""
+    """Whether endpoints serve several variants. Their health then decides which variant is used."""
 
     def is_of(self, model: ServedModel) -> bool:
         """Return whether this placement still applies to `model`, which a request took earlier.

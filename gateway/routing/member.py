@@ -165,7 +165,7 @@ class Member:
         return self.in_flight >= self.limit.allowed
 
     def is_returning(self, now: float, slow_start: float) -> bool:
-        """Return whether it is in slow start."""
+        """Return whether the endpoint is in slow start."""
         return now - self.returned < slow_start
 
     def record_rows(self, rows: int, items: int) -> None:
@@ -180,7 +180,7 @@ class Member:
             self.round_trip += _ROUND_TRIP_WEIGHT * (took - self.round_trip)
 
     def share(self, now: float, slow_start: float) -> float:
-        """Return the fraction of its speed that is used: below 1 during slow start."""
+        """Return the fraction of the endpoint's speed that is used: below 1 during slow start."""
         since = max(0.0, now - self.returned)
         if since >= slow_start:
             return 1.0
@@ -214,6 +214,6 @@ class Member:
         return max(queued, (self.in_flight - own) * item)
 
     def headroom(self, now: float, slow_start: float) -> float:
-        """Return how many more items a second it could compute."""
+        """Return how many more items a second the endpoint could compute."""
         idle = max(_MIN_IDLE, 1.0 - self.report.device_busy_share)
         return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()

@@ -77,7 +77,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     models: int = 0
     drains: int = 0
     lineage: str = ""
-    """Changes when the epochs were lost. Empty until it is first read."""
+    """The id of the epochs' history. It changes when epochs were lost; empty before it is read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
