@@ -1,7 +1,7 @@
 """Runs the command line, or a process that the supervisor starts.
 
-A process reads its settings from the environment. Its code is imported only when its entry is
-known. This keeps processes small, and the metrics library finds its folder configured.
+A process reads its settings from the environment. It then imports only the code of its entry, which
+keeps it small. The metrics library is imported after the variable that names its folder is set.
 """
 
 import asyncio

@@ -385,7 +385,7 @@ def process_environment() -> MutableMapping[str, str]:
 def export_metrics_dir(settings: Settings) -> None:
     """Make the metrics library write to files, which the admin process adds up.
 
-    Call it before the library is imported, because the library decides then.
+    Call it before the library is imported, because the library reads the environment then.
     """
     with contextlib.suppress(OSError):  # on a full disk, metrics stay in memory
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)

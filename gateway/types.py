@@ -98,7 +98,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a configured backend, and its place in the order of use.
 
-    If `dns` is set and the id has no address, it stands for all backends of the DNS name.
+    An endpoint with `dns` whose id has no address stands for all backends of the DNS name.
     """
 
     backend: BackendId
@@ -107,15 +107,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     overflow: bool = False
     server_name: str = ""
-    """The name in its certificate; empty: the host of `url`."""
+    """The name in the backend's certificate; empty: the host of `url`."""
     dns: str = ""
-    """The DNS name and port from which it was resolved."""
+    """The DNS name and port from which the backend was resolved."""
     models: tuple[str, ...] = ()
-    """Patterns of its models; empty: the backend's own setting decides."""
+    """Patterns of the backend's models; empty: the backend's own setting decides."""
 
     @property
     def entry(self) -> str:
-        """Its id in the document, without the address of a resolved DNS name."""
+        """The backend's id in the document, without the address of a resolved DNS name."""
         return self.backend.partition("@")[0]
 
 
@@ -138,8 +138,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[bytes, ...]
     continue_on_error: bool = False
     truncate: bool = True
-    """Whether texts may be truncated. Not part of the cache key, because a text that fits has
-    the same result."""
+    """Whether texts may be truncated. The cache key does not contain it: a text that is not
+    truncated has the same result with and without it."""
 
 
 class Source(StrEnum):
@@ -167,10 +167,10 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool = False
     retry_after: float | None = None
     is_overload: bool = False
-    """Whether its time ran out while backends computed other items.
+    """Whether the item's time ran out while backends computed other items.
 
-    Its request is then refused as overload. A request that joined the item may have more time, and
-    tries again.
+    Its request is then refused as overload. Another request that was coalesced with the item may
+    have more time, and tries again.
     """
 
     @classmethod
@@ -238,7 +238,7 @@ class Criticality(StrEnum):
     SHEDDABLE = "sheddable"
 
     def outranks(self, other: "Criticality") -> bool:
-        """Return whether requests of this rank are refused later than those of `other`."""
+        """Return whether requests of this rank are refused later than requests of `other`."""
         order = tuple(Criticality)
         return order.index(self) < order.index(other)
 
@@ -290,7 +290,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Rows that the model ran for the computed items."""
     tokens: int
-    """Tokens of those rows."""
+    """Tokens of the rows that the model ran."""
     truncated: int = 0
     """Items whose texts were truncated."""
 

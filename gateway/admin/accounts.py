@@ -322,7 +322,7 @@ class KeyController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace the origins and routes that a key is limited to. A missing field is no bound."""
+        """Replace the origins and routes that a key is limited to. A missing field allows all."""
         return await changes.make(
             lambda accounts: accounts.set_key_bounds(key, data, actor=operator.name)
         )

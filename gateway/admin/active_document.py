@@ -10,7 +10,7 @@ from gateway.settings import Settings
 
 
 class ActiveDocumentReader:
-    """Reads the active document. Without Redis, it returns the last one or reads the folder."""
+    """Reads the active document. Without Redis, returns the last document or reads the folder."""
 
     def __init__(self, *, control: Control, settings: Settings) -> None:
         self._control = control

@@ -25,7 +25,7 @@ INTERVAL = 300.0
 KEPT = 24 * 3600.0
 """Seconds for which keys stay in use after the last successful read."""
 _PAUSE = 10.0
-"""Minimum seconds between two reads because of unknown keys in tokens."""
+"""Minimum seconds between two reads that tokens with unknown keys trigger."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024
@@ -171,7 +171,7 @@ class IssuerKeys:
 
 
 def is_safe(url: str) -> bool:
-    """Return whether `url` uses TLS or leads to this machine, so that its content is authentic."""
+    """Return whether the content of `url` is authentic: it uses TLS or leads to this machine."""
     try:
         parts = urlsplit(url)
     except ValueError:

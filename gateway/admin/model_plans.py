@@ -98,7 +98,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Divide the items of a model among revisions, after every backend has checked them.
+        """Divide the items of a model among revisions. Every backend checks the revisions first.
 
         If the shadow revision is in the split, it stops being a shadow.
         """

@@ -26,9 +26,10 @@ Derive = Callable[[Serving, StoredPlan], Serving | None]
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a change of a plan.
 
-    `plan` is `null` if the model's folder decides how it is served. `live` is true if all workers
-    and all reachable backends apply the plan. `away` lists unreachable backends, which did not
-    check the plan; they get it when they return. `workers` and `backends` are empty for a dry run.
+    `plan` is `null` if the model's folder decides how the model is served. `live` is true if all
+    workers and all reachable backends apply the plan. `away` maps each unreachable backend to the
+    reason. Unreachable backends have not checked the plan, and get it when they return. `workers`
+    and `backends` are empty for a dry run.
     """
 
     model: str

@@ -11,7 +11,10 @@ from gateway.ledger.types import StoredPlan
 
 
 def split_by(revisions: Mapping[str, int]) -> Derive:
-    """Divide items by weight. A shadow revision that is in the split stops being a shadow."""
+    """Return a step that divides items among `revisions` by weight.
+
+    A shadow revision that is in the split stops being a shadow.
+    """
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
         shadow = now.shadow
@@ -23,7 +26,7 @@ def split_by(revisions: Mapping[str, int]) -> Derive:
 
 
 def mirror_to(shadow: Shadow) -> Derive:
-    """Send copies of items to a shadow revision."""
+    """Return a step that sends copies of items to a shadow revision."""
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
         return _plan(now, now.revisions, shadow)
@@ -44,7 +47,7 @@ def without_plan(_now: Serving, _stored: StoredPlan) -> Serving | None:
 
 
 def as_before(model: str) -> Derive:
-    """Restore the plan from before the last change of the split."""
+    """Return a step that restores the plan from before the last change of the split."""
 
     def derive(_: Serving, stored: StoredPlan) -> Serving | None:
         if not stored.version:

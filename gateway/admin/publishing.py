@@ -136,7 +136,8 @@ class Publisher:
 
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
-            ConfigurationError: the folder is invalid, or a mount hides edits. Nothing was changed.
+            ConfigurationError: the folder is invalid, or a file was replaced behind its mount (see
+                `gateway.config.mounts`). Nothing was changed.
         """
         for _ in range(_TRIES - 1):
             # The folder replaces a document that was published at the same time.

@@ -53,7 +53,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rows: Count = 0
     """Rows that the model ran for the computed items."""
     tokens: Count = 0
-    """Tokens in these rows."""
+    """Tokens in the rows that the model ran."""
 
 
 class CountedReport(msgspec.Struct, frozen=True, kw_only=True):

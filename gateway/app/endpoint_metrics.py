@@ -34,7 +34,7 @@ class EndpointMetrics:
         self._fastest: dict[str, EndpointStatistics] = {}
         """For each model, the endpoint with the least predicted finish in the last pass."""
         self._faster: dict[str, EndpointStatistics] = {}
-        """The same for the present pass, so far."""
+        """For each model, the endpoint with the least predicted finish so far in this pass."""
 
     def publish(self) -> None:
         """Publish the metrics of the next 128 endpoints; called about once a second.
@@ -54,9 +54,10 @@ class EndpointMetrics:
             self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
 
     def _fastest_finish(self, one: EndpointStatistics) -> float:
-        """Return the least predicted finish of all usable endpoints that share a model with `one`.
+        """Return the least predicted finish among `one` and usable endpoints with a model of `one`.
 
-        For `one` itself, only its present value counts, because it may have been idle before.
+        The values of other endpoints are from the last pass. The value of `one` is current, because
+        this endpoint may have been idle in the last pass.
         """
         least = one.finish_time
         is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0

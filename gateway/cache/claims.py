@@ -1,7 +1,7 @@
 """Claims keys in Redis, so that only one of several workers computes a missing result.
 
-A claim is stored under the address of the future result. It names the worker that computes it, and
-expires after its lease unless it is renewed.
+A claim is stored under the address of the future result, and names the worker that computes this
+result. A claim expires after its lease unless the worker renews it.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MAX_REMEMBERED = 4096
-"""The most claims to remember: of other workers, and by lookups."""
+"""The most claims of other workers to remember, and the most claims by lookups."""
 _TAKEN_WITHIN = 0.25
-"""A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
-in time."""
+"""The fraction of a lease within which a caller must take over a lookup's claim. Later, the claim
+could expire before it is renewed."""
 _GATHERED_FOR = 0.1
 """The fraction of a lease for which renewals are collected, because one call is cheaper than
 many."""

@@ -21,7 +21,7 @@ WORTH_PACKING = 1024
 20."""
 _MIN_SAVING = 0.25
 _MUCH = 64 * 1024
-"""Bytes from which values are compressed in a thread, because it takes about a millisecond."""
+"""Bytes from which values are compressed in a thread: compression takes about a millisecond."""
 _KINDS = frozenset({bytes, type(None)})
 """The types of a reply to `MGET`: a value, or `None` for a missing key."""
 _Value = TypeVar("_Value", bytes, bytes | None)
@@ -32,8 +32,8 @@ _BODY = 17
 class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds a result ready to send: a JSON `payload`, or a refusal if `status` is not 200.
 
-    `rows` and `tokens` were computed for it. Times are seconds on the wall clock, because entries
-    travel between machines. Append new fields at the end.
+    `rows` and `tokens` were computed for the result. Times are seconds on the wall clock, because
+    entries travel between machines. Append new fields at the end.
     """
 
     payload: bytes
@@ -45,15 +45,15 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     stored_at: float
     expires_at: float
     revision: str = ""
-    """The revision that computed it, if the revision is not part of its key."""
+    """The revision that computed the result, if the cache key does not contain the revision."""
     owner: str = ""
-    """The tenant whose request computed it (`tenant:<id>`), if other tenants may receive it."""
+    """The tenant whose request computed the result (`tenant:<id>`), if tenants share results."""
     owner_epoch: int = 0
     """The cache epoch of `owner` at that time. Purging the tenant's results raises the epoch."""
     truncated_from: int = 0
     """The number of tokens of the text that was truncated; 0 if none was."""
     arm: str = ""
-    """The number of the revision that computed it, if several share the model's items."""
+    """The number of the revision that computed the result, if several share the model's items."""
     input_tokens: int = 0
     """Tokens of all rows of the item; 0 in entries of earlier releases."""
 

@@ -69,8 +69,8 @@ class MemoryTier:
         self._window_bytes = 0
         self._main_bytes = 0
         self.misses = 0
-        """Reads that found nothing. A caller that skips a read because `has` is false adds it
-        here."""
+        """Reads that found nothing. A caller that skips a read because `has` is false adds one to
+        this number."""
         self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
@@ -147,7 +147,8 @@ class MemoryTier:
     def resize(self, capacity_bytes: int, now: float) -> None:
         """Change the capacity, and drop entries that no longer fit.
 
-        Dropping an entry takes one or two microseconds. A larger capacity resets the frequencies.
+        Dropping an entry takes one or two microseconds. A larger capacity resets the frequency
+        sketch.
         """
         if capacity_bytes > self._capacity:
             self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)

@@ -52,8 +52,8 @@ class RedisTier:
     Lookups use callbacks. Tasks are used to connect, to write, and for Redis clusters. A lookup
     becomes a miss after `timeout`. A longer call counts as a failure. After five failures in a row,
     the circuit breaker opens until Redis has responded to a `PING` in time; no request waits for
-    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim on a key lasts for
-    `lease` seconds and names `claimant`, which all tiers of a worker share.
+    the `PING`. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim on a key lasts
+    for `lease` seconds and names `claimant`, which all tiers of a worker share.
     """
 
     name = "redis"

@@ -21,7 +21,7 @@ class SchemaViolation(Exception):
 
 
 class ConfigFinding(NamedTuple):
-    """A problem of a value that has the right type."""
+    """A problem of the document in a value that has the right type, with the path of the value."""
 
     path: Path
     detail: str

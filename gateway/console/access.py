@@ -73,7 +73,7 @@ def _check_role(found: tuple[Session, Operator] | None, role: Role) -> None:
 
 
 def check_origin(request: AnyRequest) -> None:
-    """Check by the headers `Origin` and `Sec-Fetch-Site` that a page of this host sent the request.
+    """Check that a page of this host sent the request, as `Origin` and `Sec-Fetch-Site` say.
 
     Raises:
         PermissionDenied: another page sent it, or the headers are missing.

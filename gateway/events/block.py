@@ -32,11 +32,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of its sequence numbers."""
+        """The number of sequence numbers that the block covers."""
         return self.last - self.first + 1
 
     def fields(self) -> list[bytes | str | int]:
-        """Return the fields of its stream entry, names and values alternating."""
+        """Return the fields of the block's stream entry, names and values alternating."""
         fields: list[bytes | str | int] = ["log", self.log_id, "first", self.first]
         fields += ["last", self.last, "payload", self.payload]
         return [*fields, "lost", 1] if self.lost else fields
@@ -58,7 +58,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
     """Return the block of a stream entry, without decoding its payload.
 
     Raises:
-        MalformedBlock: the fields are not those of a block.
+        MalformedBlock: a field is missing or wrong.
     """
     try:
         block = Block(

@@ -9,11 +9,11 @@ from gateway.types import ID_DIGITS, RequestEvent
 class HitRun:
     """Counts hits of one caller, route, task, model, revision and tier, with ids from `first` on.
 
-    `count` hits belong to the present event-loop iteration, which may have up to `max_count`.
+    `count` hits belong to the present event-loop iteration, which may have up to `max_count` hits.
     `started` is the loop's time when the first of these hits began; `began` is the same moment on a
     finer clock. `route` and `source` are labels of metrics. `reserved_ids` counts the reserved ids
-    that are left. When none is left, `gateway.api.request_events` reserves `ids_at_once` more, and
-    increases this number.
+    that are left. When no id is left, `gateway.api.request_events` doubles `ids_at_once`, up to a
+    maximum, and reserves so many ids.
     """
 
     __slots__ = (

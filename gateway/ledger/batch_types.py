@@ -58,7 +58,10 @@ class BatchFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Counts the results of one chunk of input lines. The file storage holds them under `token`."""
+    """Counts the results of one chunk of input lines.
+
+    The file storage holds these results under `token`.
+    """
 
     token: str
     completed: int

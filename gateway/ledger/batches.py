@@ -107,9 +107,9 @@ class BatchStore:
     ) -> RequestBatch | None:
         """Take the lease of an open batch job that no process runs; return `None` if there is none.
 
-        `running` are the holder's other batch jobs. The oldest batch job of the tenant with the
-        fewest of them comes first. Once there are `most`, only tenants without one in `running` are
-        served.
+        `running` are the batch jobs that the holder already runs. The tenant with the fewest of
+        these batch jobs comes first, with its oldest open batch job. If `most` or more are running,
+        only tenants without a running batch job get one.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]

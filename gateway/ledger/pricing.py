@@ -32,7 +32,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """A name for the price, the same in every document that contains the price."""
+        """The price's name on invoices. It is the same for every document with this price."""
         kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
         return f"{self.entry.model}@{self.entry.since}{kind}"
 

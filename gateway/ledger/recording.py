@@ -32,9 +32,9 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds which records of an event log the ledger has: all up to `mark`, and those in `ranges`.
+    """Holds which records of an event log the ledger has: all up to `mark`, and some `ranges`.
 
-    The ids of events cannot replace this check, because the roll-up deletes them (see `rollup`).
+    The ids of events cannot replace this check, because the roll-up deletes ids (see `rollup`).
     """
 
     mark: int
@@ -95,8 +95,8 @@ class EventRecorder:
     def insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
         """Insert events that are not recorded yet; return the number of their requests.
 
-        A run of events becomes one row, which has the id of the first event only. If a later event
-        of the run arrives again, its sequence number shows that it is recorded.
+        Consecutive similar events become one row, which has the first event's id only. The ids of
+        the other events are not stored; sequence numbers show that these events are recorded.
         """
         rows = self._insert(connection, events)
         add_hours(self._store, connection, rows)

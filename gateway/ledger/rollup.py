@@ -1,8 +1,9 @@
 """Replaces old usage events by one row of sums for each hour and kind of usage.
 
-A row of sums in `usage_events` looks like a run of requests, so all queries of usage return the
-same as before, also queries of older programs. The requests lose their ids and their times within
-the hour. From then on, only the logs' marks and ranges detect duplicates (see `EventRecorder`).
+A row of sums in `usage_events` looks like a run of requests. Therefore all queries return the same
+usage as before, including queries of older programs. The requests lose their ids and their times
+within the hour. From then on, only the logs' marks and ranges detect duplicates (see
+`EventRecorder`).
 """
 
 import hashlib

@@ -333,7 +333,7 @@ def _add_in_postgresql(
 def _unbounded(column: Any) -> Any:  # Any: of any type of value
     """Return the column's type without a length.
 
-    A cast to a type with a length would cut a long string off, but an insert must refuse it.
+    A cast to a type with a length would cut a long string off. An insert must refuse a long string.
     """
     return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 

@@ -57,15 +57,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime | None
     revoked: datetime | None
     origins: tuple[str, ...] | None = None
-    """Origins of the web pages that may use the key; `null`: no bound."""
+    """Origins of the web pages that may use the key; `null`: all."""
     routes: tuple[str, ...] | None = None
-    """Paths that the key may be used for; `null`: no bound."""
+    """Paths that the key may be used for; `null`: all."""
     former_expires: datetime | None = None
     """Until when the secret from before the last rotation is valid."""
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits a key to origins and routes, as for use in browsers; `None` means no bound."""
+    """Limits a key to origins and routes, such as a key for browsers; `None` allows all."""
 
     origins: tuple[str, ...] | None = None
     routes: tuple[str, ...] | None = None
@@ -89,8 +89,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the records `first` to `last` of one event log.
 
-    `wrong` are records that are not events. `numbers` are the sequence numbers of the events; it is
-    empty if they are consecutive from `first` on. `lost` means that a crash destroyed the records.
+    `wrong` holds the bytes of records that cannot be decoded as events. `numbers` are the sequence
+    numbers of the events; it is empty if they are consecutive from `first` on. `lost` means that a
+    crash destroyed the records.
     """
 
     log_id: str
@@ -154,7 +155,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """The usage of one group. It has only those group fields that the query grouped by."""
+    """The usage of one group. Only the fields that the query grouped by are set."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
@@ -200,8 +201,8 @@ class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
 class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the operators' present plan for a model, and the previous one.
 
-    Without a plan (`None`), the model's folder decides how it is served. `version` grows with
-    every change of any model's plan.
+    Without a plan (`None`), the model's folder decides how the model is served. `version` grows
+    with every change of any model's plan.
     """
 
     version: int = 0

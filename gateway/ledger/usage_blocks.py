@@ -48,8 +48,9 @@ def is_in(
 ) -> ColumnElement[bool]:
     """Return the condition that selects the rows of `blocks`.
 
-    The table's primary key begins with length and start. With `of_tenants`, the condition lists all
-    starts, so that the database finds each tenant by the key. Otherwise, it is a range.
+    The table's primary key begins with length, start and tenant. With `of_tenants`, the query also
+    selects tenants. The condition then lists the starts, up to a thousand, so that the database
+    finds each tenant's rows by the key. Otherwise, the condition is a range of starts.
     """
     starts = range(blocks.first, blocks.end, blocks.length)
     if of_tenants and len(starts) <= _LISTED:

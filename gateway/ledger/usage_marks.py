@@ -2,9 +2,9 @@
 
 Programs up to schema 8 know only the mark `usage`. Their roll-up moves it, and their late events
 set it back. This program keeps that mark at a time that is never reached. If the mark has changed,
-an older program has written to the ledger, and the sums by day may lack an event. They are then not
-used until they are recomputed. Sums by hour do not need this: each row says whether it is in the
-sums (see `usage_hours`).
+an older program has written to the ledger, and the sums by day may lack an event. The sums by day
+are then not used until they are recomputed. Sums by hour need no such mark: each row of
+`usage_events` says whether it is in the sums (see `usage_hours`).
 """
 
 from typing import Final

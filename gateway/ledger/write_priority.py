@@ -21,7 +21,10 @@ _PAUSE: Final = 0.002
 
 
 class WritePriority:
-    """Orders the writers of a database. This base class does nothing: PostgreSQL locks rows."""
+    """Orders the writers of a database.
+
+    This base class does nothing, because writers in PostgreSQL lock rows and not the database.
+    """
 
     def prioritized(self) -> contextlib.AbstractContextManager[None]:
         """Make callers of `give_way` wait until the context ends."""

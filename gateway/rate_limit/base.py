@@ -95,7 +95,7 @@ class RepeatedCharge(Protocol):
         """Take all charges and return the header lines, or take nothing and return `None`.
 
         After `None`, the caller must call `try_admit` or `admit`. The result is also `None` if a
-        rule in shadow mode would refuse, because only those two methods report such rules.
+        rule in shadow mode would refuse, because only `try_admit` and `admit` report such rules.
         """
         ...
 

@@ -47,8 +47,8 @@ def refilled(
     """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
     The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count as units in
-    the bucket. If a limit was lowered below the reserved units, the excess need not be refilled
-    first.
+    the bucket. If a limit was lowered below the reserved units, the bucket does not have to
+    refill the excess first.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)

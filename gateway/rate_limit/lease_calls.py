@@ -10,7 +10,7 @@ from gateway.rate_limit.base import Charge, Decision
 _OVERDRAFT_WAIT = 0.05
 """Seconds that a caller waits if it may overdraw its leases."""
 _OVERDRAFT_WAIT_WHILE_LATE = 0.008
-"""Seconds that such a caller waits while Redis is late.
+"""Seconds that a caller which may overdraw its leases waits while Redis is late.
 
 A cache miss waits twice, and should lose at most 20 ms in total.
 """

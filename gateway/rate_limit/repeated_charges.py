@@ -50,8 +50,8 @@ class LeasedCharge:
     """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
     It counts admissions in `counts`, and calls `renew` when a lease is low. `lines` is the template
-    of the header lines, without rules in shadow mode. When the limiter drops a lease, the lease
-    stays empty, so `charge` returns `None` from then on.
+    of the header lines, which leave out rules in shadow mode. When the limiter drops a lease, the
+    lease stays empty, so `charge` returns `None` from then on.
     """
 
     def __init__(

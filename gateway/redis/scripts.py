@@ -17,7 +17,7 @@ _Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
-    """Runs a script once. Raises `RedisError` or `OSError` if it is unknown whether it ran."""
+    """Runs a script once. After `RedisError` or `OSError`, the script may or may not have run."""
 
     async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
         """Return the script's reply."""

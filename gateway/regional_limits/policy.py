@@ -3,12 +3,12 @@
 Each region has one entry for a bucket and writes only that entry. Regions write one at a time.
 `used` is the share that the region applies. `held` is the share that other regions must leave free,
 and is never less than `used`. A region raises both values at once, by at most the share that nobody
-holds. It lowers them in two steps. First it lowers `used`. It lowers `held` once all its workers
-have applied the lower share and their leases of units have expired. The used shares therefore add
-up to at most 1 at any time.
+holds. It lowers the values in two steps. First it lowers `used`. It lowers `held` once all its
+workers have applied the lower share and their leases of units have expired. The used shares
+therefore add up to at most 1 at any time.
 
-A bucket has entries in all regions or in no region. Otherwise a share of `REST` could grow without
-counting the bucket's own entries.
+A bucket has entries in all regions or in no region. A region without an entry would apply its share
+of `REST`, which can grow regardless of the bucket's entries in the other regions.
 """
 
 from collections.abc import Mapping

@@ -29,8 +29,8 @@ class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
 class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
     """Gives a region's share of a bucket's limit, 0 to 1: `before` until `raised`, then `used`.
 
-    `raised` is in seconds, on the store's clock in the store's response, else on the worker's
-    clock.
+    `raised` is a time in seconds. In the store's response it is on the store's clock, and otherwise
+    on the worker's clock.
     """
 
     used: float
@@ -41,7 +41,7 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reports a worker's demand to the store, and which shares the worker applies.
 
-    `seen` is the store's time of those shares in nanoseconds; 0 if the worker has none.
+    `seen` is the store's time of these shares in nanoseconds; 0 if the worker has no shares.
     """
 
     region: str

@@ -29,12 +29,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     model: ServedModel
     tiers: tuple[tuple[Member, ...], ...]
     has_variants: bool
-    """Whether endpoints serve several variants. Their health then decides which one is used."""
+    """Whether endpoints serve several variants. Their health then decides which variant is used."""
 
     def is_of(self, model: ServedModel) -> bool:
         """Return whether this placement still applies to `model`, which a request took earlier.
 
-        If there are several variants, endpoints that have moved on may still serve the older one.
+        If there are several variants, an equal model does not suffice: endpoints with a newer
+        revision, which the placement lacks, may still serve the older one.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 

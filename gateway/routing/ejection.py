@@ -22,8 +22,8 @@ _FORGOTTEN = 0.05
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's consecutive `failures`, number of ejections (`times`), and end of ejection.
 
-    `calls`, and the failed calls among them (`bad`), decay with time; they hold at the time `at`.
-    They are counted from the first failure on, without earlier successes.
+    `calls` counts calls, and `bad` counts the failed ones. Both counts begin with the first failure
+    and decay with time; they are the values at the time `at`.
     """
 
     failures: int = 0

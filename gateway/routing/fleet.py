@@ -253,7 +253,7 @@ class Fleet:
         """Count a call of `items` items in flight; `ended` must follow.
 
         Return how many of the `remaining` seconds are left for the backend, after the round trip.
-        The result is at least half of them, because a slow probe says little about calls.
+        The result is at least half of `remaining`, because a slow probe says little about calls.
         """
         member = self._member(endpoint)
         if member is None:
@@ -334,7 +334,10 @@ class Fleet:
         )
 
     def _has_variants(self, member: Member) -> bool:
-        """Return whether the health of `member` may decide which revision is served."""
+        """Return whether backends serve several variants of a model of `member`.
+
+        The health of these backends then decides which variant is used.
+        """
         placements = self._placements
         return any(placements[name].has_variants for name in member.models)
 

@@ -34,7 +34,7 @@ _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """Health as found by probes. A probe that times out while calls succeed does not change it."""
+    """Health as probes find it. If a probe times out while calls succeed, the health stays."""
 
     UNKNOWN = "unknown"
     READY = "ready"
@@ -75,12 +75,12 @@ class Member:
         self.last_success = _NEVER
         """The time of the last successful call."""
         self.returned = _NEVER
-        """The time when its slow start began, or will begin: at the end of its ejection."""
+        """When the endpoint's slow start began, or will begin, at the end of its ejection."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
         self.sent_since = 0
-        """Items sent since the last report, which does not include them."""
+        """Items sent since the last report. The report does not include these items."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
         self.affinity_speed = 1.0 / DEFAULT_ITEM_TIME
@@ -165,7 +165,7 @@ class Member:
         return self.in_flight >= self.limit.allowed
 
     def is_returning(self, now: float, slow_start: float) -> bool:
-        """Return whether it is in slow start."""
+        """Return whether the endpoint is in slow start."""
         return now - self.returned < slow_start
 
     def record_rows(self, rows: int, items: int) -> None:
@@ -180,7 +180,7 @@ class Member:
             self.round_trip += _ROUND_TRIP_WEIGHT * (took - self.round_trip)
 
     def share(self, now: float, slow_start: float) -> float:
-        """Return the fraction of its speed that is used: below 1 during slow start."""
+        """Return the fraction of the endpoint's speed that is used: below 1 during slow start."""
         since = max(0.0, now - self.returned)
         if since >= slow_start:
             return 1.0
@@ -214,6 +214,6 @@ class Member:
         return max(queued, (self.in_flight - own) * item)
 
     def headroom(self, now: float, slow_start: float) -> float:
-        """Return how many more items a second it could compute."""
+        """Return how many more items a second the endpoint could compute."""
         idle = max(_MIN_IDLE, 1.0 - self.report.device_busy_share)
         return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()

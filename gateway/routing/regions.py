@@ -2,8 +2,8 @@
 
 Regions are in order of preference; overflow pools come after all of them. The preferred region
 keeps items that it finishes soon. Other items are divided among the other regions in proportion to
-their headroom, so that no region is overloaded. They go to an overflow pool only if no other pool
-would finish them in time.
+their headroom, so that no region is overloaded. Items go to an overflow pool only if no other
+pool would finish them in time.
 """
 
 from collections.abc import Sequence

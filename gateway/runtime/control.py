@@ -1,8 +1,8 @@
 """Reads and writes the configuration state in the state Redis.
 
-All keys share a hash tag, so that a script may use several of them on a Redis Cluster:
-`sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`, `:drained` and `:lineage`. The channel `sg:{config}:changed` announces
+The keys are `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`,
+`:workers`, `:reports`, `:epochs`, `:drained` and `:lineage`. All keys share a hash tag, so that a
+script may use several keys on a Redis Cluster. The channel `sg:{config}:changed` announces
 changes. A worker that misses a message notices the change when it polls the versions.
 """
 
@@ -77,7 +77,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     models: int = 0
     drains: int = 0
     lineage: str = ""
-    """Changes when the epochs were lost. Empty until it is first read."""
+    """The id of the epochs' history. It changes when epochs were lost; empty before it is read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""

@@ -67,7 +67,7 @@ async def _check_unknown(settings: Settings) -> None:
     """Check that the state Redis has no published document and no changed account.
 
     Raises:
-        ConfigurationError: it has one.
+        ConfigurationError: it has a document or a changed account.
         DependencyUnavailable: the state Redis cannot be reached.
     """
     keepalive = settings.tcp_keepalive

@@ -112,7 +112,7 @@ class RuntimeFollower:
         self._drains_changed = drains_changed
         self._recovery = recovery
         self._is_behind = False
-        """Whether the versions in Redis are older than those that this worker has seen."""
+        """Whether the versions in Redis are older than the versions that this worker has seen."""
         self._poll = poll
         self._seen = _NEVER
         self._stopping = asyncio.Event()

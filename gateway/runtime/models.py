@@ -1,6 +1,6 @@
 """Reloads models when their version changes.
 
-This is separate from the configuration, because it may take long.
+Reloading models is separate from applying a document, because it may take long.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class ModelsFollower:
             await asyncio.wait([self._task])
 
     def on_version(self, version: int) -> None:
-        """Reload if `version` has changed; the first version is the one at the start."""
+        """Reload if `version` has changed. The first call only records the version at the start."""
         if self._requested is not None and version != self._requested:
             self._changed.set()
         self._requested = version

@@ -1,4 +1,4 @@
-"""Holds the current runtime, and swaps it for the next one after preparing that."""
+"""Holds the current runtime. Prepares the next runtime before the swap."""
 
 from collections.abc import Awaitable, Callable
 

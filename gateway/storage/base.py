@@ -9,7 +9,9 @@ Write = Callable[[bytes], object]
 
 
 class FileStorage(Protocol):
-    """Stores objects. All calls block. They raise `DependencyUnavailable` if it is down or full.
+    """Stores objects. All calls block.
+
+    Calls raise `DependencyUnavailable` if the storage is down or full.
 
     An object appears only as a whole, and is durable from then on. Names consist of letters,
     digits, `_`, `-` and `.`, separated by slashes.

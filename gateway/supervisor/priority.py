@@ -39,10 +39,10 @@ def give_way(
 def end_giving_way(process: int) -> bool:
     """Restore the priority of a process, because the supervisor waits for its end.
 
-    An unprivileged process cannot raise a process's priority, but it can raise an autogroup's.
+    An unprivileged process cannot raise the priority of a process, but of an autogroup.
 
     Returns:
-        Whether it is done or impossible. If false, the caller may try again after 0.1 s.
+        False if the caller may try again after 0.1 s; true if that would change nothing.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0))

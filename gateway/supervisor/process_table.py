@@ -69,7 +69,8 @@ def end_leftovers(
 ) -> int:
     """Kill the children of a supervisor that was killed; return their number.
 
-    A process is such a child only if both its pid and its start time are in the table.
+    A process counts as such a child only if its pid and its start time are in one entry of the
+    table.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

@@ -54,8 +54,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     address: str = ""
     device: str = ""
-    """The UUID of its GPU. While the backend measures its models there, no other backend may use
-    it."""
+    """The UUID of the backend's GPU. While the backend measures its models, no other backend may
+    use this GPU."""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
     """A socket of the supervisor that the child and its successors inherit.
@@ -63,13 +63,13 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     Such a child serves HTTP. At SIGUSR1 it reports that it is not ready, and continues to serve.
     """
     siblings: tuple[socket.socket, ...] = ()
-    """Sockets of other workers on the same port, on which the child accepts connections that
-    they do not accept."""
+    """Sockets of other workers on the same port. The child accepts connections that wait there
+    because their worker does not accept them."""
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
     ready_after_response_within: float = 60.0
-    """Seconds from its first sign of life, when its models are loaded, until it is ready."""
+    """Seconds from the child's first sign of life (its models are loaded) until it is ready."""
     heartbeat_variable: str = ""
     """The environment variable with the descriptor for heartbeats; empty: the child sends none."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
@@ -79,7 +79,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     """Resident memory above which the child is replaced; 0: no limit."""
     gives_way: bool = False
-    """Whether it runs at a low priority (`gateway.supervisor.priority`) until it is stopped."""
+    """Whether the child has a low priority (`gateway.supervisor.priority`) until it is stopped."""
 
     @property
     def is_monitored(self) -> bool:

@@ -52,10 +52,10 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
 
 
 class HitTemplate:
-    """Encodes the spans of hits like `hit`, with or without a remote parent.
+    """Encodes the spans of hits that are equal to `hit`, with or without a remote parent.
 
-    `make` builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the
-    environment limits attributes, so that equal hits may have different attributes.
+    `make` builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded
+    spans lack the request id, for example because the environment limits attributes.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class TrimCounts(NamedTuple):
 class EventStream:
     """Writes the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
 
-    The stream holds at most `max_blocks`. Only billing may keep more than half of them: other
-    groups that lag further lose blocks.
+    The stream holds at most `max_blocks`. Billing may lag by all these blocks. A group other than
+    billing that lags by more than half of them loses blocks.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:

@@ -14,7 +14,7 @@ from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
 _LONGEST: Final = 1e9
-"""The largest `keep` in seconds. With it, no event is ever old enough to be summed."""
+"""The largest `keep` in seconds. With this value, no event is ever old enough to be summed."""
 _log = logging.getLogger(__name__)
 
 

@@ -256,7 +256,7 @@ async def answer_route(
     runtimes: Runtimes,
     health: Health,
 ) -> Response[Any]:
-    """Serve a route of `OPERATIONS`, or refuse a route whose function operators have elsewhere."""
+    """Serve a route of `OPERATIONS`. Refuse routes of the protocol that only operators may use."""
     path = request.scope["path"].rstrip("/")
     if request.method == HttpMethod.OPTIONS:
         allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}

@@ -1,7 +1,8 @@
 """Defines the input and output tensors of each task.
 
-Each element of `TEXT` is an item (of `INPUT` for owners' algorithms). Outputs have a row for each
-item. An input that all items share has one row, or equal rows if a client has batched requests.
+Each element of `TEXT` is an item. For owners' algorithms, each element of `INPUT` is an item.
+Outputs have a row for each item. An input that all items share, such as the query of a rerank
+request, has one row. If the client has batched several requests, the input has equal rows.
 """
 
 from collections.abc import Mapping, Sequence

@@ -111,8 +111,8 @@ class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     classification: int = 0
     is_binary: bool | None = None
-    """Whether to send it as bytes if the transport has both formats; `None`: as the request
-    says."""
+    """Whether to send the output as bytes if the transport has both formats; `None`: the request
+    decides."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
