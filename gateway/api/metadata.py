@@ -126,7 +126,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Rows that models ran for the computed items."""
     tokens: int
-    """Tokens of those rows."""
+    """Tokens of these rows."""
     cost: str
     """In `currency`: a decimal number."""
     currency: str

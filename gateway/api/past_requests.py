@@ -36,7 +36,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Rows that models ran."""
     tokens: int
-    """Tokens of those rows."""
+    """Tokens of these rows."""
 
 
 class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
