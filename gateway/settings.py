@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_jwks_url: str = ""
     """The URL of the provider's keys; empty: from its discovery document."""
     oidc_ca: Path | None = None
-    """The identity provider's CAs, in PEM; `None`: the system's CAs."""
+    """The identity provider's CAs, in PEM; unset: the system's CAs."""
     oidc_name_claim: str = "sub"
     """The claim with the operator's name for the audit, such as `email`."""
     oidc_roles_claim: str = "roles"
@@ -118,7 +118,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the key of the certificate; unset: the certificate's file has the key."""
     tls_certificate: Path | None = None
     """The certificate of the customers' listeners, in PEM; includes its key unless `tls_key` is
-    set. `None`: plain HTTP and gRPC."""
+    set. Unset: plain HTTP and gRPC."""
     tls_key: Path | None = None
     """The file with the key of the certificate; unset: the certificate's file has the key."""
     admin_tls_certificate: Path | None = None
@@ -146,7 +146,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = "0"
     """The name of this worker, which is unique in the data directory."""
     listen_fd: int | None = None
-    """An inherited listening socket; `None` binds `host` and `port`."""
+    """An inherited listening socket; unset: a new one on `host` and `port`."""
     sibling_fds: str = ""
     """The inherited listening sockets of other workers, separated by blanks."""
     heartbeat_fd: int | None = None
@@ -158,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
     document is refused unless this is at least 256 MiB above `cache.memory_bytes`."""
     backend_memory_limit_bytes: _Bound | None = None
-    """Resident memory above which a backend of `sluicegate up` is replaced; `None`: the backends
+    """Resident memory above which a backend of `sluicegate up` is replaced; unset: the backends
     share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
     """Whether a worker serves requests that need no waiting in its HTTP protocol (the fast
