@@ -1,5 +1,6 @@
 """Finds the folders of the cgroups that limit this process."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -13,8 +14,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
     Groups of version 1 are only those of `controller`. `root` has `/proc` and `/sys`.
     """
     try:
-        own = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        own, mounts = _lines(root / "proc/self/cgroup"), _lines(root / "proc/self/mountinfo")
     except OSError:
         return  # no cgroups
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own)}
@@ -37,6 +37,12 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
                 continue
             for folder in _folders(root / point.lstrip("/"), mounted, path):
                 yield version, folder
+
+
+def _lines(file: Path) -> list[str]:
+    # Not `splitlines`: the kernel escapes a newline in a name, but no other character that
+    # `splitlines` takes for the end of a line.
+    return [line for line in os.fsdecode(file.read_bytes()).split("\n") if line]
 
 
 def _folders(point: Path, mounted: str, path: str) -> Iterator[Path]:

@@ -123,6 +123,25 @@ def test_names_of_mounts_and_cgroups_are_any_bytes(machine: Machine) -> None:
     assert machine.cores() == 2
 
 
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize("end", ["\r", "\v", "\f", "\x1c", "\x85", "\u2028"])
+def test_a_name_may_have_what_ends_a_line_elsewhere(machine: Machine, end: str) -> None:
+    mounts = f"31 25 0:27 / /mnt/a{end}b rw - ext4 /dev/sda rw\n" + VERSION_2.format("/")
+    machine.tell("", "")
+    (machine.root / "proc/self/cgroup").write_bytes(f"0::/pod{end}\n".encode())
+    (machine.root / "proc/self/mountinfo").write_bytes(mounts.encode())
+    machine.limit(f"/sys/fs/cgroup/pod{end}", "200000 100000")
+
+    assert machine.cores() == 2
+
+
+@pytest.mark.usefixtures("many_cores")
+def test_a_kernel_without_cgroups_has_no_quotas(machine: Machine) -> None:
+    machine.tell("", VERSION_2.format("/"))
+
+    assert machine.cores() == 64
+
+
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
     """A cgroup of the kernel that gives half a core, of whichever version is here."""
