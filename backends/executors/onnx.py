@@ -2,6 +2,7 @@
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.packing import save_packed_apart
-from backends.executors.padded_batch import PaddedBatch
+from backends.executors.padded_batch import PaddedBatch, ones
 from backends.executors.prepacked import prepacked_graph
-from backends.executors.provider import DeviceOptions, open_session, runtime_version
+from backends.executors.provider import (
+    DeviceOptions,
+    open_session,
+    runtime_version,
+    shrink_arena,
+)
 from backends.executors.trial_runs import run_trials
-from backends.types import FloatArray
+from backends.types import FloatArray, OutputKind
 
 _CPU = DeviceOptions(provider="cpu")
 _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
@@ -52,6 +58,8 @@ class OnnxExecutor(ModelExecutor):
         self.cost = self._measure(self._session, time.thread_time)
         if self._wide is not None:
             self.wide_cost = self._measure(self._wide, time.perf_counter)
+        feeds = self._feeds(ones(1, 1, OutputKind.POOLED))
+        weakref.finalize(self, shrink_arena, self._session, feeds).atexit = False
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:
@@ -62,14 +70,16 @@ class OnnxExecutor(ModelExecutor):
         return self._run(self._wide or self._session, batch)
 
     def _run(self, session: Any, batch: PaddedBatch) -> FloatArray:
-        given = batch.by_input()
-        feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
-            (result,) = session.run([self._source.outputs[batch.output]], feeds)
+            (result,) = session.run([self._source.outputs[batch.output]], self._feeds(batch))
         except Exception as error:  # ONNX Runtime's errors only share the base `Exception`
             raise explain(error) from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
+
+    def _feeds(self, batch: PaddedBatch) -> dict[str, Any]:
+        given = batch.by_input()
+        return {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
 
     def _measure(self, session: Any, clock: Callable[[], float]) -> CostModel:
         return measure_cost(self._source, functools.partial(self._run, session), clock)

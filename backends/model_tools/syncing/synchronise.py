@@ -28,8 +28,10 @@ from backends.repository.model import is_hidden
 from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"
-# What backends write into a model's folder: `.last-served.json`, `.fallback.json`, ...
-_OF_BACKENDS = re.compile(r"\.[a-z0-9-]+\.json(\.\d+)?|\.prepacked")
+# Files that backends write into a model's folder.
+_OF_BACKENDS = re.compile(
+    r"\.(last-served|admitted|tuning|forms(-[a-z0-9]+)?|fallback|fp16)\.json(\.\d+)?|\.prepacked"
+)
 Files = Mapping[str, FileDigest]
 _State = Mapping[str, tuple[int, int, int]]
 """Inode, size and modification time of each file."""

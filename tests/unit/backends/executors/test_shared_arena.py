@@ -1,5 +1,6 @@
 """Sessions on a CPU share the memory of their batches."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,10 +20,15 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_second_session_takes_no_memory_for_its_batches(tmp_path: Path) -> None:
+def write_graph(folder: Path) -> Path:
     shape = BertShape(layers=1, hidden=4, heads=2, intermediate=4, vocab=8, positions=512)
-    path = tmp_path / "model.onnx"
+    path = folder / "model.onnx"
     path.write_bytes(build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString())
+    return path
+
+
+def test_a_second_session_takes_no_memory_for_its_batches(tmp_path: Path) -> None:
+    path = write_graph(tmp_path)
     sessions = [open_graph(path, dimensions=4) for _ in range(4)]
     batch = ones(32, 512, OutputKind.POOLED)
     sessions[0].run(batch)
@@ -32,3 +38,14 @@ def test_a_second_session_takes_no_memory_for_its_batches(tmp_path: Path) -> Non
         session.run(batch)
 
     assert resident_bytes() - before < _SCORES
+
+
+def test_a_closed_session_returns_the_memory_of_its_batches(tmp_path: Path) -> None:
+    session = open_graph(write_graph(tmp_path), dimensions=4)
+    session.run(ones(32, 512, OutputKind.POOLED))
+    before = resident_bytes()
+
+    del session
+    gc.collect()
+
+    assert before - resident_bytes() > _SCORES
