@@ -15,6 +15,7 @@ SETTLED = 10.0
 LIMITED = "limited-"
 """Begins the id of a tenant whose limit may refuse requests with 429."""
 _OK, _REFUSED = 200, 429
+_NOT_BILLED = frozenset({401, 409})
 _TOLD = frozenset({503, 504})
 """Statuses that a request with a very short deadline may get at any time."""
 
@@ -134,14 +135,15 @@ def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
 def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
 
-    A request without an answer may have been served, and then it is billed.
+    A request without an answer may have been served, and then it is billed; but one with an
+    idempotency key is sent again, and is billed with the answer that its caller gets then.
     """
     rows = defaultdict[str, list[LedgerRow]](list)
     for row in ledger:
         rows[row.id].append(row)
     mine = {each.id: each for each in sent if each.status == _OK and each.id}
     refused = {each.id for each in sent if each.status != _OK and each.id}
-    lost = sum(not each.id for each in sent)
+    lost = sum(not (each.id or each.retry_key) for each in sent)
     paid = {row.id for row in ledger if row.status == _OK}
     counted = (
         (unbilled(sent, ledger), "answers are not in the ledger"),
@@ -214,10 +216,14 @@ def _p99(sent: Sequence[Sent]) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that only a gateway gives; an answer that is replayed counts once."""
+    """Return the answers that the ledger must have; an answer that is replayed counts once.
+
+    A load balancer may give others, too. Nobody is billed for a key that nobody has (401).
+    """
     found = {
         (each.id, each.status, each.retry_key or str(number))
         for number, each in enumerate(sent)
-        if each.status in {_OK, _REFUSED} and not each.has_left
+        if (each.status in {_OK, _REFUSED} or each.status in each.allowed - _NOT_BILLED)
+        and not each.has_left
     }
     return Counter((id_, status) for id_, status, _ in found)

@@ -26,6 +26,8 @@ _LEAVES_WITHIN = 0.04
 _LONG = 120.0
 """Seconds after which a request with an idempotency key counts as lost."""
 _CONNECTIONS = 256
+_NO_ANSWER = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+"""What a request raises whose answer does not come, or is no HTTP."""
 _Address = tuple[str, int]
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, _Address]
 
@@ -86,16 +88,13 @@ class Load:
             self._error = error
 
     async def _send(self) -> None:
-        tasks: set[asyncio.Task[None]] = set()
         places = asyncio.Semaphore(_CONNECTIONS)
         due = time.monotonic()
-        while not self._stop.is_set():
-            due += self._chooser.expovariate(self.rate)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.add(task := asyncio.create_task(self._one(due, places)))
-            task.add_done_callback(tasks.discard)
-        if tasks:
-            await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as requests:
+            while not self._stop.is_set():
+                due += self._chooser.expovariate(self.rate)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                requests.create_task(self._one(due, places))
         for _, writer, _ in self._idle:
             writer.transport.abort()
 
@@ -131,8 +130,9 @@ class Load:
             question, headers=headers, statuses=question.statuses | {_RUNS}
         )
         if self._chooser.random() < _HANG_UP:
-            with contextlib.suppress(OSError, EOFError):
-                await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
+            with contextlib.suppress(*_NO_ANSWER):
+                async with asyncio.timeout(_PATIENCE):
+                    await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
         for _ in range(2):
             until = time.monotonic() + _LONG
             while time.monotonic() < until:
@@ -156,7 +156,7 @@ class Load:
         """Send once; return after how many seconds to send again, 0 for never."""
         status, head, body = 0, b"", b""
         is_repeat = question.body in self._answered
-        with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
+        with contextlib.suppress(*_NO_ANSWER):
             async with asyncio.timeout(due + _PATIENCE - time.monotonic()), places:
                 status, head, body = await self._exchange(tenant, question, is_hasty=is_hasty)
         retry_after = _field(head, b"retry-after:")
@@ -232,7 +232,7 @@ class Load:
         }
         for place, question, body in map(msgspec.structs.astuple, self._answers):
             mine = self.sent[place]
-            is_right = oracle.is_right(question, body)
+            is_right = _is_right(oracle, question, body)
             owner = "" if is_right else owner_of(body, mine.tenant, asked.values(), oracle)
             self.sent[place] = msgspec.structs.replace(mine, is_right=is_right, answer_of=owner)
         self._answers.clear()
@@ -243,7 +243,15 @@ def owner_of(
 ) -> str:
     """Return the other tenant whose question `body` answers; nothing if there is none."""
     others = (each for each in asked if each[0] != tenant)
-    return next((other for other, question in others if oracle.is_right(question, body)), "")
+    return next((other for other, question in others if _is_right(oracle, question, body)), "")
+
+
+def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:
+    """Return whether `body` answers the question; one of another form is wrong."""
+    try:
+        return oracle.is_right(question, body)
+    except msgspec.DecodeError:
+        return False
 
 
 def _field(head: bytes, name: bytes) -> str:
