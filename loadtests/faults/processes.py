@@ -504,12 +504,20 @@ class Consumer:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` from a thread; it returns how many seconds to wait until the next call."""
+    """Call `action` from a thread; it returns how many seconds to wait until the next call.
+
+    Raises:
+        TopologyError: `action` raised an error, and was not called any more.
+    """
     stop = threading.Event()
+    errors: list[Exception] = []
 
     def run() -> None:
-        while not stop.wait(action()):
-            pass
+        try:
+            while not stop.wait(action()):
+                pass
+        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+            errors.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -518,6 +526,8 @@ def repeating(action: Callable[[], float]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+    for error in errors:
+        raise TopologyError(f"what was repeated failed: {error!r}") from error
 
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
