@@ -26,9 +26,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from redis.exceptions import RedisError
 
-from gateway.auth.keys import hash_key
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
@@ -39,7 +37,7 @@ from loadtests.faults.model import ModelOracle
 from loadtests.faults.paced_backend import BackendSpec, PacedBackend
 from loadtests.faults.proxy import SOUND, ProxyFault
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, add_tenants
 from testing.delaying_proxy import DelayingProxy
 from testing.loopback import get, no_authorities
 from testing.prometheus import running_prometheus
@@ -532,11 +530,9 @@ def repeating(action: Callable[[], float]) -> Iterator[None]:
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
     """Create the ledger at `url`, and tenants with their keys."""
-    with Ledger.create(url) as ledger:
-        for tenant, key in keys.items():
-            rules = (RULE,) if tenant.startswith(LIMITED) else _FREE
-            ledger.accounts.create_tenant(tenant, rules=rules)
-            ledger.accounts.create_key(tenant, key_hash=hash_key(key))
+    limited = {tenant: key for tenant, key in keys.items() if tenant.startswith(LIMITED)}
+    add_tenants(url, limited, rules=(RULE,))
+    add_tenants(url, {t: key for t, key in keys.items() if t not in limited}, rules=_FREE)
 
 
 def _runs(pid: int) -> bool:

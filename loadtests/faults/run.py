@@ -156,7 +156,7 @@ def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
 def _judged(job: Job, case: Case, *, since: float, again: float) -> Iterator[str]:
     """Yield what every case must hold, and what the fault's own checks find."""
     fault, sent, begun, ended = job.fault, case.sent, case.begun, case.ended
-    window = fault.window(job.topology, job.part)
+    window = fault.window(job.part)
 
     def may_be_lost(each: Sent) -> bool:
         return fault.may_lose > 0 and begun - fault.may_lose <= each.came <= ended
