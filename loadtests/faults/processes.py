@@ -137,8 +137,7 @@ class Processes:
                 stack.callback(backend.kill)
                 backend.start()
                 stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
-            own = [each.models for each in self.backends.values() if each.spec.models is None]
-            self.oracle = self.setup.oracle(own)
+            self.oracle = self.setup.oracle([each.models for each in self.backends.values()])
             urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
             disk = self.setup.disk_bytes > 0
             self.gateway = Gateway(
