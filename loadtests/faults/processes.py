@@ -316,9 +316,11 @@ class Processes:
         members = [each for each in self._members(part) if isinstance(each, Valkey | PacedBackend)]
         for each in members:
             each.pause()
-        yield
-        for each in members:
-            each.resume()
+        try:
+            yield
+        finally:
+            for each in members:
+                each.resume()
 
     @contextmanager
     def _proxied(self, part: str, fault: ProxyFault) -> Iterator[None]:
@@ -352,14 +354,18 @@ class Processes:
         redis = self.server(part)
         redis.configure("maxmemory-policy", "noeviction")
         redis.configure("maxmemory", "1")
-        yield
-        redis.configure("maxmemory", "0")
+        try:
+            yield
+        finally:
+            redis.configure("maxmemory", "0")
 
     @contextmanager
     def _delay(self, part: str) -> Iterator[None]:
         self._delays[part] = _LATE
-        yield
-        self._delays[part] = 0.0
+        try:
+            yield
+        finally:
+            self._delays[part] = 0.0
 
     @contextmanager
     def _fail_over(self, part: str) -> Iterator[None]:
