@@ -90,13 +90,15 @@ class Load:
     async def _send(self) -> None:
         places = asyncio.Semaphore(_CONNECTIONS)
         due = time.monotonic()
-        async with asyncio.TaskGroup() as requests:
-            while not self._stop.is_set():
-                due += self._chooser.expovariate(self.rate)
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                requests.create_task(self._one(due, places))
-        for _, writer, _ in self._idle:
-            writer.transport.abort()
+        try:
+            async with asyncio.TaskGroup() as requests:
+                while not self._stop.is_set():
+                    due += self._chooser.expovariate(self.rate)
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    requests.create_task(self._one(due, places))
+        finally:
+            for _, writer, _ in self._idle:
+                writer.transport.abort()
 
     async def _one(self, due: float, places: asyncio.Semaphore) -> None:
         tenants = list(self._questions)
@@ -186,7 +188,6 @@ class Load:
     async def _exchange(
         self, tenant: str, question: Question, *, is_hasty: bool = False
     ) -> tuple[int, bytes, bytes]:
-        reader, writer, _ = stream = await self._connection()
         lines = [
             f"POST {question.path} HTTP/1.1",
             "host: gateway",
@@ -196,6 +197,7 @@ class Load:
             *(f"{name}: {value}" for name, value in question.headers),
             *((f"x-request-timeout: {_HASTE}",) if is_hasty else ()),
         ]
+        reader, writer, _ = stream = await self._connection()
         try:
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
             if question.is_left:
