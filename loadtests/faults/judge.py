@@ -4,7 +4,7 @@ A finding is a sentence about an invariant that did not hold.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any  # figures are numbers, texts and small tables
 
 import msgspec
@@ -98,8 +98,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: int
     tenant: str
-    items: int
-    """Items that were answered."""
+    items: float
+    """Items that were answered. A run has only their sum, of which this is an equal part."""
+    run: str = ""
+    """The id of the first request of its run."""
 
 
 def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
@@ -155,16 +157,22 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
             sum(row.tenant != mine[row.id].tenant for row in ledger if row.id in mine),
             "billed to another tenant",
         ),
-        (
-            sum(
-                sum(row.items for row in rows[id_]) != each.items
-                for id_, each in mine.items()
-                if len(rows[id_]) == 1
-            ),
-            "billed with another number of items",
-        ),
+        (_billed_otherwise(mine, rows), "billed with another number of items"),
     )
     yield from (f"{count} {what}" for count, what in counted if count)
+
+
+def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
+    """Count runs that were answered whole, and billed with another number of items."""
+    runs = defaultdict[str, list[LedgerRow]](list)
+    for found in rows.values():
+        if len(found) == 1:
+            runs[found[0].run or found[0].id].append(found[0])
+    return sum(
+        round(sum(row.items for row in run)) != sum(mine[row.id].items for row in run)
+        for run in runs.values()
+        if all(row.id in mine for row in run)
+    )
 
 
 def retries(sent: Sequence[Sent]) -> Iterator[str]:

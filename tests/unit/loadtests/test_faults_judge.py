@@ -181,3 +181,11 @@ def test_each_request_of_a_run_is_a_row() -> None:
 
     assert len({each.id for each in found}) == 3
     assert {each.items for each in found} == {2}
+
+
+def test_the_items_of_a_run_are_compared_by_their_sum() -> None:
+    rows = ledger_rows([(f"req_{10:032x}", 2, 200, "north", 13, 0)])
+    one, many = rows[0].id, rows[1].id
+
+    assert not [*billing([sent(one), sent(many, items=12)], rows)]
+    assert [*billing([sent(one), sent(many, items=11)], rows)]

@@ -227,7 +227,7 @@ def test_changed_files_are_another_commit(tmp_path: Path, monkeypatch: pytest.Mo
         subprocess.run(["git", *who, *words], check=True, capture_output=True)  # noqa: S607
 
     monkeypatch.chdir(tmp_path)
-    found = []
+    found: list[str] = []
     for text in ("one", "two", "three", "one"):
         Path("file").write_text(text)
         if not found:
