@@ -81,7 +81,7 @@ def test_a_breaker_that_never_opened_is_found() -> None:
 def test_counters_that_nobody_tells_are_found_and_restarts_are_not() -> None:
     assert few_attempts(case())
     restarted = case(computed=90.0, retried=60.0)
-    restarted.counters["start"] |= {"computed": 100.0, "retried": 70.0}  # type: ignore[index]
+    restarted.counters["start"] |= {"computed": 100.0, "retried": 70.0}  # type: ignore[index, operator]
     assert few_attempts(restarted)
 
 
