@@ -56,8 +56,8 @@ def each_line_is_there_once(case: Case) -> Sequence[str]:
     output = [msgspec.json.decode(line) for line in lines]
     times = Counter(line["custom_id"] for line in output)
     wrong = sum(
-        not case.topology.oracle.is_right_text(
-            asked[int(line["custom_id"])], msgspec.json.encode(line["response"]["body"])
+        not case.topology.oracle.are_right(
+            [asked[int(line["custom_id"])]], msgspec.json.encode(line["response"]["body"])
         )
         for line in output[:: max(1, len(output) // 1000)]
     )

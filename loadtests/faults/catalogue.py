@@ -67,7 +67,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     hold: float = 15.0
     """Seconds that the fault lasts."""
     windows: Mapping[str, Window] = {}
-    """When errors are allowed, by kind of part, or by topology and kind: `containers gateway`."""
+    """When errors are allowed, by kind of part."""
     load: LoadSpec = LoadSpec()
     setup: object = None
     """The setup of the topology. Faults with equal setups share a running topology."""
@@ -81,10 +81,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the fault early once this returns true for the topology."""
     play: Play | None = None
 
-    def window(self, topology: str, part: str) -> Window:
-        """Return when errors are allowed if this fault is injected into a part."""
+    def window(self, part: str) -> Window:
+        """Return when errors are allowed while it is done to a part."""
         kind = part.split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
-        for name in (f"{topology} {kind}", kind, topology):
-            if name in self.windows:
-                return self.windows[name]
-        return NEVER
+        return self.windows.get(kind, NEVER)

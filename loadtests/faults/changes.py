@@ -2,11 +2,12 @@
 
 import itertools
 import random
+import re
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,8 @@ _LONG = 120.0
 """Seconds. A shorter soak does not judge growth."""
 _MIB = 1 << 20
 _SHARE, _MEMORY, _FILES = 0.05, 4 * _MIB, 8
-"""How far a resource may rise after the first third: 5 %, and 4 MiB or 8 files or threads."""
+"""How far a resource may rise after the first third: 5 %, and 4 MiB or 8 of the others."""
+_TASKS = re.compile(r"^sluicegate_tasks (\S+)$", re.MULTILINE)
 _MOST_LOG_BYTES = 32 * _MIB
 
 
@@ -115,7 +117,7 @@ class Operator:
 
 
 class Resources:
-    """Samples memory, open files and threads of every process, and the size of event logs."""
+    """Samples memory, files and threads of processes, workers' tasks, and event logs."""
 
     def __init__(self, topology: Processes) -> None:
         self._topology = topology
@@ -129,14 +131,22 @@ class Resources:
         for name, pid in self._topology.pids().items():
             for resource, amount in resources_of(pid).items():
                 self.samples[name, resource].append((at, amount))
+        with self._topology.admin() as admin:
+            found = _TASKS.search(admin.get("/metrics").raise_for_status().text)
+        if found is not None:
+            self.samples["workers", "tasks"].append((at, float(found[1])))
         folder = self._topology.gateway.settings.events_dir
-        self.log_bytes = max(self.log_bytes, sum(f.stat().st_blocks * 512 for f in files(folder)))
+        self.log_bytes = max(self.log_bytes, size_of(folder))
         return _LOOK
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the files below a folder that are there still."""
-    return [path for path in folder.rglob("*") if path.is_file()]
+def size_of(folder: Path) -> int:
+    """Return the bytes on the disk of the files below a folder."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # billed, and removed meanwhile
+            found += path.stat().st_blocks * 512
+    return found
 
 
 def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -178,6 +188,9 @@ def nothing_grows(case: Case) -> Sequence[str]:
             case.figures[f"{name} MiB"] = f"{median / _MIB:.0f} {risen / _MIB:+.1f}"
         if case.ended - case.begun >= _LONG and risen > _SHARE * median + room:
             found.append(f"{name}: {resource} rose by {risen:.0f} from {median:.0f}")
+    unseen = {"memory", "files", "threads", "tasks"} - {name for _, name in resources.samples}
+    if unseen:
+        found.append(f"nobody looked at {', '.join(sorted(unseen))}")
     case.figures["event_log_bytes"] = resources.log_bytes
     if resources.log_bytes > _MOST_LOG_BYTES:
         found.append(f"event logs took {resources.log_bytes} bytes")

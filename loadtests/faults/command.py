@@ -37,10 +37,6 @@ _ENOUGH = 900.0
 @click.option("--list", "is_list", is_flag=True, help="Print the catalogue.")
 @click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
 @click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
-@click.option("--hold", default=0.0, help="Seconds of each fault, instead of its own.")
-@click.option("--quiet", default=5.0, show_default=True, help="Seconds of load before it.")
-@click.option("--rate", default=0.0, help="Requests a second, instead of its own.")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
 def faults_command(
     *,
     topology: tuple[str, ...],
@@ -48,10 +44,6 @@ def faults_command(
     is_list: bool,
     is_table: bool,
     repeat: int,
-    hold: float,
-    quiet: float,
-    rate: float,
-    results: Path,
 ) -> None:
     """Inject faults under load; judge answers, bills, errors and recovery.
 
@@ -64,20 +56,18 @@ def faults_command(
     if is_list:
         _list(jobs)
         return
-    file, commit = ResultFile(results), current_commit()
+    file, commit = ResultFile(RESULTS), current_commit()
     if is_table:
         print("\n".join(table(file.records(commit).values())))
         return
-    _run(jobs, file, commit, Pace(quiet=quiet, hold=hold, rate=rate))
+    _run(jobs, file, commit)
 
 
-def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None:
-    """Run the jobs and print each result; exit with 1 if there is a finding."""
+def _run(jobs: Sequence[Job], file: ResultFile, commit: str) -> None:
+    """Run the jobs and print each result; exit with 1 if something is not as it must be."""
     print("\n".join(table([])), flush=True)
-    broken: list[str] = []
 
     def show(record: Record) -> None:
-        broken.extend([record.case] if record.findings else [])
         print(list(table([record]))[-1], flush=True)
 
     # What is mounted, or runs in a container, is removed then, too.
@@ -88,7 +78,7 @@ def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None
             lambda name, folder, setup: TOPOLOGIES[name](folder, setup),
             file,
             commit=commit,
-            pace=pace,
+            pace=Pace(),
             within=_ENOUGH,
             show=show,
         )
@@ -96,7 +86,7 @@ def _run(jobs: Sequence[Job], file: ResultFile, commit: str, pace: Pace) -> None
         raise click.ClickException(f"the topology did not start: {error}") from error
     if left:
         print(f"{len(left)} cases are left: run the same command again")
-    if broken:
+    if broken := file.broken(commit, {job.name for job in jobs}):
         sys.exit(f"not as it must be: {', '.join(broken)}")
 
 

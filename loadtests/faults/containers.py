@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -195,15 +196,10 @@ def _kill(layout: Layout, service: Service) -> Iterator[None]:
 
 
 @contextmanager
-def _stop(layout: Layout, service: Service) -> Iterator[None]:
-    run("stop", "--time", str(service.grace), service.container, timeout=service.grace + 60)
-    yield
-    layout.start([service.name])
-
-
-@contextmanager
-def _lose(layout: Layout, service: Service) -> Iterator[None]:
-    run("stop", "--time", "0", service.container)
+def _stop(layout: Layout, service: Service, *, grace: int = -1) -> Iterator[None]:
+    """Stop it, with its own time to end or another one. The engine does not start it again."""
+    grace = service.grace if grace < 0 else grace
+    run("stop", "--time", str(grace), service.container, timeout=grace + 60)
     yield
     layout.start([service.name])
 
@@ -301,7 +297,7 @@ def _fill(path: Path) -> float:
 _FAULTS: Mapping[str, Callable[[Layout, Service], AbstractContextManager[None]]] = {
     "kill": _kill,
     "stop": _stop,
-    "lose": _lose,
+    "lose": partial(_stop, grace=0),
     "freeze": _freeze,
     "cut-in": lambda _, each: _dropping([each], ["INPUT", "!", "--in-interface", "lo"]),
     "cut-out": lambda _, each: _dropping([each], ["OUTPUT", "!", "--out-interface", "lo"]),
@@ -326,7 +322,10 @@ _PROCEDURES: Mapping[str, Callable[[Containers], Iterator[procedures.Step]]] = {
 def all_gateways_serve(case: Case) -> Iterator[str]:
     """Find gateways that are given no requests once everything works again."""
     well, end = case.counters["well"], case.counters["end"]
-    yield from (f"{name} is given no requests" for name in end if end[name] <= well.get(name, 0.0))
+    gateways = [name for name in case.topology.layout.services if name.startswith("gateway-")]
+    for name in gateways:
+        if end.get(name, 0.0) <= well.get(name, 0.0):
+            yield f"{name} is given no requests, or does not tell"
 
 
 def memory(case: Case) -> Iterator[str]:
@@ -344,8 +343,8 @@ def memory(case: Case) -> Iterator[str]:
             yield f"a process of `{kind}` had {size} MiB"
 
 
-def observed(case: Case) -> Iterator[str]:
-    """Find a slow start, images that hold tools, and metrics and spans that do not arrive."""
+def started(case: Case) -> Iterator[str]:
+    """Find a slow start, and images that hold tools."""
     layout = case.topology.layout
     case.figures["started_in"] = round(case.topology.started_in, 1)
     if case.topology.started_in > _HEALTHY:
@@ -353,6 +352,11 @@ def observed(case: Case) -> Iterator[str]:
     for image in sorted({s.image for s in layout.services.values() if "localhost/" in s.image}):
         if found := [*images.tools_in(image)]:
             yield f"`{image}` holds {', '.join(found)}"
+
+
+def observed(case: Case) -> Iterator[str]:
+    """Find metrics and spans that do not arrive."""
+    layout = case.topology.layout
     url = layout.url("prometheus", 9090) + "/api/v1/query"
 
     def targets() -> int:
@@ -413,10 +417,10 @@ FAULTS = (
     _fault("cut-network", "packets of a network are dropped", "they pass", hold=10.0,
            windows=_LOST, load=_SLOW),
     _fault("start", "nothing: the layout started from empty volumes", "nothing", load=_SLOW,
-           checks=(memory, observed)),
+           checks=(memory, started, observed)),
     _fault("rotation", "the backend token and the admin key are replaced", "nothing", load=_SLOW),
     _fault("restore", "after the load a backup is restored into empty volumes", "nothing",
            load=_SLOW, checks=(restored,)),
     _fault("upgrade", "the former release is upgraded, container by container", "nothing",
-           load=_SLOW, setup=FORMER),
+           load=_SLOW, setup=FORMER, checks=(memory, all_gateways_serve, observed)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Lists every fault of the catalogue."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any  # fields of a fault
 
 from loadtests.faults import (
@@ -29,8 +30,6 @@ _ALLOWED = 0.020
 """Seconds that a fault of a Redis may add to the 99th percentile of misses. The fault may also
 double the percentile."""
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
-_REACTION = 2.0
-"""Seconds until a new breaker, or the end of a failover, is noticed."""
 _TWO_REGIONS = (
     BackendSpec(name="eu-0", region="eu"),
     BackendSpec(name="us-0", region="us"),
@@ -53,13 +52,17 @@ def few_attempts(case: Case) -> Sequence[str]:
     """Find items that were tried too often, retries and hedges included."""
     grown = _growth(case)
     first = grown["computed"] + grown["failed"]
-    attempts = (first + grown["retried"] + grown["hedged"]) / first if first > 0 else 1.0
+    if first <= 0:
+        return ["no worker told of its items"]
+    attempts = (first + grown["retried"] + grown["hedged"]) / first
     case.figures["attempts"] = round(attempts, 3)
     return [f"{attempts:.2f} attempts per item"] if attempts > _MOST_ATTEMPTS else []
 
 
-def misses_go_on(case: Case) -> Sequence[str]:
-    """Find out whether the 99th percentile of misses rose too much during the fault."""
+def misses_go_on(case: Case, parts: Sequence[str] = ("cache", "state")) -> Sequence[str]:
+    """Find misses that waited for a Redis of `parts` that fails."""
+    if case.part not in parts:
+        return []
     misses = [each for each in case.sent if not each.is_repeat]
     before = percentile([each for each in misses if each.came < case.begun], 0.99)
     during = percentile([each for each in misses if case.begun <= each.due < case.ended], 0.99)
@@ -68,17 +71,9 @@ def misses_go_on(case: Case) -> Sequence[str]:
     return [f"p99 of misses rose from {before:.3f} to {during:.3f} s"] if late else []
 
 
-def misses_go_on_without_cache(case: Case) -> Sequence[str]:
-    """Call `misses_go_on` if the cache's Redis fails.
-
-    Misses may wait for the state's Redis.
-    """
-    return misses_go_on(case) if case.part == "cache" else []
-
-
-def breaker_opens(case: Case) -> Sequence[str]:
-    """Find a Redis that was away and whose circuit breaker did not open."""
-    if case.part not in ("cache", "state"):
+def breaker_opens(case: Case, parts: Sequence[str] = ("cache", "state")) -> Sequence[str]:
+    """Find a Redis of `parts` that was away, and whose breaker did not open."""
+    if case.part not in parts:
         return []
     opened = case.figures["breaker_opened"] = _growth(case)[f"{case.part} breaker"]
     return [] if opened > 0 else [f"the breaker of the {case.part} Redis did not open"]
@@ -113,13 +108,21 @@ def shares(case: Case) -> Sequence[str]:
 
 
 def _growth(case: Case) -> dict[str, float]:
+    """Return by how much each counter grew. A process that was killed counts from 0 again."""
     start, end = case.counters["start"], case.counters["end"]
-    return {name: end[name] - start.get(name, 0.0) for name in end}
+    return {
+        name: count - start.get(name, 0.0) if count >= start.get(name, 0.0) else count
+        for name, count in end.items()
+    }
+
+
+# Misses may wait for the state Redis, whose timeout is longer.
+_cached_misses_go_on = partial(misses_go_on, parts=("cache",))
+_CHECKS = (few_attempts, breaker_opens, _cached_misses_go_on)
 
 
 def _of_backends(name: str, what: str, undo: str) -> Fault:
-    checks = (few_attempts, breaker_opens)
-    return Fault(name=name, what=what, undo=undo, load=_BACKENDS, checks=checks)
+    return Fault(name=name, what=what, undo=undo, load=_BACKENDS, checks=_CHECKS)
 
 
 def _in_scene(name: str, what: str, undo: str, setup: Setup, rate: float, **changes: Any) -> Fault:
@@ -166,7 +169,7 @@ FAULTS: tuple[Fault, ...] = (
             "gateway": Window(is_open=True, after_end=3.0),
         },
         load=_BACKENDS,
-        checks=(few_attempts, breaker_opens),
+        checks=_CHECKS,
     ),
     _of_backends(
         "stop", "stops a part with SIGSTOP: it keeps connections, and is silent", "SIGCONT"
@@ -208,7 +211,8 @@ FAULTS: tuple[Fault, ...] = (
         what="leaves no memory to a Redis that evicts nothing, so that it refuses writes",
         undo="it has memory again",
         load=_HITS,
-        checks=(misses_go_on,),
+        # A cache that refuses writes still answers reads.
+        checks=(misses_go_on, partial(breaker_opens, parts=("state",))),
     ),
     Fault(
         name="redis-latency",
@@ -216,7 +220,8 @@ FAULTS: tuple[Fault, ...] = (
         undo="replies come at once",
         load=_HITS,
         setup=Setup(redis="delayed"),
-        checks=(misses_go_on,),
+        # What a late state Redis says is the limit.
+        checks=(misses_go_on, partial(breaker_opens, parts=("cache",))),
     ),
     Fault(
         name="failover",
@@ -225,7 +230,11 @@ FAULTS: tuple[Fault, ...] = (
         hold=SETTLED,
         load=LoadSpec(rate=150.0, repeated=0.6, hasty=0.0),
         setup=Setup(redis="sentinel", limited=1),
-        checks=(limits_hold, misses_go_on_without_cache),
+        checks=(
+            limits_hold,
+            _cached_misses_go_on,
+            partial(breaker_opens, parts=("cache",)),
+        ),
     ),
     *retries.FAULTS,
     *power_cut.FAULTS,

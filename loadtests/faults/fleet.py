@@ -304,7 +304,11 @@ class _Operator:
     def look(self) -> float:
         """Ask every gateway whether it is ready; return the seconds until the next time."""
         for gateway in self._gateways:
-            answer = self._client.get(f"http://127.0.0.1:{gateway.port}/health/ready")
+            try:
+                answer = self._client.get(f"http://127.0.0.1:{gateway.port}/health/ready")
+            except httpx.HTTPError:
+                self.unready += 1
+                continue
             self.unready += not answer.is_success
             self.degraded += "ledger" in answer.text
         return _PAUSE

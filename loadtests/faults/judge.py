@@ -4,7 +4,7 @@ A finding is a sentence about an invariant that did not hold.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any  # figures are numbers, texts and small tables
 
 import msgspec
@@ -15,6 +15,7 @@ SETTLED = 10.0
 LIMITED = "limited-"
 """Begins the id of a tenant whose limit may refuse requests with 429."""
 _OK, _REFUSED = 200, 429
+_NOT_BILLED = frozenset({401, 409})
 _TOLD = frozenset({503, 504})
 """Statuses that a request with a very short deadline may get at any time."""
 
@@ -97,8 +98,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     status: int
     tenant: str
-    items: int
-    """Items that were answered."""
+    items: float
+    """Items that were answered. A run has only their sum, of which this is an equal part."""
+    run: str = ""
+    """The id of the first request of its run."""
 
 
 def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
@@ -134,14 +137,15 @@ def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
 def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
 
-    A request without an answer may have been served, and then it is billed.
+    A request without an answer may have been served, and then it is billed; but one with an
+    idempotency key is sent again, and is billed with the answer that its caller gets then.
     """
     rows = defaultdict[str, list[LedgerRow]](list)
     for row in ledger:
         rows[row.id].append(row)
     mine = {each.id: each for each in sent if each.status == _OK and each.id}
     refused = {each.id for each in sent if each.status != _OK and each.id}
-    lost = sum(not each.id for each in sent)
+    lost = sum(not (each.id or each.retry_key) for each in sent)
     paid = {row.id for row in ledger if row.status == _OK}
     counted = (
         (unbilled(sent, ledger), "answers are not in the ledger"),
@@ -153,16 +157,22 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
             sum(row.tenant != mine[row.id].tenant for row in ledger if row.id in mine),
             "billed to another tenant",
         ),
-        (
-            sum(
-                sum(row.items for row in rows[id_]) != each.items
-                for id_, each in mine.items()
-                if len(rows[id_]) == 1
-            ),
-            "billed with another number of items",
-        ),
+        (_billed_otherwise(mine, rows), "billed with another number of items"),
     )
     yield from (f"{count} {what}" for count, what in counted if count)
+
+
+def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
+    """Count runs that were answered whole, and billed with another number of items."""
+    runs = defaultdict[str, list[LedgerRow]](list)
+    for found in rows.values():
+        if len(found) == 1:
+            runs[found[0].run or found[0].id].append(found[0])
+    return sum(
+        round(sum(row.items for row in run)) != sum(mine[row.id].items for row in run)
+        for run in runs.values()
+        if all(row.id in mine for row in run)
+    )
 
 
 def retries(sent: Sequence[Sent]) -> Iterator[str]:
@@ -214,10 +224,14 @@ def _p99(sent: Sequence[Sent]) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that only a gateway gives; an answer that is replayed counts once."""
+    """Return the answers that the ledger must have; an answer that is replayed counts once.
+
+    A load balancer may give others, too. Nobody is billed for a key that nobody has (401).
+    """
     found = {
         (each.id, each.status, each.retry_key or str(number))
         for number, each in enumerate(sent)
-        if each.status in {_OK, _REFUSED} and not each.has_left
+        if (each.status in {_OK, _REFUSED} or each.status in each.allowed - _NOT_BILLED)
+        and not each.has_left
     }
     return Counter((id_, status) for id_, status, _ in found)

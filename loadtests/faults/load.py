@@ -26,6 +26,8 @@ _LEAVES_WITHIN = 0.04
 _LONG = 120.0
 """Seconds after which a request with an idempotency key counts as lost."""
 _CONNECTIONS = 256
+_NO_ANSWER = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+"""What a request raises whose answer does not come, or is no HTTP."""
 _Address = tuple[str, int]
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, _Address]
 
@@ -86,18 +88,17 @@ class Load:
             self._error = error
 
     async def _send(self) -> None:
-        tasks: set[asyncio.Task[None]] = set()
         places = asyncio.Semaphore(_CONNECTIONS)
         due = time.monotonic()
-        while not self._stop.is_set():
-            due += self._chooser.expovariate(self.rate)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.add(task := asyncio.create_task(self._one(due, places)))
-            task.add_done_callback(tasks.discard)
-        if tasks:
-            await asyncio.wait(tasks)
-        for _, writer, _ in self._idle:
-            writer.transport.abort()
+        try:
+            async with asyncio.TaskGroup() as requests:
+                while not self._stop.is_set():
+                    due += self._chooser.expovariate(self.rate)
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    requests.create_task(self._one(due, places))
+        finally:
+            for _, writer, _ in self._idle:
+                writer.transport.abort()
 
     async def _one(self, due: float, places: asyncio.Semaphore) -> None:
         tenants = list(self._questions)
@@ -131,8 +132,9 @@ class Load:
             question, headers=headers, statuses=question.statuses | {_RUNS}
         )
         if self._chooser.random() < _HANG_UP:
-            with contextlib.suppress(OSError, EOFError):
-                await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
+            with contextlib.suppress(*_NO_ANSWER):
+                async with asyncio.timeout(_PATIENCE):
+                    await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
         for _ in range(2):
             until = time.monotonic() + _LONG
             while time.monotonic() < until:
@@ -156,7 +158,7 @@ class Load:
         """Send once; return after how many seconds to send again, 0 for never."""
         status, head, body = 0, b"", b""
         is_repeat = question.body in self._answered
-        with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
+        with contextlib.suppress(*_NO_ANSWER):
             async with asyncio.timeout(due + _PATIENCE - time.monotonic()), places:
                 status, head, body = await self._exchange(tenant, question, is_hasty=is_hasty)
         retry_after = _field(head, b"retry-after:")
@@ -186,7 +188,6 @@ class Load:
     async def _exchange(
         self, tenant: str, question: Question, *, is_hasty: bool = False
     ) -> tuple[int, bytes, bytes]:
-        reader, writer, _ = stream = await self._connection()
         lines = [
             f"POST {question.path} HTTP/1.1",
             "host: gateway",
@@ -196,6 +197,7 @@ class Load:
             *(f"{name}: {value}" for name, value in question.headers),
             *((f"x-request-timeout: {_HASTE}",) if is_hasty else ()),
         ]
+        reader, writer, _ = stream = await self._connection()
         try:
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
             if question.is_left:
@@ -232,7 +234,7 @@ class Load:
         }
         for place, question, body in map(msgspec.structs.astuple, self._answers):
             mine = self.sent[place]
-            is_right = oracle.is_right(question, body)
+            is_right = _is_right(oracle, question, body)
             owner = "" if is_right else owner_of(body, mine.tenant, asked.values(), oracle)
             self.sent[place] = msgspec.structs.replace(mine, is_right=is_right, answer_of=owner)
         self._answers.clear()
@@ -243,7 +245,15 @@ def owner_of(
 ) -> str:
     """Return the other tenant whose question `body` answers; "" if there is none."""
     others = (each for each in asked if each[0] != tenant)
-    return next((other for other, question in others if oracle.is_right(question, body)), "")
+    return next((other for other, question in others if _is_right(oracle, question, body)), "")
+
+
+def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:
+    """Return whether `body` answers the question; one of another form is wrong."""
+    try:
+        return oracle.is_right(question, body)
+    except msgspec.DecodeError:
+        return False
 
 
 def _field(head: bytes, name: bytes) -> str:

@@ -3,12 +3,13 @@
 import itertools
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 from typing_extensions import override
 
-from loadtests.faults.model import MODEL, ModelOracle, write_revision
+from loadtests.faults.model import MODEL, ModelOracle, texts, write_revision
 from loadtests.faults.topology import Question
 from testing.model_repository import write_model
 
@@ -20,11 +21,13 @@ async def run(item, ask):
     return {{"length": len(str(item))}}
 """
 _LARGEST_BODY = 8 * 1024 * 1024
-_ODD = 0.2
+_OTHERS = 500
+"""Added to a seed, gives texts of no other tenant."""
+_ODD, _LARGE, _ITEMS = 0.2, 0.05, 12
 
 
 class MixedOracle(ModelOracle):
-    """Adds an algorithm, and requests that are not answered with 200."""
+    """Adds an algorithm, requests of many items, and some that are not answered with 200."""
 
     @override
     @staticmethod
@@ -34,14 +37,17 @@ class MixedOracle(ModelOracle):
 
     @override
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield a fifth of odd requests, and a sixth for the algorithm."""
-        chooser, numbers = random.Random(seed), itertools.count()
+        """Yield a fifth of odd requests, a sixth for the algorithm, and some of many items."""
+        chooser, numbers, more = random.Random(seed), itertools.count(), texts(seed + _OTHERS)
         for plain in super().questions(seed):
             if chooser.random() < _ODD:
                 yield chooser.choice(_odd(plain))
             elif chooser.random() < _ODD:
                 item = f"item {seed} {next(numbers)}"
                 yield Question(path=_INFER, body=msgspec.json.encode({"inputs": [item]}))
+            elif chooser.random() < _LARGE:
+                body = msgspec.json.encode({"model": MODEL, "input": [*islice(more, _ITEMS)]})
+                yield msgspec.structs.replace(plain, body=body, items=_ITEMS)
             else:
                 yield plain
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
-from backends.types import OutputKind
+from backends.types import FloatArray, OutputKind
 from loadtests.faults.topology import Question
 from testing.model_repository import DIMENSIONS, WORDS, write_encoder
 
@@ -90,17 +90,26 @@ class ModelOracle:
 
     def is_right(self, question: Question, body: bytes) -> bool:
         """Return whether `body` answers the question as the revision that it names does."""
-        (text,) = msgspec.json.decode(question.body)["input"]
-        return self.is_right_text(text, body)
+        return self.are_right(msgspec.json.decode(question.body)["input"], body)
 
-    def is_right_text(self, text: str, body: bytes) -> bool:
-        """Return whether `body` has the embedding of `text`, and no other."""
+    def are_right(self, asked: Sequence[str], body: bytes) -> bool:
+        """Return whether `body` has the embedding of each text in order, and no other."""
         answer = msgspec.json.decode(body, type=_Body)
         tokenizer = self._known.get(answer.revision)
-        if tokenizer is None or len(answer.results) != 1:
+        if tokenizer is None or len(answer.results) != len(asked):
             return False
+        return all(
+            _is_near(self.embedding(tokenizer, text), np.array(result.embedding))
+            for text, result in zip(asked, answer.results, strict=True)
+        )
+
+    def embedding(self, tokenizer: Tokenizer, text: str) -> FloatArray:
+        """Return the right embedding of a text, by the tokenizer of a revision."""
         ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
         (vector,) = self._executor.run(pad([ids], OutputKind.POOLED))
-        expected = vector / np.linalg.norm(vector)
-        found = np.array(answer.results[0].embedding)
-        return found.shape == expected.shape and bool(np.abs(found - expected).max() <= _TOLERANCE)
+        expected: FloatArray = vector / np.linalg.norm(vector)
+        return expected
+
+
+def _is_near(expected: FloatArray, found: FloatArray) -> bool:
+    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= _TOLERANCE)

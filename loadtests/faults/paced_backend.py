@@ -25,16 +25,12 @@ CAPACITY = _ROWS / (BASE + TOKEN * _TOKENS * _ROWS)
 
 
 class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specifies a backend; `slower` multiplies its times.
-
-    It serves the repository `models`, or by default its own.
-    """
+    """Specifies a backend with a repository of its own; `slower` times the pace."""
 
     name: str
     region: str
     slower: float = 1.0
     overflow: bool = False
-    models: Path | None = None
     settings: Mapping[str, str] = {}
 
 
@@ -48,9 +44,8 @@ class PacedBackend:
         write_models: Callable[[Path], None] = ModelOracle.write_models,
     ) -> None:
         self.spec = spec
-        self.models = spec.models or folder / spec.name
-        if spec.models is None:
-            write_models(self.models)
+        self.models = folder / spec.name
+        write_models(self.models)
         self.port = free_port()
         self.proxy = FaultyProxy(self.port, seed=len(spec.name))
         self._child: subprocess.Popen[bytes] | None = None

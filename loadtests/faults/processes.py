@@ -26,9 +26,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from redis.exceptions import RedisError
 
-from gateway.auth.keys import hash_key
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
@@ -39,7 +37,7 @@ from loadtests.faults.model import ModelOracle
 from loadtests.faults.paced_backend import BackendSpec, PacedBackend
 from loadtests.faults.proxy import SOUND, ProxyFault
 from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
-from loadtests.gateway import Gateway
+from loadtests.gateway import Gateway, add_tenants
 from testing.delaying_proxy import DelayingProxy
 from testing.loopback import get, no_authorities
 from testing.prometheus import running_prometheus
@@ -140,8 +138,7 @@ class Processes:
                 stack.callback(backend.kill)
                 backend.start()
                 stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
-            own = [each.models for each in self.backends.values() if each.spec.models is None]
-            self.oracle = self.setup.oracle(own)
+            self.oracle = self.setup.oracle([each.models for each in self.backends.values()])
             urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
             disk = self.setup.disk_bytes > 0
             self.gateway = Gateway(
@@ -320,9 +317,11 @@ class Processes:
         members = [each for each in self._members(part) if isinstance(each, Valkey | PacedBackend)]
         for each in members:
             each.pause()
-        yield
-        for each in members:
-            each.resume()
+        try:
+            yield
+        finally:
+            for each in members:
+                each.resume()
 
     @contextmanager
     def _proxied(self, part: str, fault: ProxyFault) -> Iterator[None]:
@@ -356,14 +355,18 @@ class Processes:
         redis = self.server(part)
         redis.configure("maxmemory-policy", "noeviction")
         redis.configure("maxmemory", "1")
-        yield
-        redis.configure("maxmemory", "0")
+        try:
+            yield
+        finally:
+            redis.configure("maxmemory", "0")
 
     @contextmanager
     def _delay(self, part: str) -> Iterator[None]:
         self._delays[part] = _LATE
-        yield
-        self._delays[part] = 0.0
+        try:
+            yield
+        finally:
+            self._delays[part] = 0.0
 
     @contextmanager
     def _fail_over(self, part: str) -> Iterator[None]:
@@ -505,12 +508,20 @@ class Consumer:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` from a thread; it returns how many seconds to wait until the next call."""
+    """Call `action` from a thread; it returns how many seconds to wait until the next call.
+
+    Raises:
+        TopologyError: `action` raised an error, and was not called any more.
+    """
     stop = threading.Event()
+    errors: list[Exception] = []
 
     def run() -> None:
-        while not stop.wait(action()):
-            pass
+        try:
+            while not stop.wait(action()):
+                pass
+        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+            errors.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -519,15 +530,15 @@ def repeating(action: Callable[[], float]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+    for error in errors:
+        raise TopologyError(f"what was repeated failed: {error!r}") from error
 
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
     """Create the ledger at `url`, and tenants with their keys."""
-    with Ledger.create(url) as ledger:
-        for tenant, key in keys.items():
-            rules = (RULE,) if tenant.startswith(LIMITED) else _FREE
-            ledger.accounts.create_tenant(tenant, rules=rules)
-            ledger.accounts.create_key(tenant, key_hash=hash_key(key))
+    limited = {tenant: key for tenant, key in keys.items() if tenant.startswith(LIMITED)}
+    add_tenants(url, limited, rules=(RULE,))
+    add_tenants(url, {t: key for t, key in keys.items() if t not in limited}, rules=_FREE)
 
 
 def _runs(pid: int) -> bool:

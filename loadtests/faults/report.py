@@ -1,7 +1,8 @@
 """Keeps the result of each case as a line of JSON, and prints results as a table."""
 
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any  # figures of many kinds
 
@@ -40,11 +41,20 @@ class ResultFile:
         found = (msgspec.json.decode(line, type=Record) for line in lines)
         return {each.case: each for each in found if each.commit == commit}
 
+    def broken(self, commit: str, cases: Container[str]) -> list[str]:
+        """Return the cases of a commit that have findings, also from an earlier run."""
+        found = self.records(commit).values()
+        return [each.case for each in found if each.findings and each.case in cases]
+
 
 def current_commit() -> str:
-    """Return the commit that is checked out, with a `+` if files of it were changed."""
+    """Return the commit that is checked out, with a `+` and a digest if files of it were changed.
+
+    Other changes are another program, whose results are not the ones of this one.
+    """
     head = _git("rev-parse", "--short=8", "HEAD") or "none"
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    changes = _git("diff", "HEAD", "--binary")
+    return f"{head}+{blake2b(changes.encode(), digest_size=4).hexdigest()}" if changes else head
 
 
 def table(records: Iterable[Record]) -> Iterator[str]:
@@ -71,5 +81,5 @@ def table(records: Iterable[Record]) -> Iterator[str]:
 
 def _git(*words: str) -> str:
     command = ("git", *words)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     return done.stdout.strip()

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import Window
 from loadtests.faults.processes import Processes, Setup, repeating
 
+_EXPLAINED = {0, 200, 409, 429, 500, 502, 503, 504}
 _VICTIMS = ("worker", "worker", "state", "cache")
 
 
@@ -27,6 +29,7 @@ def _kill_at_random(topology: Processes, _: str) -> Iterator[None]:
                 os.kill(random.choice(workers), signal.SIGKILL)
         else:
             topology.server(victim).kill()
+            time.sleep(random.uniform(0.0, 0.5))
             topology.server(victim).start()
         return random.uniform(0.4, 1.6)
 
@@ -35,7 +38,7 @@ def _kill_at_random(topology: Processes, _: str) -> Iterator[None]:
 
 
 def kills(case: Case) -> Sequence[str]:
-    """Record the killed processes, and the numbers of keys and answers."""
+    """Note what was killed, and find answers that no kill explains."""
     answered = [each for each in case.sent if each.status == 200]
     keys = {each.retry_key for each in answered}
     case.figures.update(
@@ -44,7 +47,8 @@ def kills(case: Case) -> Sequence[str]:
         answers=len(answered),
         statuses=dict(Counter(each.status for each in case.sent)),
     )
-    return []
+    other = {each.status for each in case.sent} - _EXPLAINED
+    return [f"requests were answered {sorted(other)}"] if other else []
 
 
 FAULTS = (

@@ -23,7 +23,8 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
             id=one,
             status=int(status),
             tenant=str(tenant),
-            items=(int(items) - int(failed)) // int(count),
+            items=(int(items) - int(failed)) / int(count),
+            run=str(first),
         )
         for first, count, status, tenant, items, failed in found
         for one in ids_from(str(first), int(count))

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any  # parts of a topology, and fields
 
@@ -11,6 +12,7 @@ import pytest
 from loadtests.faults.batch import each_line_is_there_once
 from loadtests.faults.catalogue import Case
 from loadtests.faults.changes import changes_worked, nothing_grows, rise
+from loadtests.faults.containers import all_gateways_serve
 from loadtests.faults.entries import (
     FAULTS,
     breaker_opens,
@@ -20,7 +22,9 @@ from loadtests.faults.entries import (
 )
 from loadtests.faults.judge import LIMITED, Sent
 from loadtests.faults.limits import limits_hold, over_admission_bound
+from loadtests.faults.mixed import MixedOracle
 from loadtests.faults.power_cut import loss_is_counted
+from loadtests.faults.retries import kills
 from loadtests.process_resources import resources_of
 from tools.monitoring.rules import alerts
 
@@ -43,7 +47,7 @@ def case(
         sent=answers,
         begun=10.0,
         ended=ended,
-        counters={"start": COUNTS, "end": grown},
+        counters={"start": dict(COUNTS), "end": grown},
         figures={},
     )
 
@@ -71,6 +75,32 @@ def test_a_breaker_that_never_opened_is_found() -> None:
     assert breaker_opens(case())
     assert not breaker_opens(case(cache_breaker=1.0))
     assert not breaker_opens(case(part="worker"))
+    assert not breaker_opens(case(), ("state",))
+
+
+def test_counters_that_nobody_tells_are_found_and_restarts_are_not() -> None:
+    assert few_attempts(case())
+    restarted = case(computed=90.0, retried=60.0)
+    restarted.counters["start"] |= {"computed": 100.0, "retried": 70.0}  # type: ignore[index, operator]
+    assert few_attempts(restarted)
+
+
+def test_an_answer_that_no_kill_explains_is_found() -> None:
+    def killed(status: int) -> Case:
+        notes = {"killed": Counter(worker=1)}
+        return case(sent(5.0, status=status), topology=SimpleNamespace(notes=notes))
+
+    assert not kills(killed(503))
+    assert kills(killed(422)) == ["requests were answered [422]"]
+
+
+def test_a_gateway_that_does_not_tell_its_requests_is_found() -> None:
+    services = {"gateway-1": None, "gateway-2": None, "billing": None}
+    topology = SimpleNamespace(layout=SimpleNamespace(services=services))
+    found = case(topology=topology)
+    found.counters.update(well={"gateway-1": 1.0}, end={"gateway-1": 2.0})  # type: ignore[attr-defined]
+
+    assert [*all_gateways_serve(found)] == ["gateway-2 is given no requests, or does not tell"]
 
 
 def test_misses_that_wait_for_a_redis_are_found() -> None:
@@ -89,11 +119,14 @@ def test_hits_that_are_refused_and_refusals_without_a_hint_are_found() -> None:
 
 
 def test_answers_that_nobody_counts_as_lost_are_found() -> None:
-    def topology(counted: int | None) -> object:
-        return SimpleNamespace(billed=lambda _: [], ask_ledger=lambda _: [(counted,)])
+    def topology(counted: int | None, *, before: int = 0) -> object:
+        return SimpleNamespace(
+            billed=lambda _: [], ask_ledger=lambda _: [(counted,)], notes={"gaps": before}
+        )
 
     assert loss_is_counted(case(sent(9.0), topology=topology(None)))
     assert not loss_is_counted(case(sent(9.0), topology=topology(1)))
+    assert loss_is_counted(case(sent(9.0), topology=topology(1, before=1)))
     assert not loss_is_counted(case(topology=topology(None)))
 
 
@@ -114,11 +147,28 @@ def test_lines_of_a_batch_that_are_not_there_once_are_found(
     ended = {"request_counts": {"failed": 0}}
     topology = SimpleNamespace(
         notes={"batch": ("b", ended, lines, ["one", "two"])},
-        oracle=SimpleNamespace(is_right_text=lambda *_: True),
+        oracle=SimpleNamespace(are_right=lambda *_: True),
         ask_ledger=lambda _: billed,
     )
 
     assert ", ".join(each_line_is_there_once(case(topology=topology))) == finding
+
+
+def test_an_answer_of_many_items_is_right_if_each_is(tmp_path: Path) -> None:
+    MixedOracle.write_models(tmp_path)
+    oracle = MixedOracle([tmp_path])
+    large = next(each for each in oracle.questions(1) if each.items > 1)
+    asked = msgspec.json.decode(large.body)["input"]
+    ((revision, tokenizer),) = oracle._known.items()
+    results = [{"embedding": oracle.embedding(tokenizer, text).tolist()} for text in asked]
+
+    def answer(*found: object) -> bytes:
+        return msgspec.json.encode({"revision": revision, "results": found})
+
+    assert len(asked) == large.items
+    assert oracle.is_right(large, answer(*results))
+    assert not oracle.is_right(large, answer(*results[1:], results[0]))
+    assert not oracle.is_right(large, answer(*results[1:]))
 
 
 def test_a_rise_is_told_from_noise_and_from_the_beginning() -> None:
@@ -133,7 +183,8 @@ def test_a_rise_is_told_from_noise_and_from_the_beginning() -> None:
 
 def test_a_process_that_grows_and_changes_that_fail_are_found() -> None:
     def soaked(step: float) -> Case:
-        samples = {("worker", "memory"): [(float(at), 5e7 + step * at) for at in range(100)]}
+        points = [(float(at), 5e7 + step * at) for at in range(100)]
+        samples = {("worker", name): points for name in ("memory", "files", "threads", "tasks")}
         resources = SimpleNamespace(samples=samples, log_bytes=0)
         operator = SimpleNamespace(made=Counter(key=2), failed=Counter(key=int(step > 0)))
         notes = {"resources": resources, "operator": operator}
@@ -142,6 +193,9 @@ def test_a_process_that_grows_and_changes_that_fail_are_found() -> None:
     assert not nothing_grows(soaked(0.0))
     assert not changes_worked(soaked(0.0))
     assert nothing_grows(soaked(1e6))
+    unseen = soaked(0.0)
+    unseen.topology.notes["resources"].samples.clear()
+    assert nothing_grows(unseen) == ["nobody looked at files, memory, tasks, threads"]
     assert changes_worked(soaked(1e6))
 
 

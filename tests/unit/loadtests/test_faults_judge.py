@@ -36,6 +36,8 @@ class Echo:
     """Knows that the right answer to a question is its body."""
 
     def is_right(self, question: Question, body: bytes) -> bool:
+        if body == b"no JSON":
+            raise msgspec.DecodeError
         return question.body == body
 
     def questions(self, seed: int) -> list[Question]:
@@ -85,6 +87,22 @@ def test_a_request_without_an_answer_may_be_billed() -> None:
     assert not [*billing([sent("", status=0)], [row("a")])]
 
 
+def test_a_request_that_was_executed_twice_for_one_key_is_found() -> None:
+    lost, answer = sent("", status=0, retry_key="one"), sent("b", retry_key="one")
+
+    assert not [*billing([lost, answer], [row("b")])]
+    assert "1 billed, of which nobody asked" in billing([lost, answer], [row("a"), row("b")])
+
+
+def test_an_answer_with_an_allowed_error_must_be_in_the_ledger() -> None:
+    def answer(status: int) -> Sent:
+        return sent("a", status=status, allowed=frozenset({status}))
+
+    assert [*billing([answer(400)], [])] == ["1 answers are not in the ledger"]
+    assert not [*billing([answer(400)], [row("a", status=400)])]
+    assert not [*billing([answer(401)], [])]
+
+
 def test_keys_with_several_answers_or_none_are_found() -> None:
     key = {"retry_key": "one"}
 
@@ -101,7 +119,8 @@ def test_an_answer_of_another_tenant_is_found() -> None:
     found = [*wrong_answers([sent("a", is_right=False, answer_of=owner)])]
 
     assert found == ["1 wrong answers", "1 answers belong to another tenant"]
-    assert owner_of(b"nobody's", "north", asked, Echo()) == ""  # type: ignore[arg-type]
+    for other in (b"nobody's", b"no JSON"):
+        assert owner_of(other, "north", asked, Echo()) == ""  # type: ignore[arg-type]
     assert not [*wrong_answers([sent("a")])]
 
 
@@ -162,3 +181,11 @@ def test_each_request_of_a_run_is_a_row() -> None:
 
     assert len({each.id for each in found}) == 3
     assert {each.items for each in found} == {2}
+
+
+def test_the_items_of_a_run_are_compared_by_their_sum() -> None:
+    rows = ledger_rows([(f"req_{10:032x}", 2, 200, "north", 13, 0)])
+    one, many = rows[0].id, rows[1].id
+
+    assert not [*billing([sent(one), sent(many, items=12)], rows)]
+    assert [*billing([sent(one), sent(many, items=11)], rows)]

@@ -1,6 +1,7 @@
 """The runner finds defects of a system that it runs, and goes on where a run ended."""
 
 import itertools
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,9 +14,12 @@ from typing_extensions import override
 
 from loadtests.faults.catalogue import Fault, LoadSpec
 from loadtests.faults.judge import LedgerRow
-from loadtests.faults.report import Record, ResultFile, table
+from loadtests.faults.load import Load
+from loadtests.faults.processes import repeating
+from loadtests.faults.report import Record, ResultFile, current_commit, table
 from loadtests.faults.run import Job, Pace, run_jobs
-from loadtests.faults.topology import Question
+from loadtests.faults.topology import Question, TopologyError
+from testing.waiting import wait_until
 
 PACE = Pace(quiet=0.2, hold=0.2, settled=0.3, after=0.2, again=0.1)
 
@@ -200,5 +204,62 @@ def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
         show=shown.append,
     )
 
-    assert shown[0].findings == ["the case broke off: too long"]
+    assert shown[0].findings == ["the case broke off: TimeoutError: too long"]
     assert len(list(table(shown))) == 3
+
+
+def test_findings_of_an_earlier_run_are_not_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    run(Echoing("never back"), path, "one")
+    shown, _ = run(Echoing(), path, "one", "two")
+
+    assert [record.case for record in shown] == ["echo two server"]
+    assert ResultFile(path).broken("abc", {"echo one server", "echo two server"}) == [
+        "echo one server"
+    ]
+    assert not ResultFile(path).broken("abc", {"echo two server"})
+    assert not ResultFile(path).broken("def", {"echo one server"})
+
+
+def test_changed_files_are_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *who, *words], check=True, capture_output=True)  # noqa: S607
+
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+    for text in ("one", "two", "three", "one"):
+        Path("file").write_text(text)
+        if not found:
+            git("init")
+            git("add", "file")
+            git("commit", "--message", "A commit")
+        found.append(current_commit())
+
+    clean, second, third, again = found
+    assert len({clean, second, third}) == 3
+    assert again == clean
+
+
+def test_an_error_of_the_load_itself_is_not_swallowed() -> None:
+    def has_ended() -> bool:
+        return all(thread.name != "load" for thread in threading.enumerate())
+
+    spec = LoadSpec(rate=100.0)
+    with Echoing() as topology:
+        load = Load(topology, spec).__enter__()
+        topology.keys.clear()
+        wait_until(has_ended, what="the load breaks off")
+        with pytest.raises(ExceptionGroup):
+            load.__exit__()
+
+
+def test_an_action_that_fails_in_its_thread_is_not_forgotten() -> None:
+    called = threading.Event()
+
+    def fail() -> float:
+        called.set()
+        raise KeyError("a change")
+
+    with pytest.raises(TopologyError, match="a change"), repeating(fail):
+        assert called.wait(10.0)
