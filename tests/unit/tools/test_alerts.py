@@ -39,9 +39,7 @@ def run(tool: str, *arguments: str | Path, folder: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed")
     command = [tool, *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -65,14 +63,16 @@ def test_promtool_finds_the_rules_valid() -> None:
     run("promtool", "check", "rules", RULES, folder=ROOT)
 
 
-@pytest.mark.system
-def test_every_alert_fires_and_does_not_fire(tmp_path: Path) -> None:
+def test_every_alert_has_a_case() -> None:
     assert [case.alert for case in CASES] == list(ALERTS)
 
-    for case in CASES:
-        _write_promtool_test(case, tmp_path)
 
-    run("promtool", "test", "rules", *(f"{name}.test.yaml" for name in ALERTS), folder=tmp_path)
+@pytest.mark.system
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.alert))
+def test_an_alert_fires_and_does_not_fire(case: Case, tmp_path: Path) -> None:
+    _write_promtool_test(case, tmp_path)
+
+    run("promtool", "test", "rules", f"{case.alert}.test.yaml", folder=tmp_path)
 
 
 def _write_promtool_test(case: Case, folder: Path) -> None:
