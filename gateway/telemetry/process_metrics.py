@@ -1,4 +1,4 @@
-"""Measures a process: its event loop's delay, resident memory and CPU time."""
+"""Measures a process: the delays of its event loop, resident memory and CPU time."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,11 @@ from backends.durations import DurationCounts
 from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.instruments import Instruments
 
-INTERVAL: Final = 0.5
+INTERVAL: Final = 0.1
+PUBLISHED_EVERY: Final = 0.5
 _STATM: Final = Path("/proc/self/statm")
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+_NANOSECOND: Final = 1e-9
 
 
 class ProcessMetrics:
@@ -26,16 +29,19 @@ class ProcessMetrics:
         self._role = role
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._lags = DurationCounts(SECONDS)
+        self._holds = DurationCounts(SECONDS)
 
-    def late(self, seconds: float) -> None:
-        """Count how late a timer was."""
+    def late(self, seconds: float, *, waited: float = 0.0) -> None:
+        """Count a timer that was `seconds` late, while the thread waited `waited` for a core."""
         self._lags.add(max(0.0, seconds))
+        self._holds.add(max(0.0, seconds - waited))
 
     def publish(self) -> None:
         """Publish event-loop delays, memory and CPU time."""
-        counts, total = self._lags.take()
         labels = (self._role,)
-        self._instruments.add_durations("event_loop_lag_seconds", labels, counts, total)
+        for name, durations in (("lag", self._lags), ("held", self._holds)):
+            counts, total = durations.take()
+            self._instruments.add_durations(f"event_loop_{name}_seconds", labels, counts, total)
         used = os.times()
         self._instruments.set_total("process_cpu_seconds_total", used.user + used.system, labels)
         with contextlib.suppress(OSError):
@@ -47,17 +53,20 @@ class ProcessMetrics:
 async def measured_process(
     role: str, registry: CollectorRegistry = REGISTRY
 ) -> AsyncIterator[None]:
-    """Measure this process twice a second, with a timer on the running event loop."""
+    """Measure this process ten times a second, with a timer on the running event loop."""
     metrics = ProcessMetrics(registry, role=role)
     loop = asyncio.get_running_loop()
-    due = perf_counter() + INTERVAL
+    due, published_at = perf_counter() + INTERVAL, perf_counter()
+    waited = _waited()
     timer: asyncio.TimerHandle
 
     def look() -> None:
-        nonlocal timer, due
-        now = perf_counter()
-        metrics.late(now - due)
-        metrics.publish()
+        nonlocal timer, due, published_at, waited
+        now, before, waited = perf_counter(), waited, _waited()
+        metrics.late(now - due, waited=waited - before)
+        if now - published_at >= PUBLISHED_EVERY:
+            metrics.publish()
+            published_at = now
         due = perf_counter() + INTERVAL
         timer = loop.call_later(INTERVAL, look)
 
@@ -67,3 +76,11 @@ async def measured_process(
     finally:
         timer.cancel()
         metrics.publish()
+
+
+def _waited() -> float:
+    """Return for how many seconds this thread has waited for a processor core (proc(5))."""
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1]) * _NANOSECOND
+    except (OSError, IndexError):  # this kernel has no schedstat
+        return 0.0

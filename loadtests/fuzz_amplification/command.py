@@ -29,7 +29,7 @@ def show(observed: Observed) -> None:
     print(f"largest answer: {answer:,} bytes ({of_answer})")
     print(
         f"timers of event loops that were over 100 ms late: {observed.calm_late_timers} before,"
-        f" {observed.late_timers} meanwhile"
+        f" {observed.late_timers} meanwhile, {observed.held_timers} of these not for want of a core"
     )
     for when, times in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
         hits = sorted(times)

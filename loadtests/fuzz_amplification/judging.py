@@ -7,8 +7,9 @@ import msgspec
 
 MOST_LOOP_DELAY = 0.1
 MOST_HIT_P99 = 0.05
-_LAG = re.compile(
-    r'^sluicegate_event_loop_lag_seconds_bucket\{le="([^"]+)",role="gateway"\} (\S+)', re.MULTILINE
+_DELAYS = re.compile(
+    r'^sluicegate_event_loop_(lag|held)_seconds_bucket\{le="([^"]+)",role="gateway"\} (\S+)',
+    re.MULTILINE,
 )
 _FAULTS = (0, 500, 502)
 
@@ -26,6 +27,8 @@ class Observed(msgspec.Struct, kw_only=True):
     """How many timers of workers' event loops were later than is allowed."""
     calm_late_timers: int = 0
     """How many were so before."""
+    held_timers: int = 0
+    """How many were so although the loop's thread had a core."""
     memory: dict[str, int] = {}
     """The most that each process had resident."""
     bounds: dict[str, int] = {}
@@ -52,9 +55,9 @@ class Observed(msgspec.Struct, kw_only=True):
 
 def findings(observed: Observed) -> Iterator[str]:
     """Yield the faults of a run."""
-    if observed.late_timers:
+    if observed.held_timers:
         yield (
-            f"{observed.late_timers} times an event loop was held for more than"
+            f"{observed.held_timers} times an event loop was held for more than"
             f" {MOST_LOOP_DELAY * 1e3:.0f} ms"
         )
     if observed.hits and (slow := p99(observed.hits)) > MOST_HIT_P99:
@@ -76,17 +79,20 @@ def p99(times: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
-def late_timers(before: str, after: str, *, bound: float = MOST_LOOP_DELAY) -> int:
-    """Return how many timers between two pages of metrics were later than `bound`."""
-    first, last = _counts(before), _counts(after)
+def late_timers(before: str, after: str, kind: str, *, bound: float = MOST_LOOP_DELAY) -> int:
+    """Return how many timers between two pages of metrics were later than `bound`.
+
+    With the kind `held`, the time that the loop's thread waited for a core does not count.
+    """
+    first, last = _counts(before, kind), _counts(after, kind)
     in_time = max((edge for edge in last if edge <= bound), default=0.0)
     every = last.get(float("inf"), 0) - first.get(float("inf"), 0)
     return int(every - (last.get(in_time, 0) - first.get(in_time, 0)))
 
 
-def _counts(page: str) -> Mapping[float, float]:
+def _counts(page: str, kind: str) -> Mapping[float, float]:
     """Return the counts of the buckets, of all workers together."""
     counts: dict[float, float] = {}
-    for edge, count in _LAG.findall(page):
+    for edge, count in (found[1:] for found in _DELAYS.findall(page) if found[0] == kind):
         counts[float(edge)] = counts.get(float(edge), 0) + float(count)
     return counts

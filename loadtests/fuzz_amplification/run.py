@@ -63,8 +63,10 @@ class _Run:
         now = {name: pid for name, _, pid in self._watched()}
         self._observed.memory = watch.most
         self._observed.replaced = [name for name, pid in pids.items() if now.get(name) != pid]
-        self._observed.calm_late_timers = late_timers(calm, before)
-        self._observed.late_timers = late_timers(before, self._metrics())
+        after = self._metrics()
+        self._observed.calm_late_timers = late_timers(calm, before, "lag")
+        self._observed.late_timers = late_timers(before, after, "lag")
+        self._observed.held_timers = late_timers(before, after, "held")
         return self._observed
 
     def _send(self, numbers: range) -> None:

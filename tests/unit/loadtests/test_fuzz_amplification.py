@@ -11,6 +11,8 @@ PAGE = """sluicegate_event_loop_lag_seconds_bucket{le="0.05",role="gateway"} %d
 sluicegate_event_loop_lag_seconds_bucket{le="0.1",role="gateway"} %d
 sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="gateway"} %d
 sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="billing"} 99
+sluicegate_event_loop_held_seconds_bucket{le="0.1",role="gateway"} %d
+sluicegate_event_loop_held_seconds_bucket{le="+Inf",role="gateway"} %d
 """
 
 
@@ -27,7 +29,8 @@ def test_a_calm_run_has_no_findings() -> None:
 def test_everything_that_is_wrong_is_named() -> None:
     observed = Observed(
         hits=[0.002] * 90 + [0.2] * 10,
-        late_timers=2,
+        late_timers=3,
+        held_timers=2,
         memory={"worker 0": 7, "backend 0": 9},
         bounds={"worker 0": 6},
         replaced=["worker 0"],
@@ -44,8 +47,13 @@ def test_everything_that_is_wrong_is_named() -> None:
 
 
 def test_late_timers_are_those_of_the_run_alone() -> None:
-    assert late_timers(PAGE % (5, 6, 7), PAGE % (15, 16, 17)) == 0
-    assert late_timers(PAGE % (5, 6, 7), PAGE % (15, 16, 20)) == 3
+    before, after, later = (
+        PAGE % counts for counts in ((5, 6, 7, 7, 7), (15, 16, 17, 17, 17), (15, 16, 20, 19, 20))
+    )
+
+    assert late_timers(before, after, "lag") == 0
+    assert late_timers(before, later, "lag") == 3
+    assert late_timers(before, later, "held") == 1
 
 
 def test_p99_leaves_out_one_of_a_hundred() -> None:
