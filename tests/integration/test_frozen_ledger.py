@@ -70,13 +70,13 @@ def test_a_server_that_freezes_while_connecting_is_given_up(
 def test_a_connection_that_is_used_lives_longer_than_its_check_may_take(
     postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "_LONGEST_CHECK", 0.2)
-    engine = connecting.make_engine(make_url(postgresql.database()), timeout=5.0)
+    monkeypatch.setattr(connecting, "_LONGEST_CHECK", 3.0)
+    engine = connecting.make_engine(make_url(postgresql.database()), timeout=10.0)
     try:
         with engine.connect() as connection:
             first = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
             # Longer than the check: the first transaction, and the pause before the second.
-            connection.exec_driver_sql("SELECT pg_sleep(0.3)")
+            connection.exec_driver_sql("SELECT pg_sleep(3.3)")
         with engine.connect() as connection:
             assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar() == first
     finally:
