@@ -53,25 +53,25 @@ test: install-dev ## Run every check and every test, side by side; options in PY
 	@$(MAKE) --no-print-directory --jobs 2 tests checks
 
 tests: install-dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
-		--durations 20 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 checks: lint imports types
 
 lint: install-dev ## Check style, format and shape
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/python -m tools.check_shape
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/python -m tools.check_shape
 
 format: install-dev ## Format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 types: install-dev ## Check types
-	$(BIN)/mypy $(CHECKED)
+	@$(BIN)/mypy $(CHECKED)
 
 imports: install-dev ## Check the directions of imports
-	$(BIN)/lint-imports --no-logo
+	@found=$$($(BIN)/lint-imports --no-logo) || { echo "$$found"; false; }
+	@echo "all import contracts are kept"
 
 # What a name needs beside the tools of `make install-dev`, the module that it runs where that is not
 # `python -m loadtests NAME`, and the interpreter of another environment.
