@@ -57,10 +57,10 @@ tests: install-dev
 
 checks: lint imports types
 
-lint: install-dev ## Check style, format and shape
+lint: install-dev ## Check style, format and habits
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/python -m tools.check_shape
+	@$(BIN)/python -m tools.check_habits
 
 format: install-dev ## Format the code
 	$(BIN)/ruff check --fix-only .

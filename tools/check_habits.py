@@ -1,0 +1,112 @@
+"""Checks habits that no linter knows: `python -m tools.check_habits` exits with 1 at a problem.
+
+A handler of every exception has a comment that says why. A test does not sleep. No file names a
+package host, because each machine configures its own. The changelog and the project name one
+version.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+TREES = (
+    *("gateway", "backends", "sluicegate", "bulk"),
+    *("loadtests", "testing", "tools", "training", "tests"),
+)
+# The brackets keep this line from matching.
+PACKAGE_HOSTS = re.compile(
+    r"pypi[.]org|files[.]pythonhosted|registry[.]npmjs|deb[.]debian[.]org|--(extra-)?index[-]url"
+)
+# A comment that only addresses a tool.
+_MARKER = re.compile(
+    r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?|type: ignore(\[[\w, -]+\])?|pragma: no cover"
+)
+_NOT_OURS = {"node_modules", "__pycache__", "build", "dist", "models"}
+_TEXT = {".py", ".md", ".txt", ".in", ".toml", ".yaml", ".yml", ".sh", ".conf", ".json", ".html"}
+_TEXT_NAMES = {"Makefile", "run", "LICENSE"}
+
+
+def problems_of(path: str, source: str) -> Iterator[str]:
+    """Yield the problems of the Python file at `path`, as `path:line: text`."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source, path)):
+        if _catches_everything(node):
+            number = getattr(node, "lineno", 1)
+            if not any(map(_has_reason, lines[max(number - 2, 0) : number + 1])):
+                yield f"{path}:{number}: a handler of every exception needs a comment that says why"
+        if path.startswith("tests/") and _sleeps(node):
+            yield f"{path}:{getattr(node, 'lineno', 1)}: wait for an event, or poll with a deadline"
+
+
+def _catches_everything(node: ast.AST) -> bool:
+    if isinstance(node, ast.ExceptHandler):
+        return node.type is None or _names_everything(node.type)
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+        return any(map(_names_everything, node.args))
+    return False
+
+
+def _names_everything(node: ast.expr) -> bool:
+    names = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any(ast.unparse(name) in {"Exception", "BaseException"} for name in names)
+
+
+def _has_reason(line: str) -> bool:
+    comment = line.partition("#")[2].strip()
+    return bool(comment) and not _MARKER.fullmatch(comment)
+
+
+def _sleeps(node: ast.AST) -> bool:
+    """Return whether this sleeps.
+
+    Zero only yields to the event loop, and a name is the interval of a poll.
+    """
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    is_constant = any(isinstance(a, ast.Constant) and a.value != 0 for a in node.args[:1])
+    return called == "time.sleep" or (called in {"asyncio.sleep", "anyio.sleep"} and is_constant)
+
+
+def hosts(root: Path) -> Iterator[str]:
+    """Yield the lines that name a package host."""
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        is_hidden = any(
+            p.startswith(".") and p not in {".ci", ".gitignore"} for p in relative.parts
+        )
+        is_text = path.suffix in _TEXT or path.name in _TEXT_NAMES
+        if is_hidden or not is_text or _NOT_OURS & set(relative.parts) or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if PACKAGE_HOSTS.search(text):
+            for number, line in enumerate(text.splitlines(), 1):
+                if found := PACKAGE_HOSTS.search(line):
+                    yield f"{relative.as_posix()}:{number}: names `{found.group()}`"
+
+
+def version_problem(root: Path) -> Iterator[str]:
+    """Yield a difference between the project's version and the newest in the changelog."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    version = project["project"]["version"]
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
+    if newest is None or newest.group(1) != version:
+        yield f"CHANGELOG.md:1: the newest version is not `{version}`, which pyproject.toml has"
+
+
+def main(root: Path = Path()) -> int:
+    """Print every problem of the project in `root`; return 1 if there is one."""
+    found = [*hosts(root), *version_problem(root)]
+    for tree in TREES:
+        for path in sorted((root / tree).rglob("*.py")):
+            found += problems_of(path.relative_to(root).as_posix(), path.read_text("utf-8"))
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
