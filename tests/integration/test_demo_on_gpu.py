@@ -12,9 +12,10 @@ import pytest
 from typing_extensions import override
 
 from backends.app import make_routes, open_backend
+from backends.device_defaults import BatchBounds
 from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
-from backends.executors.cuda import CudaExecutor
+from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
@@ -28,6 +29,9 @@ from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 
+# Full batches of a real device would take most of the time.
+BATCH = BatchBounds(rows=8, tokens=512)
+ON_CPU, LIMITS = DeviceOptions(provider="cpu"), RunLimits(batch=BATCH)
 TEXTS = ["good", "A long and winding film, full of talk about nothing at all.", "It was awful."]
 
 
@@ -39,7 +43,7 @@ class Opened:
 
     def __call__(self, source: GraphSource) -> ModelExecutor:
         self.files.add(source.path.name)
-        return CudaExecutor(source, options=DeviceOptions(provider="cpu"))
+        return CudaExecutor(source, options=ON_CPU, limits=LIMITS)
 
 
 class Failing(CudaExecutor):
@@ -67,7 +71,8 @@ async def on_gpu(
         region="eu",
         backend_id="eu-0",
         provider="cuda",
-        max_batch_tokens=4096,
+        max_batch_tokens=BATCH.tokens,
+        max_batch_rows=BATCH.rows,
         gpu_fp16=False,
     )
     async with open_backend(settings, tracing=NO_TRACING, open_executor=open_executor) as found:
@@ -121,7 +126,7 @@ async def test_without_forms_a_graph_that_fails_there_is_not_served(models: Path
     without_forms(models)
 
     def open_failing(source: GraphSource) -> ModelExecutor:
-        return Failing(source, options=DeviceOptions(provider="cpu"))
+        return Failing(source, options=ON_CPU, limits=LIMITS)
 
     async with on_gpu(models, open_failing) as backend:
         problems = backend.engine.model_set.problems
