@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     """Texts to calibrate on and others to judge by."""
     texts = [" ".join(text.split()) for text in read_texts()]
     calibrate, judge = tmp_path / "calibrate.txt", tmp_path / "judge.txt"
-    calibrate.write_text("\n".join(texts[:80]), encoding="utf-8")
+    calibrate.write_text("\n".join(texts[:200]), encoding="utf-8")
     judge.write_text("\n".join(texts[200:400]), encoding="utf-8")
     return calibrate, judge
 
