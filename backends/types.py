@@ -102,10 +102,10 @@ def padding_waste_ratio(*queues: QueueStatistics) -> float:
 
 
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts rows that were cached (`known`), coalesced (`joined`) and computed."""
+    """Counts rows by where they came from, and describes the row cache."""
 
-    known_rows: int = 0
-    joined_rows: int = 0
+    cached_rows: int = 0
+    coalesced_rows: int = 0
     computed_rows: int = 0
     entries: int = 0
     size_bytes: int = 0

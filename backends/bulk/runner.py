@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from backends.algorithms.base import Algorithm, QueryAlgorithm
+from backends.batching.coalescing import RowCaller
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import RowCaller
 from backends.bulk.planned_rows import ROUNDS, PartTextQueue, PlannedRows, RowRounds, count_rows
 from backends.errors import (
     BackendError,

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
+from backends.batching.coalescing import RowCaller
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import RowCaller
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.token_reader import TokenReader
 from backends.pipelines.windows import MAX_WINDOWS

@@ -11,8 +11,8 @@ from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
+from backends.batching.coalescing import RowCoalescer
 from backends.batching.device import Device
-from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.encoder import Encoder
@@ -45,7 +45,7 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     pipeline: Encoder
     batcher: Batcher
-    rows: SharedRows
+    rows: RowCoalescer
     tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
     """Returns the tokenizer's durations: counts by bucket, and the sum in seconds."""
     portions: Callable[[], int] = lambda: 0

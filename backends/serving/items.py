@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (

@@ -12,9 +12,9 @@ from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
+from backends.batching.coalescing import RowCache, RowCoalescer
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from backends.errors import BackendError, ExecutorDied, ModelProblem
@@ -245,7 +245,7 @@ class _Loader:
             clock=tools.clock,
             tracing=tools.tracing,
         )
-        rows = SharedRows(digest=model.digest, cache=self._shared.cache, batcher=batcher)
+        rows = RowCoalescer(digest=model.digest, cache=self._shared.cache, batcher=batcher)
         encoder = Encoder(
             name=model.name,
             tokenizer=tokenizer,

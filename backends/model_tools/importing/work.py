@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from backends.app import open_backend
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import TOKENIZER, convert

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.device_defaults import batch_tokens
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
