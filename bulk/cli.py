@@ -16,6 +16,7 @@ from backends.telemetry.logs import configure_logging
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
+from bulk.files import InputFile, OutputFolder, find_inputs, is_remote
 from bulk.garbage import tuned_gc
 from bulk.items import key_prefix
 from bulk.options import (
@@ -29,7 +30,6 @@ from bulk.options import (
     read_task,
 )
 from bulk.output import OutputParts, WorkFolder, open_manifest, tidy, work_folder
-from bulk.places import InputFile, OutputFolder, find_inputs, is_remote
 from bulk.progress import ProgressReport
 from bulk.ray_import import connect
 from bulk.ray_job import RayOptions, RayRun, by_parts

@@ -9,7 +9,7 @@ import msgspec
 
 from backends.protocol import ModelInfo, Parameters, Task
 from bulk.errors import BulkStopped
-from bulk.places import InputFile
+from bulk.files import InputFile
 from bulk.usage import BulkUsage
 from gateway.api.schemas import BODIES, Body
 

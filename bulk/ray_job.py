@@ -18,11 +18,11 @@ import msgspec
 
 from backends.bulk.runner import BulkRunner
 from bulk.errors import BulkStopped, too_many_failed
+from bulk.files import OutputFolder, is_remote
 from bulk.garbage import tune_gc
 from bulk.items import key_prefix
 from bulk.options import Manifest, encoded_parameters, make_manifest
 from bulk.output import WORK, OutputParts, errors_name
-from bulk.places import OutputFolder, is_remote
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, import_ray
 from bulk.reading import count_rows

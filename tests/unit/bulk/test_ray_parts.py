@@ -13,9 +13,9 @@ import pytest
 from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
 from bulk.errors import BulkStopped
+from bulk.files import OutputFolder, find_inputs
 from bulk.options import BulkOptions, Manifest, make_manifest
 from bulk.output import ERRORS, MANIFEST, WORK, OutputParts
-from bulk.places import OutputFolder, find_inputs
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, actors_with_room, connect
 from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
