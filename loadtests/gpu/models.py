@@ -15,7 +15,7 @@ from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
-from backends.model_tools.importing.work import import_model
+from backends.model_tools.importing.import_model import import_model
 from backends.qualification.forms import RECORD
 from backends.settings import BackendSettings
 from loadtests.gpu.plan import LARGE, Options
