@@ -383,7 +383,7 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files, which the admin process adds up.
+    """Make the metrics library write to files, which the operators' listener adds up.
 
     Call it before the library is imported, because the library reads the environment then.
     """
