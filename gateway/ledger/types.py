@@ -86,8 +86,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     bounds: KeyBounds = NO_BOUNDS
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the records `first` to `last` of one event log.
+class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the decoded records `first` to `last` of one event log.
 
     `wrong` holds the bytes of records that cannot be decoded as events. `numbers` are the sequence
     numbers of the events; it is empty if they are consecutive from `first` on. `lost` means that a

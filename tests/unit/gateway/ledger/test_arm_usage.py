@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBatch
+from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import ArmUsage, RequestEvent
 from testing.postgresql import PostgreSQL
@@ -75,7 +75,7 @@ def test_names_that_no_column_can_hold_are_refused_and_not_cut_off(postgresql: P
     arms = [ArmUsage(arm="a" * 64 + end, hit=1) for end in "bc"]
     with Ledger.create(postgresql.database(), clock=Clock()) as ledger:
         for answered in (arms[:1], arms):
-            with pytest.raises(UnrecordableBatch):
+            with pytest.raises(UnrecordableBlock):
                 record(ledger, "log", 1, [event(1, *answered)])
 
         assert items(ledger) == {}
