@@ -29,7 +29,7 @@ from backends.open_inference.address import servers
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.pipelines.encoder import PreparedQuery
 from backends.protocol import ITEMS, PARAMETERS, Parameters, Task
-from backends.qualification.form_trials import form_trials
+from backends.qualification.graph_trials import graph_trials
 from backends.qualification.qualify import qualify
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.manifest import builds_on
@@ -156,7 +156,7 @@ class BulkRunner:
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),
             qualify=qualify,
-            form_trials=form_trials(settings),
+            graph_trials=graph_trials(settings),
         )
         shared = make_shared(tools)
         self._stack.callback(shared.hosts.close)

@@ -25,8 +25,8 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
-from backends.qualification.form_trials import TryForm
-from backends.qualification.forms import QuickestForm, find_quickest
+from backends.qualification.device_graphs import QuickestGraph, find_quickest
+from backends.qualification.graph_trials import TryGraph
 from backends.qualification.half_precision import HalfSubject, choose_profile
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
@@ -63,7 +63,7 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     token_pool: ThreadPoolExecutor | None = None
     open_executor: OpenExecutor
     qualify: Qualify
-    form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext
+    graph_trials: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext
     """Opens a process that measures the variants of a graph; by default, this process does."""
 
 
@@ -132,7 +132,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self._quickest: dict[tuple[Path, str], QuickestForm] = {}
+        self._quickest: dict[tuple[Path, str], QuickestGraph] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Encoder | Head] = {}
         self.running: list[RunningEncoder] = []
@@ -214,8 +214,8 @@ class _Loader:
         manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
         quickest = self._find_quickest(source)
-        form = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
-        executor = tools.open_executor(form)
+        served = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
+        executor = tools.open_executor(served)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # Open the local graph only to compare its output with the upstream's.
@@ -287,18 +287,18 @@ class _Loader:
             find=self._find_quickest,
         )
 
-    def _find_quickest(self, source: GraphSource) -> QuickestForm:
-        """Return the fastest variant of a graph; measure once per graph and precision."""
+    def _find_quickest(self, source: GraphSource) -> QuickestGraph:
+        """Return the quickest device graph; measure once per graph and precision."""
         tools, key = self._tools, (source.path, source.profile)
         if (known := self._quickest.get(key)) is not None:
             return known
-        with tools.form_trials() as try_form:
+        with tools.graph_trials() as try_graph:
             self._quickest[key] = find_quickest(
                 source,
                 provider=tools.settings.provider,
                 open_executor=tools.open_executor,
                 bounds=batch_bounds(tools.settings),
-                try_form=try_form,
+                try_graph=try_graph,
             )
         return self._quickest[key]
 

@@ -1,6 +1,6 @@
 """A model in fp32 runs in fp16 on a GPU where its answers stay, and says so.
 
-There is no such device here: graphs are opened on the CPU, which has kernels for some forms.
+There is no such device here: graphs are opened on the CPU, which has kernels for some of them.
 """
 
 import functools
@@ -29,7 +29,7 @@ from backends.serving.loading import OpenExecutor
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import FloatArray
-from tests.integration.test_device_forms import HEADS, HEADS_HALF, Opening
+from tests.integration.test_device_graphs import HEADS, HEADS_HALF, Opening
 from tests.parity.checkpoints import Checkpoint, Family, Purpose
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.served import write_models
@@ -105,7 +105,7 @@ async def test_each_kind_of_model_is_judged_by_its_own_answers(
     assert (found, reasons(folder)) == ("fp16", [])
 
 
-async def test_the_answers_are_those_of_the_form_in_half_precision(imported: Imported) -> None:
+async def test_the_answers_are_those_of_the_graph_in_half_precision(imported: Imported) -> None:
     folder = imported()
     opening = Opening(**HALF)
     name = folder.parent.name
@@ -120,7 +120,7 @@ async def test_the_answers_are_those_of_the_form_in_half_precision(imported: Imp
     assert scores[0] == pytest.approx(scores[1], abs=1e-2)
 
 
-async def test_a_form_whose_answers_flip_leaves_the_model_in_tf32(imported: Imported) -> None:
+async def test_a_graph_whose_answers_flip_leaves_the_model_in_tf32(imported: Imported) -> None:
     folder = imported()
     spoil(folder / HEADS_HALF)
 
@@ -157,7 +157,7 @@ async def test_a_judgement_that_failed_is_made_again(imported: Imported) -> None
     opening = Opening(**HALF)
 
     def open_executor(source: GraphSource) -> ModelExecutor:
-        # Once to be compared with other forms; then to be judged.
+        # Once to be compared with other graphs; then to be judged.
         if opening.opened.count(HEADS_HALF) and source.path.name == HEADS_HALF:
             raise OutOfMemory("the device is out of memory")
         return opening(source)
@@ -167,7 +167,7 @@ async def test_a_judgement_that_failed_is_made_again(imported: Imported) -> None
     assert await profile(folder, Opening(**HALF)) == "fp16"
 
 
-async def test_a_form_that_found_no_memory_is_judged_once_it_does(imported: Imported) -> None:
+async def test_a_graph_that_found_no_memory_is_judged_once_it_does(imported: Imported) -> None:
     folder = imported()
     opening = Opening(**HALF)
 
@@ -180,8 +180,8 @@ async def test_a_form_that_found_no_memory_is_judged_once_it_does(imported: Impo
     assert await profile(folder, Opening(**HALF)) == "fp16"
 
 
-async def test_each_form_is_judged_by_its_own_answers(imported: Imported) -> None:
-    """Batches of another size may have another form that is quickest."""
+async def test_each_graph_is_judged_by_its_own_answers(imported: Imported) -> None:
+    """Batches of another size may have another quickest graph."""
     folder = imported()
     spoil(folder / RANGES_HALF)
     assert await profile(folder, Opening(**HALF)) == "fp16"
@@ -193,7 +193,7 @@ async def test_each_form_is_judged_by_its_own_answers(imported: Imported) -> Non
 
 
 class Breaking(Opening):
-    """Opens graphs on a device that the form in fp16 breaks when it is opened once more."""
+    """Opens graphs on a device that the fp16 graph breaks when it is opened once more."""
 
     @override
     def __call__(self, source: GraphSource) -> ModelExecutor:
@@ -209,8 +209,8 @@ class Breaking(Opening):
         raise ExecutorDied("the device failed; restart the backend")
 
 
-async def test_a_form_that_breaks_the_device_has_the_process_replaced(imported: Imported) -> None:
-    """It ran in the process that tries forms. The next backend must not open it again."""
+async def test_a_graph_that_breaks_the_device_has_the_process_replaced(imported: Imported) -> None:
+    """It ran in the process that tries graphs. The next backend must not open it again."""
     folder = imported()
     state = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)
 
@@ -276,7 +276,7 @@ async def test_a_precision_that_is_declared_stays(imported: Imported, declared: 
     assert not (folder / RECORD).exists()
 
 
-async def test_a_model_without_a_form_in_fp16_runs_in_tf32(imported: Imported) -> None:
+async def test_a_model_without_a_graph_in_fp16_runs_in_tf32(imported: Imported) -> None:
     folder = imported()
     for path in folder.glob("*-fp16.onnx"):
         path.unlink()
@@ -292,7 +292,7 @@ async def test_a_graph_in_fp32_that_is_quicker_stays(imported: Imported) -> None
 
 
 @pytest.mark.parametrize(("given", "instead"), [({}, "tf32"), ({"gpu_tf32": False}, "fp32")])
-async def test_a_form_in_another_precision_that_is_quicker_is_taken(
+async def test_a_graph_in_another_precision_that_is_quicker_is_taken(
     imported: Imported, given: dict[str, Any], instead: str
 ) -> None:
     """The plain graph in fp32 is slower than both."""

@@ -11,7 +11,7 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import VariantReport
 from backends.qualification.certificate import FILE
-from backends.qualification.forms import FORM_FILES
+from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
 from backends.repository.model import Model
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
@@ -25,7 +25,7 @@ def publish(
 ) -> list[Path]:
     """Write the model's next revision atomically; return the folders that were written.
 
-    Without a `graph`, the model's files are kept, with their forms, and only the precision changes.
+    Without a `graph`, the model keeps its files and device graphs, and only the precision changes.
 
     The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
     Its name contains the head's name. The variant of an encoder that other models use gets a new
@@ -77,9 +77,9 @@ def _write(
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        # Forms share the weights of the old graph, so a new graph cannot keep them.
-        forms = () if set(files) <= {FILE} else (FORM_FILES,)
-        ignored = shutil.ignore_patterns(".*", *forms, *files)
+        # Device graphs share the weights of the old graph, so a new graph cannot keep them.
+        stale = () if set(files) <= {FILE} else (DEVICE_GRAPH_FILES,)
+        ignored = shutil.ignore_patterns(".*", *stale, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():
             (draft / file).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Makes variants of a model in other precisions, by converting its graph or using its forms."""
+"""Makes variants of a model in other precisions, by converting its graph or using another."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -53,13 +53,13 @@ class VariantMaker:
 
         Raises:
             StartProblem: no product can be computed in int8, there is no text to calibrate with, or
-                the graph has no form in bf16.
+                there is no graph in bf16.
         """
-        if profile != "int8" and (form := self._subject.find_form(profile)) is not None:
-            return None, gate.judge(form, profile=profile)
+        if profile != "int8" and (found := self._subject.find_graph(profile)) is not None:
+            return None, gate.judge(found, profile=profile)
         if profile == "bf16":
             raise StartProblem(
-                f"`{self._subject.graph_model.folder}` has no form in bf16 that runs here; "
+                f"`{self._subject.graph_model.folder}` has no graph in bf16 that runs here; "
                 "import the model again"
             )
         if profile == "fp16" or calibrate is None:

@@ -17,7 +17,7 @@ from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.openvino_graph import check_precision, compile_graph
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import Attention, GraphForm
+from backends.model_tools.graphs.options import Attention, GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.invariance import measure_invariance
@@ -28,12 +28,12 @@ from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
-FORMS: tuple[Attention, ...] = ("fused", "heads", "ranges", "gathered")
+ATTENTION: tuple[Attention, ...] = ("fused", "heads", "ranges", "gathered")
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ATTENTION)
 def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphSource:
-    """A small encoder in each form that a CPU runs."""
+    """A small encoder with each kind of attention that a CPU runs."""
     return write(tmp_path_factory.mktemp("graph") / "model.onnx", request.param)
 
 
@@ -52,7 +52,7 @@ def rounded(graph: GraphSource) -> OpenVinoExecutor:
 
 
 def write(path: Path, attention: Attention = "gathered") -> GraphSource:
-    model = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphForm(attention=attention))
+    model = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention=attention))
     path.write_bytes(model.SerializeToString())
     return GraphSource(path=path, outputs=OUTPUTS, dimensions=SHAPE.hidden, max_tokens=24)
 
