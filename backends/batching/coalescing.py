@@ -77,8 +77,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     - `wasted` counts rows that were withdrawn, or computed although the item failed or was late.
     - `rows_left` is the remaining row budget of a model owner's algorithm.
     - `hosted` is shared by the items of a call.
-    - `arm` is the name of a model and its revision that answers. `shadow` is the revision to which
-      the item is mirrored.
+    - `revision` is the name of a model and the number of its revision that answers. `shadow` is the
+      number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     """
 
@@ -97,7 +97,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     input_tokens: int = 0
     rows_left: float = math.inf
     hosted: HostedItems = msgspec.field(default_factory=HostedItems)
-    arm: tuple[str, str] | None = None
+    revision: tuple[str, str] | None = None
     shadow: str = ""
     label: str = ""
 

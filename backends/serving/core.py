@@ -389,7 +389,7 @@ class ServingCore:
                 for encoder in reversed(encoders.values())
             ],
             shadows=(shadows := self._mirror.statistics()),
-            arms=self.revision_counts.statistics(shadows),
+            revisions=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
             models={info.name: info.revision for info in self.model_set.infos()},
         )

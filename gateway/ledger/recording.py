@@ -9,8 +9,8 @@ from sqlalchemy import Connection, bindparam, delete, exc, func, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
-from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
+from gateway.ledger.revision_usage import add_revision_usage
 from gateway.ledger.store import Store
 from gateway.ledger.types import EventBlock, Recorded
 from gateway.ledger.usage_hours import add_hours
@@ -114,13 +114,15 @@ class EventRecorder:
         attempt = connection.begin_nested()
         if self._store.insert_new(connection, table, rows) == len(rows):
             attempt.commit()
-            add_arms(self._store, connection, events)
+            add_revision_usage(self._store, connection, events)
             return rows
         # Some are recorded already, which is rare: retry with a row for each event.
         attempt.rollback()
         rows = [row_of(e) for e in events]
         added = [self._store.insert_new(connection, table, [row]) for row in rows]
-        add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
+        add_revision_usage(
+            self._store, connection, [e for e, n in zip(events, added, strict=True) if n]
+        )
         return [row for row, n in zip(rows, added, strict=True) if n]
 
     def _record(self, connection: Connection, blocks: Sequence[EventBlock]) -> Recorded:

@@ -184,8 +184,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     usage: Units | None
 
 
-class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the items that one revision (`arm`) of a model answered, and their cost."""
+class RevisionCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the items that the revision `arm` of a model answered, and their cost."""
 
     arm: str
     hit: int
