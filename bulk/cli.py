@@ -192,8 +192,8 @@ def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Man
                 found = estimate(runner, options, inputs, prefix, price=given["price"])
                 click.echo("\n".join(found.lines()))
                 return None
-            profile = by_parts(runner.profile) if on_ray else runner.profile
-            begun = make_manifest(options, inputs, runner.info, profile, cache=cache.scope)
+            execution = by_parts(runner.execution) if on_ray else runner.execution
+            begun = make_manifest(options, inputs, runner.info, execution, cache=cache.scope)
             # Check the folder before creating anything in it.
             open_manifest(folder, begun)
             work = stack.enter_context(work_folder(given["work"], folder, begun))

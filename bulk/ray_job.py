@@ -32,9 +32,9 @@ from bulk.shared_cache import NullCache
 from bulk.writing import head_types
 
 
-def by_parts(profile: str) -> str:
-    """Return the profile of a job that runs part by part, for its manifest."""
-    return f"{profile}, by parts"
+def by_parts(execution: str) -> str:
+    """Return how a job that runs part by part computes rows, for its manifest."""
+    return f"{execution}, by parts"
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class PartRunner:
             **settings,
         )
         info = self._runner.info
-        mine = make_manifest(options, (), info, by_parts(self._runner.profile))
+        mine = make_manifest(options, (), info, by_parts(self._runner.execution))
         for name in ("revision", "algorithm"):
             own, begun = getattr(mine, name), getattr(self._manifest, name)
             if own != begun:

@@ -175,7 +175,7 @@ class BulkRunner:
         self.provider = ", ".join(sorted({each.batcher.provider for each in found.encoders}))
         limits = {(each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.encoders}
         batches = ", ".join(f"{rows} rows, {tokens} tokens" for rows, tokens in sorted(limits))
-        self.profile = f"{self.provider}; batches of {batches}" if limits else "tokens"
+        self.execution = f"{self.provider}; batches of {batches}" if limits else "tokens"
         self._plan_rows(found, pool)
 
     def _plan_rows(self, found: ModelSet, tokenizer_pool: ThreadPoolExecutor) -> None:

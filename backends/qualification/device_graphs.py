@@ -71,18 +71,18 @@ def device_graph_name(graph: Path, device: Device, attention: str, precision: st
     return f"{graph.stem}.{device}-{attention}{suffix}.onnx"
 
 
-def record_name(profile: str) -> str:
+def record_name(precision: str) -> str:
     """Return the file name of the measurements for a precision; fp32 and TF32 share a file."""
-    return f".forms-{profile}.json" if profile in _HALVES else RECORD
+    return f".forms-{precision}.json" if precision in _HALVES else RECORD
 
 
-def find_device_graphs(graph: Path, *, provider: str, profile: str) -> list[str]:
+def find_device_graphs(graph: Path, *, provider: str, precision: str) -> list[str]:
     """Return the file names of the graphs beside `graph` that suit a provider and a precision."""
     device = _SUITED.get(provider)
     names = sorted(path.name for path in graph.parent.glob(f"{graph.stem}.{device}-*.onnx"))
     if device == "any":
         return names
-    wanted = profile if profile in _HALVES else ""
+    wanted = precision if precision in _HALVES else ""
     halves = tuple(f"-{precision}.onnx" for precision in _HALVES)
     if wanted:
         return [name for name in names if name.endswith(f"-{wanted}.onnx")]
@@ -106,18 +106,18 @@ def find_quickest(
     Raises:
         ModelProblem: neither the graph nor a device graph runs correctly on this device.
     """
-    folder, profile, bounds = source.path.parent, source.profile, bounds or BatchBounds()
+    folder, precision, bounds = source.path.parent, source.precision, bounds or BatchBounds()
     own = QuickestGraph(file=source.path.name, seconds={})
     if source.upstream is not None:
         return own
     trial = try_graph or local_trials(open_executor)
-    names = find_device_graphs(source.path, provider=provider, profile=profile)
+    names = find_device_graphs(source.path, provider=provider, precision=precision)
     if not names:
         check_fallback(source, provider=provider, try_graph=trial)
         return own
     sizes = f"{bounds.rows} x {bounds.tokens}"
-    key = machine_key(_METHOD, sizes, source.digest, provider, profile, *names)
-    record = folder / record_name(profile)
+    key = machine_key(_METHOD, sizes, source.digest, provider, precision, *names)
+    record = folder / record_name(precision)
     found = read_record(record, key, QuickestGraph)
     if found is None:
         loads = (
@@ -133,7 +133,7 @@ def _measure(
     source: GraphSource, names: list[str], loads: list[Lengths], try_graph: TryGraph
 ) -> tuple[QuickestGraph, bool]:
     """Return the quickest graph, and whether every graph had enough memory for its trial."""
-    tolerance = TOLERANCES.get(source.profile, TOLERANCES["fp32"])
+    tolerance = TOLERANCES.get(source.precision, TOLERANCES["fp32"])
     batches = _batches(source)
     expected = run_on_cpu(source, batches)
     seconds: dict[str, float] = {}

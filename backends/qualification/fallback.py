@@ -49,11 +49,11 @@ def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -
         extra={"graph": str(source.path), "provider": provider},
     )
     path = source.path.with_name(RECORD)
-    key = machine_key(_METHOD, source.digest, provider, source.profile)
+    key = machine_key(_METHOD, source.digest, provider, source.precision)
     if read_record(path, key, FallbackTrial) is not None:
         return
     moved = _try(source, provider, try_graph)
-    if not moved <= TOLERANCES.get(source.profile, TOLERANCES["fp32"]):
+    if not moved <= TOLERANCES.get(source.precision, TOLERANCES["fp32"]):
         raise _problem(source, provider, f"its outputs differ from a CPU's by {moved:.2g}")
     write_record(path, key, FallbackTrial(moved=moved))
 

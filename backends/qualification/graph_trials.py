@@ -66,7 +66,7 @@ def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[Floa
 
     The CPU is the reference, because another device may run a graph for CPUs incorrectly.
     """
-    reference = msgspec.structs.replace(source, digest="", profile="fp32")
+    reference = msgspec.structs.replace(source, digest="", precision="fp32")
     on_cpu = local_trials(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
     try:
         return on_cpu(reference, batches).outputs

@@ -59,7 +59,7 @@ class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     trim: tuple[int, int]
 
 
-def choose_profile(
+def choose_precision(
     subject: HalfSubject,
     *,
     provider: str,
@@ -78,17 +78,17 @@ def choose_profile(
         ExecutorDied: the fp16 graph broke the device. It is not tried again.
     """
     source = subject.source
-    if provider not in GPU_PROVIDERS or source.profile != "fp32" or source.upstream is not None:
-        return source.profile
+    if provider not in GPU_PROVIDERS or source.precision != "fp32" or source.upstream is not None:
+        return source.precision
     otherwise = "tf32" if allows_tf32 else "fp32"
     if not allows_fp16:
         return otherwise
     if provider != "tensorrt" and not find_device_graphs(
-        source.path, provider=provider, profile="fp16"
+        source.path, provider=provider, precision="fp16"
     ):
         return otherwise
     half, other = (
-        msgspec.structs.replace(source, profile=profile) for profile in ("fp16", otherwise)
+        msgspec.structs.replace(source, precision=precision) for precision in ("fp16", otherwise)
     )
     try:
         quickest = find(half)
@@ -162,7 +162,7 @@ def _judge(
     """
     alone = msgspec.structs.replace(subject.source, digest="")
     half = msgspec.structs.replace(
-        subject.source, profile="fp16", path=subject.source.path.with_name(quickest.file)
+        subject.source, precision="fp16", path=subject.source.path.with_name(quickest.file)
     )
     golden, rows = _read_texts(subject)
     # Half of the cores, because other models may be served meanwhile.

@@ -35,14 +35,14 @@ Variant = tuple[str, str, str]
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a loaded encoder: its pipeline, batcher and rows.
 
-    `digest` identifies the model's files. `profile` is the precision in use, which may differ from
-    the declared precision on a GPU. With an `upstream`, another server runs the graph, and
-    `is_well` checks that this server works.
+    `digest` identifies the model's files. `precision` is in use; on a GPU it may differ from the
+    declared one. With an `upstream`, another server runs the graph, and `is_well` checks that this
+    server works.
     """
 
     name: str
     digest: str
-    profile: str
+    precision: str
     pipeline: Encoder
     batcher: Batcher
     rows: RowCoalescer

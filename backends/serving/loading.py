@@ -27,7 +27,7 @@ from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.device_graphs import QuickestGraph, find_quickest
 from backends.qualification.graph_trials import TryGraph
-from backends.qualification.half_precision import HalfSubject, choose_profile
+from backends.qualification.half_precision import HalfSubject, choose_precision
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -150,7 +150,7 @@ class _Loader:
             if isinstance(manifest, GraphManifest):
                 running = self._find_encoder(model, manifest)
                 # The precision in use is part of the model's identity and of cache keys.
-                manifest = msgspec.structs.replace(manifest, profile=running.profile)
+                manifest = msgspec.structs.replace(manifest, profile=running.precision)
                 model = msgspec.structs.replace(model, manifest=manifest)
             served_model = build_served_model(model, self.served_models, self._shared.hosts)
             if running is not None:
@@ -210,8 +210,8 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
-        profile = self._choose_profile(model, manifest, tokenizer)
-        manifest = msgspec.structs.replace(manifest, profile=profile)
+        precision = self._choose_precision(model, manifest, tokenizer)
+        manifest = msgspec.structs.replace(manifest, profile=precision)
         source = graph_source(model, manifest)
         quickest = self._find_quickest(source)
         served = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
@@ -257,7 +257,7 @@ class _Loader:
         return RunningEncoder(
             name=model.name,
             digest=model.digest,
-            profile=profile,
+            precision=precision,
             pipeline=encoder,
             batcher=batcher,
             rows=rows,
@@ -267,11 +267,11 @@ class _Loader:
             is_well=is_well,
         )
 
-    def _choose_profile(
+    def _choose_precision(
         self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
     ) -> str:
         settings, layout = self._tools.settings, tokenizer.layout
-        return choose_profile(
+        return choose_precision(
             HalfSubject(
                 folder=model.folder,
                 digest=model.digest,
@@ -289,7 +289,7 @@ class _Loader:
 
     def _find_quickest(self, source: GraphSource) -> QuickestGraph:
         """Return the quickest device graph; measure once per graph and precision."""
-        tools, key = self._tools, (source.path, source.profile)
+        tools, key = self._tools, (source.path, source.precision)
         if (known := self._quickest.get(key)) is not None:
             return known
         with tools.graph_trials() as try_graph:
@@ -352,7 +352,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
-        profile=manifest.profile,
+        precision=manifest.profile,
         upstream=model.upstream,
     )
 
@@ -382,7 +382,7 @@ def _candidate(
         name=model.name,
         folder=model.folder,
         digest=model.digest,
-        profile=manifest.profile,
+        precision=manifest.profile,
         max_tokens=manifest.max_tokens,
         outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,

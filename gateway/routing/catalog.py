@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """
 
     revision: str
-    profile: str
+    precision: str
     algorithm_version: int
 
 

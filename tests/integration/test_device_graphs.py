@@ -81,13 +81,13 @@ def choose(
     opening: Callable[[GraphSource], ModelExecutor],
     *,
     provider: str = "cuda",
-    profile: str = "fp32",
+    precision: str = "fp32",
     bounds: BatchBounds | None = None,
 ) -> str:
-    source = msgspec.structs.replace(graph_source(folder), profile=profile)
+    source = msgspec.structs.replace(graph_source(folder), precision=precision)
     found = find_quickest(source, provider=provider, open_executor=opening, bounds=bounds)
     opening(msgspec.structs.replace(source, path=folder / found.file))
-    document = msgspec.json.decode((folder / record_name(profile)).read_bytes())
+    document = msgspec.json.decode((folder / record_name(precision)).read_bytes())
     assert found == msgspec.convert(document["measured"], QuickestGraph)
     return found.file
 
@@ -224,12 +224,12 @@ def test_what_is_measured_in_half_precision_leaves_the_rest_as_it_is(tmp_path: P
     """A backend compares both, at each start."""
     folder = written(tmp_path)
     opening = Opening(**{"heads-fp16": 0.1, "heads": 0.5})
-    for profile in ("fp16", "fp32"):
-        choose(folder, opening, profile=profile)
+    for precision in ("fp16", "fp32"):
+        choose(folder, opening, precision=precision)
     opening.opened.clear()
 
-    for profile in ("fp16", "fp32"):
-        choose(folder, opening, profile=profile)
+    for precision in ("fp16", "fp32"):
+        choose(folder, opening, precision=precision)
 
     assert opening.opened == [HEADS_HALF, HEADS]
 
@@ -323,17 +323,17 @@ def test_a_graph_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
     assert choose(folder, Opening(heads=0.5, ranges=2.0)) == OWN
 
 
-@pytest.mark.parametrize("profile", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_model_in_half_precision_runs_in_a_graph_of_that_precision(
-    tmp_path: Path, profile: str
+    tmp_path: Path, precision: str
 ) -> None:
     folder = written(tmp_path)
     opening = Opening(**{"heads-fp16": 0.1, "heads-bf16": 0.1, "heads": 0.01})
     stand_in_for_bf16(folder)
 
-    assert choose(folder, opening, profile=profile) == f"model.cuda-heads-{profile}.onnx"
+    assert choose(folder, opening, precision=precision) == f"model.cuda-heads-{precision}.onnx"
 
-    others = {name for name in opening.opened if name != OWN and profile not in name}
+    others = {name for name in opening.opened if name != OWN and precision not in name}
     assert not others
 
 
@@ -358,7 +358,7 @@ def test_runtimes_that_compile_take_the_plain_graph_where_they_lack_kernels(
     folder = written(tmp_path)
     opening = Opening(OWN)
 
-    assert choose(folder, opening, provider=provider, profile="fp16") == PLAIN
+    assert choose(folder, opening, provider=provider, precision="fp16") == PLAIN
     assert opening.opened == [OWN, PLAIN, PLAIN]
 
 
@@ -376,12 +376,12 @@ def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) 
     def fail(_: PaddedBatch) -> FloatArray:
         raise ModelFailed("no kernel")
 
-    assert choose(folder, open_executor, provider="tensorrt", profile="fp16") == PLAIN
+    assert choose(folder, open_executor, provider="tensorrt", precision="fp16") == PLAIN
 
     (folder / record_name("fp16")).unlink()
     (folder / PLAIN).write_bytes(b"")
     with pytest.raises(ModelProblem, match=r"model\.onnx: .*: no kernel"):
-        choose(folder, open_executor, provider="tensorrt", profile="fp16")
+        choose(folder, open_executor, provider="tensorrt", precision="fp16")
 
 
 def test_a_graph_that_no_graph_stands_in_for_is_refused_for_its_own_reason(tmp_path: Path) -> None:

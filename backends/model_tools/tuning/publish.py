@@ -35,22 +35,22 @@ def publish(
         StartProblem: the repository cannot be written, or another model has the new name.
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    model, graph_model, profile = subject.model, subject.graph_model, report.profile
+    model, graph_model, precision = subject.model, subject.graph_model, report.precision
     files = {FILE: certificate}
     if graph is not None:
         files[subject.manifest.graph] = graph
     try:
         if graph_model is model and not (subject.measure == "vectors" and subject.dependents):
-            return [_write(models, model, {"profile": profile}, files)]
+            return [_write(models, model, {"profile": precision}, files)]
         if graph_model is model:
-            name = f"{model.name}-{profile}"[:_LONGEST_NAME]
-            described = {"description": f"`{model.name}` in {profile}.", "profile": profile}
+            name = f"{model.name}-{precision}"[:_LONGEST_NAME]
+            described = {"description": f"`{model.name}` in {precision}.", "profile": precision}
             _check_name(models / name, described["description"])
             return [_write(models, model, described, files, name=name)]
-        name = f"{graph_model.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        name = f"{graph_model.name}-{precision}-{model.name}"[:_LONGEST_NAME]
         encoder = {
-            "description": f"`{graph_model.name}` in {profile}, judged for `{model.name}`.",
-            "profile": profile,
+            "description": f"`{graph_model.name}` in {precision}, judged for `{model.name}`.",
+            "profile": precision,
             "tasks": [],
         }
         _check_name(models / name, str(encoder["description"]))

@@ -115,7 +115,7 @@ class _TuningSession:
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open a device graph, or return it if it is open; the last one opened is served."""
-        key = (source.path, source.profile)
+        key = (source.path, source.precision)
         if key not in self._executors:
             self._executors[key] = executor_opener(self._settings)(source)
         self._executor = self._executors[key]

@@ -43,7 +43,7 @@ def manifest(light_models: Path, tmp_path: Path) -> Iterator[Manifest]:
     )
     with BulkRunner(light_models, model="minilm", task="embed", **_SETTINGS) as runner:
         yield make_manifest(
-            options, find_inputs([str(source)]), runner.info, by_parts(runner.profile)
+            options, find_inputs([str(source)]), runner.info, by_parts(runner.execution)
         )
 
 

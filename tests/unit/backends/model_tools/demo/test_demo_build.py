@@ -102,7 +102,7 @@ def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path)
 
 @pytest.mark.parametrize("name", build.ENCODERS)
 @pytest.mark.parametrize(
-    ("provider", "profile", "kinds"),
+    ("provider", "precision", "kinds"),
     [
         ("cuda", "fp32", {"heads", "packed", "ranges"}),
         ("cuda", "fp16", {"heads", "packed", "ranges"}),
@@ -111,11 +111,11 @@ def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path)
     ],
 )
 def test_encoders_have_every_graph_that_an_import_writes(
-    demo_models: Path, name: str, provider: str, profile: str, kinds: set[str]
+    demo_models: Path, name: str, provider: str, precision: str, kinds: set[str]
 ) -> None:
     """A GPU would run the graph for CPUs otherwise."""
     found = find_device_graphs(
-        demo_models / name / "1" / "model.onnx", provider=provider, profile=profile
+        demo_models / name / "1" / "model.onnx", provider=provider, precision=precision
     )
 
     assert {name.split(".")[1].split("-")[1] for name in found} == kinds
