@@ -50,7 +50,7 @@ def record(
 
 
 def principals(ledger: Ledger) -> dict[str, Principal]:
-    """Return the principals of valid keys, by the hash of a key's text."""
+    """Return the principals of valid keys, by the hash of a key's secret."""
     changes = ledger.principals.changes(None)
     return {} if changes is None else dict(changes.principals)
 
