@@ -1,6 +1,6 @@
-"""An import has graphs for other devices, and a backend takes the quickest that agrees.
+"""An import writes graphs for other devices, and a backend serves the quickest correct one.
 
-There is no such device here, so the graphs are opened on the CPU, which has kernels for some.
+The tests open the graphs on the CPU, which has kernels for some of them.
 """
 
 from collections.abc import Callable
@@ -56,9 +56,9 @@ def graph_source(folder: Path) -> GraphSource:
 
 
 class Opening:
-    """Opens graphs on the CPU, with the seconds that a batch of each is to take.
+    """Opens graphs on the CPU. A batch of each graph seems to take the given seconds.
 
-    Those that the device `lacks` kernels for are refused, as by a device.
+    Like a device, it refuses graphs for which it `lacks` kernels.
     """
 
     def __init__(self, *lacks: str, **seconds: float) -> None:
@@ -96,10 +96,8 @@ def choose(
     "family",
     ["bert", "roberta", "distilbert", "electra", "albert", "mpnet", "deberta", "modernbert"],
 )
-def test_graphs_answer_as_the_graph_whose_weights_they_share(
-    tmp_path: Path, family: Family
-) -> None:
-    """The CPU has no kernel without padding; ranges it reads otherwise than CUDA."""
+def test_device_graphs_give_the_results_of_their_graph(tmp_path: Path, family: Family) -> None:
+    """The CPU has no packed kernel, and it reads ranges differently than CUDA."""
     folder = written(tmp_path, family)
     source = graph_source(folder)
     batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1, 9)], OutputKind.POOLED)
@@ -122,10 +120,10 @@ def test_graphs_answer_as_the_graph_whose_weights_they_share(
     "family",
     ["bert", "mpnet", "electra", "albert", "deberta", "modernbert"],
 )
-def test_plain_graphs_answer_alike_by_operators_of_onnx_alone(
+def test_plain_graphs_have_operators_of_onnx_only(
     tmp_path: Path, family: Family, purpose: Purpose
 ) -> None:
-    """TensorRT has no others, and takes no graph whose sizes follow from the values of a mask."""
+    """TensorRT supports no other operators, and no sizes that depend on the values of a mask."""
     folder = written(tmp_path, family, purpose)
     outputs = {OutputKind.TOKENS if purpose == "tokens" else OutputKind.POOLED: "logits"}
     labels = Checkpoint(family=family, purpose=purpose).labels
@@ -150,8 +148,8 @@ def test_plain_graphs_answer_alike_by_operators_of_onnx_alone(
     assert not {"NonZero", "GatherND"} & {node.op_type for node in nodes}
 
 
-def test_half_precision_is_cast_of_the_same_weights_when_a_graph_is_loaded(tmp_path: Path) -> None:
-    """What a batch would cast anew each time is slower than fp32."""
+def test_weights_are_cast_to_half_precision_when_a_graph_is_loaded(tmp_path: Path) -> None:
+    """A cast in every batch would be slower than fp32."""
     folder = written(tmp_path)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -180,7 +178,7 @@ def test_half_precision_is_cast_of_the_same_weights_when_a_graph_is_loaded(tmp_p
 
 
 def test_graphs_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
-    """Here vectors of length one, as its `modules.json` says."""
+    """The last module scales vectors to length one."""
     source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), tmp_path / "source")
     convert(source, tmp_path / "model")
     outputs = {OutputKind.POOLED: "pooled"}
@@ -194,17 +192,17 @@ def test_graphs_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, own, atol=1e-5)
 
 
-def test_the_quickest_graph_that_runs_is_taken_and_remembered(tmp_path: Path) -> None:
+def test_the_quickest_graph_that_runs_is_chosen_and_recorded(tmp_path: Path) -> None:
     folder = written(tmp_path)
     first, later = Opening(heads=0.5, packed=0.1), Opening()
 
-    assert choose(folder, first) == HEADS  # the CPU cannot run what would be quicker
+    assert choose(folder, first) == HEADS  # the CPU cannot run the quicker graphs
     assert choose(folder, later) == HEADS
     assert later.opened == [HEADS]
 
 
 def test_a_graph_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path) -> None:
-    """Another process had it; the slower graph that was served meanwhile must not stay."""
+    """Another process had the memory. The backend must not keep the slower graph."""
     folder = written(tmp_path)
     opening = Opening(heads=0.5, ranges=2.0)
 
@@ -220,8 +218,8 @@ def test_a_graph_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path)
     assert choose(folder, opening) == HEADS
 
 
-def test_what_is_measured_in_half_precision_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
-    """A backend compares both, at each start."""
+def test_measurements_in_half_precision_keep_the_record_of_fp32(tmp_path: Path) -> None:
+    """A backend reads both records at each start."""
     folder = written(tmp_path)
     opening = Opening(**{"heads-fp16": 0.1, "heads": 0.5})
     for precision in ("fp16", "fp32"):
@@ -234,8 +232,8 @@ def test_what_is_measured_in_half_precision_leaves_the_rest_as_it_is(tmp_path: P
     assert opening.opened == [HEADS_HALF, HEADS]
 
 
-def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Path) -> None:
-    """Its attention of no rows may be wrong on a device, where a device graph is right."""
+def test_a_graph_for_cpus_with_wrong_outputs_is_not_chosen(tmp_path: Path) -> None:
+    """On a device, its attention over zero rows may be wrong."""
     folder = written(tmp_path)
     opening = Opening(heads=2.0, ranges=3.0)
 
@@ -265,7 +263,7 @@ def test_the_graph_itself_stays_where_no_graph_is_quicker(tmp_path: Path) -> Non
 def test_graphs_are_compared_at_the_size_of_the_devices_batches(
     tmp_path: Path, provider: str, rows: int
 ) -> None:
-    """The graph itself is started sooner, and each of its tokens takes longer."""
+    """The graph for CPUs starts faster, but needs more time for each token."""
     folder = written(tmp_path)
 
     def open_executor(source: GraphSource) -> ModelExecutor:
@@ -292,7 +290,7 @@ def test_graphs_are_compared_anew_for_batches_of_another_size(tmp_path: Path) ->
 
 
 def test_a_graph_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
-    """Lengths of some classes are missing in each batch, and one row has all that there may be."""
+    """Each batch lacks some classes of lengths, and one row has the longest length."""
     folder = written(tmp_path)
     sizes: set[tuple[int, int]] = set()
 
@@ -312,7 +310,7 @@ def test_a_graph_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
     assert sizes == {(4, 12), (24, 64), (2, 64)}
 
 
-def test_a_graph_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
+def test_a_graph_with_wrong_outputs_is_not_chosen(tmp_path: Path) -> None:
     folder = written(tmp_path)
     model = onnx.load(str(folder / HEADS))
     name = "classifier.bias"
@@ -338,7 +336,7 @@ def test_a_model_in_half_precision_runs_in_a_graph_of_that_precision(
 
 
 def stand_in_for_bf16(folder: Path) -> None:
-    """Put the graph in fp16 in the place of the graph in bf16, for which the CPU has no kernel."""
+    """Replace the bf16 graph by the fp16 graph, because the CPU has no kernel in bf16."""
     (folder / "model.cuda-heads-bf16.onnx").write_bytes((folder / HEADS_HALF).read_bytes())
 
 
@@ -351,10 +349,8 @@ def test_a_model_in_fp32_never_runs_in_half_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", ["tensorrt", "openvino"])
-def test_runtimes_that_compile_take_the_plain_graph_where_they_lack_kernels(
-    tmp_path: Path, provider: str
-) -> None:
-    """It is compared with the graph itself on a CPU then."""
+def test_runtimes_that_compile_choose_the_plain_graph(tmp_path: Path, provider: str) -> None:
+    """Without kernels for the graph itself, outputs are compared with those on a CPU."""
     folder = written(tmp_path)
     opening = Opening(OWN)
 
@@ -363,7 +359,7 @@ def test_runtimes_that_compile_take_the_plain_graph_where_they_lack_kernels(
 
 
 def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) -> None:
-    """Some kernels are missing only when they are wanted."""
+    """Some missing kernels show only when the graph runs."""
     folder = written(tmp_path)
     opening = Opening()
 
@@ -384,7 +380,7 @@ def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) 
         choose(folder, open_executor, provider="tensorrt", precision="fp16")
 
 
-def test_a_graph_that_no_graph_stands_in_for_is_refused_for_its_own_reason(tmp_path: Path) -> None:
+def test_without_a_correct_graph_the_error_names_the_reason(tmp_path: Path) -> None:
     folder = written(tmp_path)
 
     with pytest.raises(ModelProblem, match=r"model\.onnx: no kernel"):
@@ -392,7 +388,7 @@ def test_a_graph_that_no_graph_stands_in_for_is_refused_for_its_own_reason(tmp_p
 
 
 def on_cuda(tmp_path: Path, opening: Opening) -> TunedModel:
-    """Return a classifier as `models tune` finds it, of a backend whose device is stood in for."""
+    """Return a classifier as `models tune` finds it on a backend with a fake device."""
     models = write_models(tmp_path / "models", [MANY])
     subject = find_tuned_model(read_catalogue(models), MANY.name, BackendSettings(models=models))
     return msgspec.structs.replace(subject, provider="cuda", open_executor=opening)
@@ -405,7 +401,7 @@ def variant_gate(subject: TunedModel) -> tuple[VariantMaker, VariantGate]:
     return VariantMaker(subject, bounds=bounds, echo=print), gate
 
 
-def test_the_gate_judges_the_quickest_graph_and_publishes_it_with_all_others(
+def test_the_gate_judges_the_quickest_graph_and_publishes_all(
     tmp_path: Path,
 ) -> None:
     opening = Opening(**{"heads-fp16": 0.1})

@@ -1,4 +1,4 @@
-"""A graph that breaks the device, or its process, breaks neither the backend nor other graphs."""
+"""A graph that breaks its device or process harms neither the backend nor other graphs."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ BATCHES = [ones(2, 3, OutputKind.POOLED), ones(1, 9, OutputKind.POOLED)]
 
 
 class Device:
-    """Opens graphs by their names, each of which does what it says."""
+    """Opens graphs that do what their names say."""
 
     def __init__(self) -> None:
         self._is_broken = False
@@ -54,7 +54,7 @@ class Device:
 
 
 def make_device() -> OpenExecutor:
-    """Return a device of the process that calls it."""
+    """Return a fake device of the calling process."""
     return Device()
 
 
@@ -65,7 +65,7 @@ def source(name: str) -> GraphSource:
     return msgspec.structs.replace(SOURCE, path=Path(f"{name}.onnx"))
 
 
-def test_a_child_answers_as_this_process_does() -> None:
+def test_a_child_returns_the_results_of_this_process() -> None:
     here = local_trials(make_device())(SOURCE, BATCHES)
     with trials() as try_graph:
         there = try_graph(SOURCE, BATCHES)
@@ -75,7 +75,7 @@ def test_a_child_answers_as_this_process_does() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_graph_that_ends_its_process_is_one_that_cannot_run() -> None:
+def test_a_graph_that_ends_its_process_cannot_run() -> None:
     with trials() as try_graph:
         with pytest.raises(ModelFailed, match="the process that tried the graph ended") as failed:
             try_graph(source("crashes"), BATCHES)
@@ -84,27 +84,27 @@ def test_a_graph_that_ends_its_process_is_one_that_cannot_run() -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), [("kills", "was killed"), ("fills", "out of memory")])
-def test_want_of_memory_is_told_from_a_graph_that_cannot_run(name: str, why: str) -> None:
-    """The kernel kills a process for it."""
+def test_a_lack_of_memory_is_not_a_graph_that_cannot_run(name: str, why: str) -> None:
+    """If memory is short, the kernel kills the process."""
     with trials() as try_graph:
         with pytest.raises(OutOfMemory, match=why):
             try_graph(source(name), BATCHES)
         assert try_graph(SOURCE, BATCHES).outputs
 
 
-def test_a_graph_that_hangs_is_one_that_cannot_run() -> None:
+def test_a_graph_that_hangs_cannot_run() -> None:
     with trials(patience=0.0) as try_graph, pytest.raises(ModelFailed, match="within 0 s"):
         try_graph(source("hangs"), BATCHES)
 
 
 @pytest.mark.parametrize(("provider", "minutes"), [("cuda", 5), ("tensorrt", 30)])
-def test_only_what_builds_engines_is_waited_for_long(provider: Provider, minutes: int) -> None:
+def test_only_a_build_of_engines_may_take_long(provider: Provider, minutes: int) -> None:
     with graph_trials(BackendSettings(provider=provider))() as try_graph:
         assert isinstance(try_graph, ChildTrials)
         assert try_graph.patience == 60 * minutes
 
 
-def test_a_broken_device_is_left_with_its_process() -> None:
+def test_a_broken_device_ends_its_process() -> None:
     with trials() as try_graph:
         with pytest.raises(ExecutorDied, match="the device failed"):
             try_graph(source("breaks"), BATCHES)
@@ -119,7 +119,7 @@ def test_a_graph_without_kernels_says_so() -> None:
 
 
 def test_a_backend_on_a_gpu_tries_graphs_in_a_child() -> None:
-    """There is no such device here, which the child says."""
+    """The child reports that this machine has no GPU."""
     with graph_trials(BackendSettings(provider="cuda"))() as try_graph:
         assert try_graph is not None
         with pytest.raises(ModelProblem, match="`CUDAExecutionProvider`"):

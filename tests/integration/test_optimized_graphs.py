@@ -1,8 +1,7 @@
-"""A graph that was not built here has graphs for CUDA, fused by ONNX Runtime's own optimizer.
+"""ONNX Runtime's optimizer writes graphs for CUDA of a graph that Sluicegate did not build.
 
-There is no such device here: the graphs are opened on the CPU, packed ones with the operators that
-only CUDA has expanded. Still to be seen on a device: that its kernels compute these as documented,
-and that these graphs are quicker than the graph as it is.
+The tests open the graphs on the CPU, and expand operators that only CUDA has. They do not show that
+the kernels of CUDA compute these operators as documented, nor that the graphs are quicker there.
 """
 
 import json
@@ -46,7 +45,7 @@ FUSED: list[Family] = ["bert", "roberta"]
 
 
 def write_export(family: Family, folder: Path) -> Path:
-    """Write the export of a family, told to be of one that no graph is built of."""
+    """Write the export of a family under the name of an unknown family."""
     source = write_checkpoint(Checkpoint(family=family, purpose="text"), folder)
     (source / "model.safetensors").unlink()
     shutil.copyfile(EXPORTS[family], source / OWN)
@@ -56,7 +55,7 @@ def write_export(family: Family, folder: Path) -> Path:
 
 
 def write_encoder(pooling: str, folder: Path) -> Path:
-    """Write the export of an encoder whose vectors are so long that fp16 holds no sum of them."""
+    """Write the export of an encoder whose sums of vectors do not fit into fp16."""
     source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), folder)
     (source / "model.safetensors").unlink()
     model = onnx.load(str(EXPORTS["bert"]))
@@ -118,7 +117,9 @@ def test_attention_of_an_export_is_one_node_over_the_same_weights(
 
 
 @pytest.mark.parametrize("family", FUSED)
-def test_a_packed_export_answers_as_it_does_with_padding(family: Family, tmp_path: Path) -> None:
+def test_a_packed_export_gives_the_results_of_the_padded_one(
+    family: Family, tmp_path: Path
+) -> None:
     folder = imported(write_export(family, tmp_path / "source"), tmp_path / "model")
     for name in (PACKED, PACKED_HALF):
         model = onnx.load(str(folder / name))
@@ -155,18 +156,18 @@ def test_graphs_in_fp16_add_up_rows_in_fp32(pooling: str, tmp_path: Path) -> Non
         np.testing.assert_allclose(found, own, atol=1e-2 * np.abs(own).max(), err_msg=name)
 
 
-def test_a_graph_that_the_optimizer_stumbles_over_is_converted_to_fp16(tmp_path: Path) -> None:
-    """It looks for the biases of layer normalisations, which ModernBERT lacks."""
+def test_a_graph_that_the_optimizer_cannot_fuse_is_converted_to_fp16(tmp_path: Path) -> None:
+    """The optimizer needs biases of layer normalization, which ModernBERT lacks."""
     folder = imported(write_export("modernbert", tmp_path / "source"), tmp_path / "model")
 
     assert files(folder) == {OWN, HALF}
     assert_graphs_answer(folder, HALF)
 
 
-def test_graphs_are_written_without_a_word_where_only_the_extras_are_installed(
+def test_graphs_are_written_silently_with_the_extras_alone(
     tmp_path: Path,
 ) -> None:
-    """ONNX Runtime asks for `sympy` only in its extra `symbolic`, which no extra here takes."""
+    """ONNX Runtime needs `sympy` only for its extra `symbolic`, which is not installed."""
     source = write_export("bert", tmp_path / "source")
     code = (
         "import pathlib, sys; sys.modules['sympy'] = None\n"
@@ -205,7 +206,7 @@ def test_weights_are_cast_when_a_graph_is_loaded(tmp_path: Path) -> None:
     assert not before & after
 
 
-def test_weights_in_a_file_of_their_own_stay_there(tmp_path: Path) -> None:
+def test_weights_in_a_separate_file_stay_there(tmp_path: Path) -> None:
     source = write_export("bert", tmp_path / "source")
     model = onnx.load(str(source / OWN))
     (source / OWN).unlink()
@@ -239,7 +240,7 @@ def test_a_quantized_graph_has_no_device_graphs(tmp_path: Path) -> None:
 
 
 def test_a_weight_too_large_for_fp16_is_not_infinite(tmp_path: Path) -> None:
-    """As a number that masks padding, it becomes the largest there is."""
+    """A number that masks padding becomes the largest number of fp16."""
     source = write_export("bert", tmp_path / "source")
     model = onnx.load(str(source / OWN))
     table = "bert.embeddings.position_embeddings.weight"
