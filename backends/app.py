@@ -27,7 +27,7 @@ from backends.executors.opening import executor_opener
 from backends.gpus import GPU_PROVIDERS, PATIENCE
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
-from backends.qualification.form_trials import TryForm, form_trials
+from backends.qualification.graph_trials import TryGraph, graph_trials
 from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import GraphManifest
@@ -55,7 +55,7 @@ async def open_backend(
     tracing: Tracing,
     open_executor: OpenExecutor,
     qualify: Qualify = qualify,
-    try_forms: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
+    try_graphs: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext,
     while_loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run its encoders' threads in the `async with` block.
@@ -78,7 +78,7 @@ async def open_backend(
             token_pool=token_pool,
             open_executor=open_executor,
             qualify=qualify,
-            form_trials=try_forms,
+            graph_trials=try_graphs,
         )
         with while_loading():
             repository = await stack.enter_async_context(Repository(tools))
@@ -165,7 +165,7 @@ async def _serve(
         settings,
         tracing=tracing,
         open_executor=executor_opener(settings),
-        try_forms=form_trials(settings),
+        try_graphs=graph_trials(settings),
         while_loading=partial(watch_while_loading, settings, gpus, end_with_device),
     ) as repository:
         core = repository.core

@@ -16,7 +16,7 @@ NO_MODEL = "-"
 Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
 Weight = Annotated[int, msgspec.Meta(ge=1)]
 # The number of the revision that answered, or "" without a traffic split.
-ArmName = Annotated[str, msgspec.Meta(max_length=20)]
+RevisionNumber = Annotated[str, msgspec.Meta(max_length=20)]
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +83,7 @@ def is_assigned(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(base, pattern) for pattern in patterns)
 
 
-class ArmStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class RevisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the items of one revision of a model since the backend started.
 
     - `outcomes` counts items by outcome, and `labels` counts results by their first label.

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from backends.plans import ArmName, ArmStatistics, Assignment, Serving
+from backends.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"
@@ -230,7 +230,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     - `rows` and `tokens` count computed rows; `known` and `known_tokens` count rows that were
       cached or coalesced.
     - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is none.
-    - `arm` is the revision that answered, for a model with a traffic split or a shadow revision.
+    - `arm` is the number of the revision that answered, if the model has a split or a shadow.
     - `shadow` is the shadow revision to which the item was mirrored.
     """
 
@@ -240,8 +240,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     tokens: int
     known: int = 0
     truncated_from: int = 0
-    arm: ArmName = ""
-    shadow: ArmName = ""
+    arm: RevisionNumber = ""
+    shadow: RevisionNumber = ""
     known_tokens: int = 0
 
 
@@ -257,7 +257,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     detail: str
     retryable: bool
     retry_after: float | None = None
-    arm: ArmName = ""
+    arm: RevisionNumber = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -371,7 +371,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[str, str] = {}
     plans: int = 0
     assignment: Assignment = Assignment()
-    arms: list[ArmStatistics] = []
+    arms: list[RevisionStatistics] = []
     gpu: GpuState | None = None
     report: Report
 

@@ -79,7 +79,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     a power of two and the next."""
     gpu_graph_rows: Share | None = None
     """The most rows of a batch that runs as a CUDA graph; 0: no batch does. Unset: 4 with the
-    provider `cuda` and a form that can be captured, else 0. The kernels of a small batch take less
+    provider `cuda` and a graph that can be captured, else 0. The kernels of a small batch take less
     time than starting them one by one, and a CUDA graph starts them together. Larger batches gain
     nothing. Each captured shape takes memory, and time at the start."""
     gpu_graph_tokens: Positive = 2048

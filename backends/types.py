@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plans import ArmStatistics
+from backends.plans import RevisionStatistics
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
@@ -102,10 +102,10 @@ def padding_waste_ratio(*queues: QueueStatistics) -> float:
 
 
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts rows that were cached (`known`), coalesced (`joined`) and computed."""
+    """Counts rows by where they came from, and describes the row cache."""
 
-    known_rows: int = 0
-    joined_rows: int = 0
+    cached_rows: int = 0
+    coalesced_rows: int = 0
     computed_rows: int = 0
     entries: int = 0
     size_bytes: int = 0
@@ -123,10 +123,10 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts comparisons of mirrored items, by `(model, arm, shadow, outcome)`.
+    """Counts comparisons of mirrored items, by `(model, revision, shadow, outcome)`.
 
     `largest` is the largest difference between numbers of results that otherwise agree, by
-    `(model, arm, shadow)`.
+    `(model, revision, shadow)`.
     """
 
     outcomes: dict[tuple[str, str, str, str], int] = {}
@@ -146,7 +146,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     encoders: list[EncoderStatistics]
     device_busy_share: float = 0.0
     shadows: ShadowStatistics = ShadowStatistics()
-    arms: list[ArmStatistics] = []
+    revisions: list[RevisionStatistics] = []
     lost_hosts: dict[tuple[str, str], int] = {}
     models: dict[str, str] = {}
     """The revision of each served model."""

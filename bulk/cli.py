@@ -16,6 +16,7 @@ from backends.telemetry.logs import configure_logging
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
+from bulk.files import InputFile, OutputFolder, find_inputs, is_remote
 from bulk.garbage import tuned_gc
 from bulk.items import key_prefix
 from bulk.options import (
@@ -29,7 +30,6 @@ from bulk.options import (
     read_task,
 )
 from bulk.output import OutputParts, WorkFolder, open_manifest, tidy, work_folder
-from bulk.places import InputFile, OutputFolder, find_inputs, is_remote
 from bulk.progress import ProgressReport
 from bulk.ray_import import connect
 from bulk.ray_job import RayOptions, RayRun, by_parts
@@ -192,8 +192,8 @@ def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Man
                 found = estimate(runner, options, inputs, prefix, price=given["price"])
                 click.echo("\n".join(found.lines()))
                 return None
-            profile = by_parts(runner.profile) if on_ray else runner.profile
-            begun = make_manifest(options, inputs, runner.info, profile, cache=cache.scope)
+            execution = by_parts(runner.execution) if on_ray else runner.execution
+            begun = make_manifest(options, inputs, runner.info, execution, cache=cache.scope)
             # Check the folder before creating anything in it.
             open_manifest(folder, begun)
             work = stack.enter_context(work_folder(given["work"], folder, begun))

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from backends.protocol import Task
-from bulk.places import import_pyarrow
+from bulk.files import import_pyarrow
 from bulk.results import StoredResult, read_vector
 
 _NAMES: dict[Task, tuple[str, ...]] = {

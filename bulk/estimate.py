@@ -7,9 +7,9 @@ from itertools import chain, islice
 import msgspec
 
 from backends.bulk.runner import BulkResult, BulkRunner
+from bulk.files import InputFile
 from bulk.items import ItemReader, item_keys
 from bulk.options import BulkOptions
-from bulk.places import InputFile
 from bulk.progress import shown_duration
 from bulk.reading import count_rows, read_rows
 from gateway.cache.key import CacheKey, Prefix

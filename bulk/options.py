@@ -9,7 +9,7 @@ import msgspec
 
 from backends.protocol import ModelInfo, Parameters, Task
 from bulk.errors import BulkStopped
-from bulk.places import InputFile
+from bulk.files import InputFile
 from bulk.usage import BulkUsage
 from gateway.api.schemas import BODIES, Body
 
@@ -84,16 +84,16 @@ def make_manifest(
     options: BulkOptions,
     inputs: Sequence[InputFile],
     info: ModelInfo,
-    profile: str,
+    execution: str,
     *,
     cache: str = "",
 ) -> Manifest:
-    """Return the manifest of a new job; `profile` describes what computes the rows."""
+    """Return the manifest of a new job; `execution` describes how rows are computed."""
     return Manifest(
         options=options,
         inputs=tuple(inputs),
         revision=info.revision,
-        algorithm=f"{info.algorithm} {info.algorithm_version} ({profile})",
+        algorithm=f"{info.algorithm} {info.algorithm_version} ({execution})",
         cache=cache,
     )
 

@@ -12,8 +12,8 @@ from uuid import uuid4
 import msgspec
 
 from bulk.errors import BulkStopped
+from bulk.files import TEMPORARY, InputFile, OutputFolder, is_remote
 from bulk.options import BulkOptions, Manifest, differences
-from bulk.places import TEMPORARY, InputFile, OutputFolder, is_remote
 from bulk.reading import BadRow, Row, count_rows
 from bulk.results import StoredResult
 from bulk.usage import BulkUsage

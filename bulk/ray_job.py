@@ -18,11 +18,11 @@ import msgspec
 
 from backends.bulk.runner import BulkRunner
 from bulk.errors import BulkStopped, too_many_failed
+from bulk.files import OutputFolder, is_remote
 from bulk.garbage import tune_gc
 from bulk.items import key_prefix
 from bulk.options import Manifest, encoded_parameters, make_manifest
 from bulk.output import WORK, OutputParts, errors_name
-from bulk.places import OutputFolder, is_remote
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, import_ray
 from bulk.reading import count_rows
@@ -32,9 +32,9 @@ from bulk.shared_cache import NullCache
 from bulk.writing import head_types
 
 
-def by_parts(profile: str) -> str:
-    """Return the profile of a job that runs part by part, for its manifest."""
-    return f"{profile}, by parts"
+def by_parts(execution: str) -> str:
+    """Return how a job that runs part by part computes rows, for its manifest."""
+    return f"{execution}, by parts"
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class PartRunner:
             **settings,
         )
         info = self._runner.info
-        mine = make_manifest(options, (), info, by_parts(self._runner.profile))
+        mine = make_manifest(options, (), info, by_parts(self._runner.execution))
         for name in ("revision", "algorithm"):
             own, begun = getattr(mine, name), getattr(self._manifest, name)
             if own != begun:

@@ -8,10 +8,10 @@ from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
 from bulk.columns import result_arrays, result_types
 from bulk.errors import BulkStopped
+from bulk.files import import_pyarrow
 from bulk.garbage import tune_gc
 from bulk.items import ItemReader, item_keys, key_prefix
 from bulk.options import BulkOptions, default_columns, encoded_parameters
-from bulk.places import import_pyarrow
 from bulk.ray_import import actor_options
 from bulk.reading import BadRow
 from bulk.results import StoredResult, make_result

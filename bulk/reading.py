@@ -12,7 +12,7 @@ from typing import IO, Any
 import msgspec
 
 from bulk.errors import BulkStopped
-from bulk.places import InputFile, import_pyarrow
+from bulk.files import InputFile, import_pyarrow
 
 _BATCH_ROWS, _BATCH_BYTES = 4096, 32 << 20
 # A larger CSV field means that a quote is not closed.

@@ -10,10 +10,10 @@ import msgspec
 from backends.bulk.runner import BulkRunner, Outcome
 from backends.errors import BackendError
 from bulk.errors import BulkStopped, too_many_failed
+from bulk.files import InputFile
 from bulk.items import ItemReader, item_keys
 from bulk.options import BulkOptions
 from bulk.output import OutputParts
-from bulk.places import InputFile
 from bulk.progress import ProgressReport
 from bulk.reading import BadRow, Row, read_rows
 from bulk.result_store import ResultStore

@@ -15,9 +15,9 @@ from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, 
 from gateway.cache.key import CacheKey
 
 _log = logging.getLogger(__name__)
-# Equal to the gateway's `KEY_PREFIX`, `_EPOCHS` and `_LINEAGE`; a test checks this.
+# Equal to the gateway's `KEY_PREFIX`, `_EPOCHS` and `_PURGE_HISTORY`; a test checks this.
 KEY_PREFIX = b"sg:r:"
-EPOCHS, LINEAGE = "sg:{config}:epochs", "sg:{config}:lineage"
+EPOCHS, PURGE_HISTORY = "sg:{config}:epochs", "sg:{config}:lineage"
 _TIMEOUT = 5.0
 # Seconds without attempts after a failure, because each attempt may take the timeout.
 _PAUSE = 60.0
@@ -149,7 +149,7 @@ class CacheEpochs(msgspec.Struct, frozen=True):
     """Holds the cache epochs at the start of a job; purges raise epochs in cache keys."""
 
     epochs: dict[bytes, bytes]
-    lineage: bytes
+    purge_history: bytes
 
     def number(self, name: str) -> int:
         """Return how often a model or scope was purged."""
@@ -158,7 +158,7 @@ class CacheEpochs(msgspec.Struct, frozen=True):
     def of(self, model: str, scope: str) -> str:
         """Return the epoch of a model and a scope, as it is in cache keys."""
         numbers = [self.number(name) for name in (f"model:{model}", scope)]
-        return f"{numbers[0]}.{numbers[1]}{self.lineage.decode()}"
+        return f"{numbers[0]}.{numbers[1]}{self.purge_history.decode()}"
 
 
 def read_epochs(client: Any) -> CacheEpochs:
@@ -170,12 +170,12 @@ def read_epochs(client: Any) -> CacheEpochs:
     from redis.exceptions import RedisError  # noqa: PLC0415 - its extra is optional
 
     try:
-        epochs, lineage = client.hgetall(EPOCHS), client.get(LINEAGE)
+        epochs, purge_history = client.hgetall(EPOCHS), client.get(PURGE_HISTORY)
     except (RedisError, OSError) as error:
         raise BulkStopped(f"--cache-state: cannot read the state Redis: {error}") from None
-    if lineage is None:
+    if purge_history is None:
         raise BulkStopped(
             "--cache-state: no gateway has used this Redis; give the URL of the gateways' state "
             "Redis (SLUICEGATE_STATE_URL)"
         )
-    return CacheEpochs(epochs, lineage)
+    return CacheEpochs(epochs, purge_history)

@@ -13,9 +13,9 @@ import msgspec
 from typing_extensions import override
 
 from bulk.errors import BulkStopped
+from bulk.files import OutputFolder
 from bulk.options import Manifest
 from bulk.output import JOB
-from bulk.places import OutputFolder
 from bulk.usage import BulkUsage
 
 T = TypeVar("T")

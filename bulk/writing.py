@@ -11,8 +11,8 @@ import orjson
 from backends.protocol import Task
 from bulk.columns import TRUNCATED, result_arrays, result_types
 from bulk.errors import BulkStopped
+from bulk.files import InputFile, import_pyarrow
 from bulk.options import BulkOptions
-from bulk.places import InputFile, import_pyarrow
 from bulk.reading import parquet_types
 from bulk.results import StoredResult, result_json
 

@@ -25,6 +25,7 @@ _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
 )
+_DEPRECATED = (f"{PREFIX}FAST_LANE",)
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -169,8 +170,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory above which the supervisor replaces a backend of `sluicegate up`. Unset: the
     backends share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
-    """Whether a worker uses the fast path: it answers a request that need not wait, such as a hit
-    in memory, in the HTTP protocol itself."""
+    """Deprecated; the next version ignores it. Whether a worker uses the fast path: it answers a
+    request that need not wait, such as a hit in memory, in the HTTP protocol itself."""
     max_loop_delay: _Duration = 0.5
     """The longest event-loop iteration of an overloaded worker, in seconds; 0: no bound. The worker
     also keeps iterations below a twentieth of the time that callers allow. Requests that do not fit
@@ -324,13 +325,15 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return settings
 
 
-def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each `SLUICEGATE_` variable that is not a setting.
+def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each `SLUICEGATE_` variable that is deprecated or not a setting.
 
     Backends check variables that begin with `SLUICEGATE_BACKEND_`.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
     for variable in sorted(environ):
+        if variable in _DEPRECATED:
+            yield f"`{variable}` is deprecated; the next version ignores it"
         if variable in known or variable.startswith(f"{PREFIX}BACKEND_"):
             continue
         if variable.startswith(PREFIX):
@@ -383,7 +386,7 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files, which the admin process adds up.
+    """Make the metrics library write to files, which the operators' listener adds up.
 
     Call it before the library is imported, because the library reads the environment then.
     """

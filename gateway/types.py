@@ -295,7 +295,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Items whose texts were truncated."""
 
 
-class ArmUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Counts the items of a request that one revision of its model computed.
 
     `shadow` is the revision that got copies of the items; empty if none did. Append new fields at
@@ -336,7 +336,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     code: str = ""
     """The error's code if `status` is an error."""
     count: int = 1
-    arms: tuple[ArmUsage, ...] = ()
+    arms: tuple[RevisionUsage, ...] = ()
     """The items by revision, if the model has a traffic split or a shadow."""
     batch: int = 0
     """1 if the request is a line of a batch job, which has separate prices."""

@@ -19,10 +19,10 @@ import msgspec
 from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
 from bulk.cli import run_job
+from bulk.files import OutputFolder, find_inputs, import_pyarrow
 from bulk.items import key_prefix
 from bulk.options import BulkOptions, encoded_parameters, make_manifest
 from bulk.output import work_folder
-from bulk.places import OutputFolder, find_inputs, import_pyarrow
 from bulk.shared_cache import NullCache
 from loadtests.bare_sessions import BareSessions, Batching
 from loadtests.demo import demo_models

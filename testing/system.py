@@ -161,7 +161,7 @@ class System:
         )
 
     def admin(self) -> httpx.Client:
-        """Return a client of the admin listener."""
+        """Return a client of the operators' listener."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         return httpx.Client(
             base_url=self.admin_url, headers=headers, timeout=60, verify=no_authorities()

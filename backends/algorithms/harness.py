@@ -21,7 +21,7 @@ from backends.algorithms.base import Algorithm
 from backends.algorithms.budget import Budget
 from backends.algorithms.custom import Custom
 from backends.algorithms.hosts import AlgorithmHosts
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task

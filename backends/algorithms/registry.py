@@ -179,7 +179,7 @@ def _serve_split(
     model: Model, manifest: SplitManifest, below: Sequence[ModelAlgorithms]
 ) -> ModelAlgorithms:
     algorithms = split_tasks(
-        model.name, [served_model.algorithms for served_model in below], manifest.arms
+        model.name, [served_model.algorithms for served_model in below], manifest.weights
     )
     if not algorithms:
         raise ModelProblem(f"{model.folder}: its revisions have no task in common")

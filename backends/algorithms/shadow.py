@@ -60,7 +60,7 @@ class Mirror:
     ) -> None:
         """Mirror an answered item in the background, or skip it if the mirror is full."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
-            self._count(shadow, ask.arm, "skipped")
+            self._count(shadow, ask.revision, "skipped")
             return
         ask.note_shadow(shadow.number)
         in_background = ask.in_background(deadline=self._clock() + self._timeout)
@@ -92,16 +92,16 @@ class Mirror:
             # Compare parsed JSON: a result may be arrays or encoded JSON.
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
-            self._count(shadow, ask.arm, "failed")
+            self._count(shadow, ask.revision, "failed")
         except Exception:  # noqa: BLE001 - a shadow's failure is logged, never raised
             _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
-            self._count(shadow, ask.arm, "failed")
+            self._count(shadow, ask.revision, "failed")
         else:
             is_close = not found.changed and found.largest <= shadow.tolerance
             outcome = "changed" if found.changed else "same" if is_close else "moved"
-            self._count(shadow, ask.arm, outcome)
+            self._count(shadow, ask.revision, outcome)
             model, name = shadow.names
-            pair = (model, ask.arm, name)
+            pair = (model, ask.revision, name)
             self._largest[pair] = max(self._largest.get(pair, 0.0), found.largest)
 
     def _count(self, shadow: "MirroringAlgorithm", revision: str, outcome: str) -> None:
@@ -143,7 +143,7 @@ class MirroringAlgorithm(Algorithm):
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         if self._revision:
-            ask.note_arm(self.names[0], self._revision)
+            ask.note_revision(self.names[0], self._revision)
         answer = await self._below.run(item, parameters, ask)
         if hash_fraction("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)

@@ -35,7 +35,7 @@ class Split(Algorithm):
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         chosen = self.choose(ask.scope, item)
-        ask.note_arm(self._model, chosen.revision)
+        ask.note_revision(self._model, chosen.revision)
         return await chosen.algorithm.run(item, parameters, ask)
 
     def choose(self, scope: str, item: Any) -> WeightedAlgorithm:

@@ -15,9 +15,9 @@ import msgspec
 from typing_extensions import TypeVar, override
 
 from backends.batching.batcher import Batcher
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.policy import BatchLimits
 from backends.batching.runner import pad_encodings, split_output
-from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import BackendError, ModelFailed, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.tokenization.text_queue import TextQueue
@@ -203,7 +203,7 @@ class PartTextQueue(TextQueue):
             return await asyncio.wrap_future(self._threads.submit(work))
 
 
-class PlannedRows(SharedRows):
+class PlannedRows(RowCoalescer):
     """Answers the rows of one encoder in rounds, without a queue, a row cache or deadlines."""
 
     def __init__(

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from backends.algorithms.base import Algorithm, QueryAlgorithm
+from backends.batching.coalescing import RowCaller
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import RowCaller
 from backends.bulk.planned_rows import ROUNDS, PartTextQueue, PlannedRows, RowRounds, count_rows
 from backends.errors import (
     BackendError,
@@ -29,7 +29,7 @@ from backends.open_inference.address import servers
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.pipelines.encoder import PreparedQuery
 from backends.protocol import ITEMS, PARAMETERS, Parameters, Task
-from backends.qualification.form_trials import form_trials
+from backends.qualification.graph_trials import graph_trials
 from backends.qualification.qualify import qualify
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.manifest import builds_on
@@ -156,7 +156,7 @@ class BulkRunner:
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),
             qualify=qualify,
-            form_trials=form_trials(settings),
+            graph_trials=graph_trials(settings),
         )
         shared = make_shared(tools)
         self._stack.callback(shared.hosts.close)
@@ -175,7 +175,7 @@ class BulkRunner:
         self.provider = ", ".join(sorted({each.batcher.provider for each in found.encoders}))
         limits = {(each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.encoders}
         batches = ", ".join(f"{rows} rows, {tokens} tokens" for rows, tokens in sorted(limits))
-        self.profile = f"{self.provider}; batches of {batches}" if limits else "tokens"
+        self.execution = f"{self.provider}; batches of {batches}" if limits else "tokens"
         self._plan_rows(found, pool)
 
     def _plan_rows(self, found: ModelSet, tokenizer_pool: ThreadPoolExecutor) -> None:

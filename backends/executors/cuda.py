@@ -112,7 +112,7 @@ class CudaExecutor(ModelExecutor):
         options = msgspec.structs.replace(
             options,
             graphs=limits.graph_rows > 0,
-            precision=source.profile,
+            precision=source.precision,
             # Each session has its own arena.
             memory_bytes=options.memory_bytes // sessions,
         )

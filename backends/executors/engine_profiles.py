@@ -92,7 +92,7 @@ def engine_folder(
         device.compute_capability,
         f"tensorrt{tensorrt}",
         f"onnxruntime{runtime}",
-        source.profile,
+        source.precision,
         f"{profile.rows}x{profile.usual}x{profile.longest}",
     )
     return root / "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", word) for word in words if word)

@@ -21,7 +21,7 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a graph file and its outputs.
 
     `max_tokens` is the longest row that the graph reads. `digest` identifies the model's files;
-    without it, packed weights are not cached. `profile` is the precision that the model declares.
+    without it, packed weights are not cached. `precision` is the precision that the model declares.
     With an `upstream`, another server runs the graph and there is no file.
     """
 
@@ -30,7 +30,7 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int
     max_tokens: int | None = None
     digest: str = ""
-    profile: str = "fp32"
+    precision: str = "fp32"
     upstream: RemoteModelServer | None = None
 
     @property

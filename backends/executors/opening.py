@@ -108,7 +108,7 @@ def _open_on_gpu(
 def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecutor:
     if settings.provider == "openvino":
         return OpenVinoExecutor(source, worker_threads=settings.worker_threads)
-    if settings.provider == "cpu" and source.profile == "bf16":
+    if settings.provider == "cpu" and source.precision == "bf16":
         raise ModelProblem(
             f"{source.path}: ONNX Runtime cannot run `profile: bf16` on a CPU; set "
             "`SLUICEGATE_BACKEND_PROVIDER` to `openvino`, or select a revision in fp32 in "

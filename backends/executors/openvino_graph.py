@@ -17,7 +17,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 # Without these CPU features, bf16 in OpenVINO is slower than fp32.
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 _KERNELS = 1000
-# OpenVINO's precision by our profile. Other profiles run as `f32`.
+# OpenVINO's name of each precision. Other precisions run as `f32`.
 _PRECISIONS: Mapping[str, str] = MappingProxyType({"bf16": "bf16"})
 _TYPES: Mapping[str, str] = MappingProxyType({"i64": "tensor(int64)", "i32": "tensor(int32)"})
 # Operators that may lie between `input_ids` and the embedding table.
@@ -59,7 +59,7 @@ def compile_graph(source: GraphSource, *, threads: int) -> CompiledGraph:
     core = openvino.Core()
     try:
         graph = core.read_model(source.path)
-        compiled = core.compile_model(graph, "CPU", _properties(source.profile, threads))
+        compiled = core.compile_model(graph, "CPU", _properties(source.precision, threads))
     except Exception as error:  # OpenVINO's errors only share the base `Exception`
         raise ModelProblem(
             f"{source.path}: OpenVINO cannot load the graph: {first_line(error)}"
@@ -73,7 +73,7 @@ def check_precision(source: GraphSource, cpu_info: Path = _CPU_INFO) -> None:
     Raises:
         ModelProblem: the model declares bf16 and this CPU does not have it.
     """
-    if source.profile == "bf16" and not computes_bf16(cpu_info):
+    if source.precision == "bf16" and not computes_bf16(cpu_info):
         raise ModelProblem(
             f"{source.path}: `profile: bf16` needs a CPU with `avx512_bf16` or `amx_bf16`, and "
             "this CPU has neither; select a revision in fp32 in `serving.yaml`, or serve this "
@@ -104,11 +104,11 @@ def runtime() -> Any:  # it may be absent
     return openvino
 
 
-def _properties(profile: str, threads: int) -> dict[str, object]:
+def _properties(precision: str, threads: int) -> dict[str, object]:
     return {
         # Otherwise, OpenVINO chooses bf16 by itself if the CPU has it.
-        "INFERENCE_PRECISION_HINT": _PRECISIONS.get(profile, "f32"),
-        "EXECUTION_MODE_HINT": "PERFORMANCE" if profile in _PRECISIONS else "ACCURACY",
+        "INFERENCE_PRECISION_HINT": _PRECISIONS.get(precision, "f32"),
+        "EXECUTION_MODE_HINT": "PERFORMANCE" if precision in _PRECISIONS else "ACCURACY",
         "NUM_STREAMS": threads,
         "INFERENCE_NUM_THREADS": threads,
         # Each shape has its own kernels. OpenVINO's default of 5,000 takes about 1 GB.

@@ -38,7 +38,7 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed form of `graph`. If it is missing, `save` writes it to a path.
+    """Return the packed `graph`. If it is missing, `save` writes it to a path.
 
     The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """

@@ -31,8 +31,8 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the execution provider of a session.
 
     `memory_bytes` bounds the arena (0: the whole device). `graphs` enables CUDA graphs.
-    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). `precision` is the model's
-    profile: `tf32` allows TF32 matrix products, and `fp16` and `bf16` let TensorRT use these types.
+    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). With the `precision`
+    `tf32`, TF32 matrix products are allowed; with `fp16` and `bf16`, TensorRT may use these types.
     TensorRT builds an engine for the shapes of `profile` and caches it in `engine_cache`.
     """
 

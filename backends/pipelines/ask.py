@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
+from backends.batching.coalescing import RowCaller
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import RowCaller
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.token_reader import TokenReader
 from backends.pipelines.windows import MAX_WINDOWS
@@ -99,23 +99,23 @@ class AlgorithmContext:
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
         """Return a context for bulk traffic with the same scope; it charges the item nothing."""
         caller = RowCaller(
-            scope=self._caller.scope, deadline=deadline, lane=BULK, arm=self._caller.arm
+            scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
         )
         return AlgorithmContext(self._pipelines, caller)
 
-    def note_arm(self, model: str, arm: str) -> None:
+    def note_revision(self, model: str, number: str) -> None:
         """Note the revision of `model` that answers the item; the first call for an item wins."""
-        if self._caller.arm is None:
-            self._caller.arm = (model, arm)
+        if self._caller.revision is None:
+            self._caller.revision = (model, number)
 
     def note_shadow(self, number: str) -> None:
         """Note the shadow revision that the item is also sent to."""
         self._caller.shadow = number
 
     @property
-    def arm(self) -> str:
-        """The revision that answers the item; empty if none was noted."""
-        return self._caller.arm[1] if self._caller.arm is not None else ""
+    def revision(self) -> str:
+        """The number of the revision that answers the item; empty if none was noted."""
+        return self._caller.revision[1] if self._caller.revision is not None else ""
 
     @property
     def scope(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backends.batching.shared import RowCaller, SharedRows
+from backends.batching.coalescing import RowCaller, RowCoalescer
 from backends.errors import ItemRefused
 from backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_TOKEN, TokenReader
 from backends.pipelines.windows import (
@@ -45,7 +45,7 @@ class Encoder:
         *,
         name: str,
         tokenizer: Tokenizer,
-        rows: SharedRows,
+        rows: RowCoalescer,
         max_tokens: int,
         truncate: bool,
         prompt: str = "",

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu

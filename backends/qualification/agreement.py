@@ -18,7 +18,7 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
         ModelProblem: the outputs differ by more than the precision allows, or the server fails on
             a row.
     """
-    tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
+    tolerance = TOLERANCES.get(candidate.precision, TOLERANCES["fp32"])
     for row in candidate.encode(ORDINARY + OUTLIERS):
         for output in candidate.outputs:
             batch = pad([row[:_MOST_TOKENS]], output)
@@ -31,7 +31,7 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
             if not apart <= tolerance:
                 raise ModelProblem(
                     f"{candidate.folder}: the server seems to run another graph: its outputs "
-                    f"differ by {apart:.2g} of the largest value, but `{candidate.profile}` "
+                    f"differ by {apart:.2g} of the largest value, but `{candidate.precision}` "
                     f"allows {tolerance:g}; give the server this graph, or describe the "
                     "server's own graph with an `upstream`"
                 )

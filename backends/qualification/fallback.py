@@ -1,4 +1,4 @@
-"""Checks that a GPU can run the graph for CPUs, for models that have no form for GPUs.
+"""Checks that a GPU can run the graph for CPUs, for models that have no graph for GPUs.
 
 The graph for CPUs groups rows by classes of lengths. A batch may leave a class empty, and some
 devices fail on attention over zero rows. So the graph is used on a GPU only after trial batches
@@ -14,7 +14,7 @@ from backends.errors import BackendError, ModelProblem, StartProblem
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.gpus import GPU_PROVIDERS
-from backends.qualification.form_trials import TryForm, largest_difference, run_on_cpu
+from backends.qualification.graph_trials import TryGraph, largest_difference, run_on_cpu
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 
@@ -33,7 +33,7 @@ class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
     moved: float
 
 
-def check_fallback(source: GraphSource, *, provider: str, try_form: TryForm) -> None:
+def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
     """Warn that a GPU runs a graph for CPUs, and try it once per digest and kind of machine.
 
     If no CPU can run the graph, its outputs must only be finite.
@@ -49,11 +49,11 @@ def check_fallback(source: GraphSource, *, provider: str, try_form: TryForm) -> 
         extra={"graph": str(source.path), "provider": provider},
     )
     path = source.path.with_name(RECORD)
-    key = machine_key(_METHOD, source.digest, provider, source.profile)
+    key = machine_key(_METHOD, source.digest, provider, source.precision)
     if read_record(path, key, FallbackTrial) is not None:
         return
-    moved = _try(source, provider, try_form)
-    if not moved <= TOLERANCES.get(source.profile, TOLERANCES["fp32"]):
+    moved = _try(source, provider, try_graph)
+    if not moved <= TOLERANCES.get(source.precision, TOLERANCES["fp32"]):
         raise _problem(source, provider, f"its outputs differ from a CPU's by {moved:.2g}")
     write_record(path, key, FallbackTrial(moved=moved))
 
@@ -70,11 +70,11 @@ def trial_batches(source: GraphSource) -> list[PaddedBatch]:
     ]
 
 
-def _try(source: GraphSource, provider: str, try_form: TryForm) -> float:
+def _try(source: GraphSource, provider: str, try_graph: TryGraph) -> float:
     """Return how much the GPU's outputs differ from a CPU's, relative to the largest value."""
     batches = trial_batches(source)
     try:
-        found = try_form(source, batches).outputs
+        found = try_graph(source, batches).outputs
     except (BackendError, StartProblem) as error:
         raise _problem(source, provider, str(error)) from error
     return largest_difference(run_on_cpu(source, batches) or found, found, batches)

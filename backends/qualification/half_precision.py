@@ -20,7 +20,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.pooling import PoolingExecutor
 from backends.gpus import GPU_PROVIDERS
-from backends.qualification.forms import QuickestForm, find_forms
+from backends.qualification.device_graphs import QuickestGraph, find_device_graphs
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
 from backends.qualification.measures import kind_of, rank_scores
@@ -59,40 +59,43 @@ class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     trim: tuple[int, int]
 
 
-def choose_profile(
+def choose_precision(
     subject: HalfSubject,
     *,
     provider: str,
     allows_fp16: bool,
     allows_tf32: bool,
     open_executor: Callable[[GraphSource], ModelExecutor],
-    find: Callable[[GraphSource], QuickestForm],
+    find: Callable[[GraphSource], QuickestGraph],
 ) -> str:
     """Return the precision to run a graph in.
 
     It is the declared precision, except for an fp32 graph on a GPU. `find` returns the quickest
-    form in the precision of its argument. The fp16 form is judged once per digest and kind of
+    graph in the precision of its argument. The fp16 graph is judged once per digest and kind of
     machine.
 
     Raises:
-        ExecutorDied: the fp16 form broke the device. It is not tried again.
+        ExecutorDied: the fp16 graph broke the device. It is not tried again.
     """
     source = subject.source
-    if provider not in GPU_PROVIDERS or source.profile != "fp32" or source.upstream is not None:
-        return source.profile
+    if provider not in GPU_PROVIDERS or source.precision != "fp32" or source.upstream is not None:
+        return source.precision
     otherwise = "tf32" if allows_tf32 else "fp32"
-    has_form = provider == "tensorrt" or find_forms(source.path, provider=provider, profile="fp16")
-    if not allows_fp16 or not has_form:
+    if not allows_fp16:
+        return otherwise
+    if provider != "tensorrt" and not find_device_graphs(
+        source.path, provider=provider, precision="fp16"
+    ):
         return otherwise
     half, other = (
-        msgspec.structs.replace(source, profile=profile) for profile in ("fp16", otherwise)
+        msgspec.structs.replace(source, precision=precision) for precision in ("fp16", otherwise)
     )
     try:
-        form = find(half)
-        if provider == "cuda" and not _is_quicker(form, other, find=find):
+        quickest = find(half)
+        if provider == "cuda" and not _is_quicker(quickest, other, find=find):
             _log.info("fp16 is not quicker", extra={"model": str(subject.folder)})
             return otherwise
-        verdict = _read_verdict(subject, form, provider, open_executor=open_executor)
+        verdict = _read_verdict(subject, quickest, provider, open_executor=open_executor)
     except ExecutorDied:
         raise
     except (BackendError, StartProblem) as error:
@@ -105,9 +108,9 @@ def choose_profile(
 
 
 def _is_quicker(
-    half: QuickestForm, other: GraphSource, *, find: Callable[[GraphSource], QuickestForm]
+    half: QuickestGraph, other: GraphSource, *, find: Callable[[GraphSource], QuickestGraph]
 ) -> bool:
-    """Return whether the fp16 form runs here, and is quicker than forms in the other precision.
+    """Return whether the fp16 graph runs here, and is quicker than graphs in the other precision.
 
     TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """
@@ -122,36 +125,36 @@ def _is_quicker(
 
 def _read_verdict(
     subject: HalfSubject,
-    form: QuickestForm,
+    quickest: QuickestGraph,
     provider: str,
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> HalfVerdict:
-    """Return the recorded verdict on a form; judge the form if there is none."""
+    """Return the recorded verdict on a graph; judge the graph if there is none."""
     path = subject.folder / RECORD
-    key = machine_key(_METHOD, subject.digest, provider, form.file)
+    key = machine_key(_METHOD, subject.digest, provider, quickest.file)
     verdict = read_record(path, key, HalfVerdict)
     if verdict is not None:
         return verdict
     try:
-        verdict = HalfVerdict(reasons=_judge(subject, form, open_executor=open_executor))
+        verdict = HalfVerdict(reasons=_judge(subject, quickest, open_executor=open_executor))
     except ExecutorDied:
-        # The process that replaces this one must not try the form again.
-        write_record(path, key, HalfVerdict(reasons=[f"`{form.file}` broke the device"]))
+        # The process that replaces this one must not try the graph again.
+        write_record(path, key, HalfVerdict(reasons=[f"`{quickest.file}` broke the device"]))
         raise
     write_record(path, key, verdict)
-    said = {"model": str(subject.folder), "form": form.file, "why": verdict.reasons}
+    said = {"model": str(subject.folder), "graph": quickest.file, "why": verdict.reasons}
     _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
     return verdict
 
 
 def _judge(
     subject: HalfSubject,
-    form: QuickestForm,
+    quickest: QuickestGraph,
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return why the outputs of an fp16 form are not good enough; empty if they are.
+    """Return why the outputs of an fp16 graph are not good enough; empty if they are.
 
     Raises:
         BackendError: a run failed.
@@ -159,7 +162,7 @@ def _judge(
     """
     alone = msgspec.structs.replace(subject.source, digest="")
     half = msgspec.structs.replace(
-        subject.source, profile="fp16", path=subject.source.path.with_name(form.file)
+        subject.source, precision="fp16", path=subject.source.path.with_name(quickest.file)
     )
     golden, rows = _read_texts(subject)
     # Half of the cores, because other models may be served meanwhile.

@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: Path
     digest: str
-    profile: str
+    precision: str
     max_tokens: int
     outputs: tuple[OutputKind, ...]
     executor: ModelExecutor
@@ -61,8 +61,8 @@ def qualify(candidate: Candidate) -> bool:
         ModelProblem: padding changes an output by more than the precision allows, as in a graph
             that ignores its attention mask. Or a variant's outputs differ from its certificate.
     """
-    provider, profile = candidate.executor.provider, candidate.profile
-    key = machine_key(_METHOD, candidate.digest, provider, profile)
+    provider, precision = candidate.executor.provider, candidate.precision
+    key = machine_key(_METHOD, candidate.digest, provider, precision)
     path = candidate.folder / RECORD
     found = None if candidate.is_remote else read_record(path, key, Invariance)
     if found is None:
@@ -75,11 +75,11 @@ def qualify(candidate: Candidate) -> bool:
             extra={"model": candidate.name, "moved": found.mates},
         )
         return False
-    tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
+    tolerance = TOLERANCES.get(candidate.precision, TOLERANCES["fp32"])
     if not found.shapes <= tolerance:
         raise ModelProblem(
             f"{candidate.folder}: padding changes an output by {found.shapes:.2g} of its largest "
-            f"value, but `{candidate.profile}` allows {tolerance:g}; check that the graph uses "
+            f"value, but `{candidate.precision}` allows {tolerance:g}; check that the graph uses "
             "`attention_mask`"
         )
     return True

@@ -255,9 +255,9 @@ def _check_revisions(
 
 def _split(folder: Path, shares: Mapping[str, int]) -> Model:
     # The order is fixed, because it decides which revision an item gets.
-    arms = {f"{folder.name}@{number}": shares[number] for number in sorted(shares, key=int)}
-    plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
-    manifest = SplitManifest(arms=arms)
+    weights = {f"{folder.name}@{number}": shares[number] for number in sorted(shares, key=int)}
+    plan = hashlib.blake2b(repr(sorted(weights.items())).encode()).hexdigest()
+    manifest = SplitManifest(weights=weights)
     return Model(name=folder.name, folder=folder, manifest=manifest, digest=plan)
 
 

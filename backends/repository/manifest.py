@@ -125,9 +125,9 @@ class AlgorithmManifest(_Manifest, frozen=True, kw_only=True, tag="algorithm"):
 
 
 class SplitManifest(_Manifest, frozen=True, kw_only=True, tag="split"):
-    """Describes a traffic split: `arms` holds revisions and their weights."""
+    """Describes a traffic split: `weights` maps revisions to their weights."""
 
-    arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
+    weights: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
 
 
 GraphManifest = EncoderManifest | ClassifierManifest
@@ -261,5 +261,5 @@ def builds_on(manifest: Manifest) -> list[str]:
     if isinstance(manifest, HeadManifest):
         return [manifest.encoder]
     if isinstance(manifest, SplitManifest):
-        return list(manifest.arms)
+        return list(manifest.weights)
     return [*([manifest.encoder] if manifest.encoder else []), *manifest.uses]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
+from backends.batching.coalescing import HostedItems
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import HostedItems
 from backends.errors import Overloaded
 from backends.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work

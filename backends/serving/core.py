@@ -11,8 +11,8 @@ from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
+from backends.batching.coalescing import RowCoalescer
 from backends.batching.device import Device
-from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.encoder import Encoder
@@ -35,17 +35,17 @@ Variant = tuple[str, str, str]
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a loaded encoder: its pipeline, batcher and rows.
 
-    `digest` identifies the model's files. `profile` is the precision in use, which may differ from
-    the declared precision on a GPU. With an `upstream`, another server runs the graph, and
-    `is_well` checks that this server works.
+    `digest` identifies the model's files. `precision` is in use; on a GPU it may differ from the
+    declared one. With an `upstream`, another server runs the graph, and `is_well` checks that this
+    server works.
     """
 
     name: str
     digest: str
-    profile: str
+    precision: str
     pipeline: Encoder
     batcher: Batcher
-    rows: SharedRows
+    rows: RowCoalescer
     tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
     """Returns the tokenizer's durations: counts by bucket, and the sum in seconds."""
     portions: Callable[[], int] = lambda: 0
@@ -389,7 +389,7 @@ class ServingCore:
                 for encoder in reversed(encoders.values())
             ],
             shadows=(shadows := self._mirror.statistics()),
-            arms=self.revision_counts.statistics(shadows),
+            revisions=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
             models={info.name: info.revision for info in self.model_set.infos()},
         )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (
@@ -161,7 +161,7 @@ class ItemAnswerer:
 
     def done(self, index: int, caller: RowCaller, answer: Any) -> Outcome:
         """End an item with its result."""
-        if caller.arm is not None:
+        if caller.revision is not None:
             caller.label = first_label(answer)
         outcome = Done(
             index=index,
@@ -171,7 +171,7 @@ class ItemAnswerer:
             known=caller.cached,
             known_tokens=max(0, caller.input_tokens - caller.tokens),
             truncated_from=caller.truncated_from,
-            arm=self._arm(caller) if caller.arm is not None else "",
+            arm=self._revision(caller) if caller.revision is not None else "",
             shadow=caller.shadow,
         )
         self._end(index, caller, "done")
@@ -185,7 +185,7 @@ class ItemAnswerer:
             )
             error = BackendError("the backend failed on this item")
         self._end(index, caller, _kind(error), error)
-        return _failed(index, error, self._arm(caller))
+        return _failed(index, error, self._revision(caller))
 
     def cancelled(self, index: int, caller: RowCaller) -> None:
         """End an item whose caller has left."""
@@ -199,9 +199,9 @@ class ItemAnswerer:
             failure = None if error is None else error.code
             caller.span.end("client_gone" if kind == "cancelled" else failure)
         self._core.count_item(self.call, kind)
-        if caller.arm is not None and self._arm(caller):
+        if caller.revision is not None and self._revision(caller):
             self._core.revision_counts.count(
-                caller.arm, kind, self._clock() - self._received, caller.label
+                caller.revision, kind, self._clock() - self._received, caller.label
             )
         is_late = kind == "expired"
         if kind == "cancelled":
@@ -214,11 +214,11 @@ class ItemAnswerer:
             late_rows=caller.rows + caller.wasted if is_late else None,
         )
 
-    def _arm(self, caller: RowCaller) -> str:
+    def _revision(self, caller: RowCaller) -> str:
         """Return the revision that answers, or "" if only a model below has a traffic split."""
-        if caller.arm is None or caller.arm[0] != self.call.model:
+        if caller.revision is None or caller.revision[0] != self.call.model:
             return ""
-        return caller.arm[1]
+        return caller.revision[1]
 
     def _start_span(self, item: CallItem) -> Span:
         carrier = {"traceparent": item.traceparent, "tracestate": item.tracestate}
@@ -232,7 +232,7 @@ def _kind(error: BackendError) -> _Kind:
     return "expired" if error.code == DeadlineExceeded.code else "failed"
 
 
-def _failed(index: int, error: BackendError, arm: str) -> Failed:
+def _failed(index: int, error: BackendError, revision: str) -> Failed:
     return Failed(
         index=index,
         status=error.status,
@@ -240,5 +240,5 @@ def _failed(index: int, error: BackendError, arm: str) -> Failed:
         detail=str(error),
         retryable=error.retryable,
         retry_after=error.retry_after,
-        arm=arm,
+        arm=revision,
     )

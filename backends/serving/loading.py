@@ -12,9 +12,9 @@ from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
+from backends.batching.coalescing import RowCache, RowCoalescer
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from backends.errors import BackendError, ExecutorDied, ModelProblem
@@ -25,9 +25,9 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
-from backends.qualification.form_trials import TryForm
-from backends.qualification.forms import QuickestForm, find_quickest
-from backends.qualification.half_precision import HalfSubject, choose_profile
+from backends.qualification.device_graphs import QuickestGraph, find_quickest
+from backends.qualification.graph_trials import TryGraph
+from backends.qualification.half_precision import HalfSubject, choose_precision
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -63,7 +63,7 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     token_pool: ThreadPoolExecutor | None = None
     open_executor: OpenExecutor
     qualify: Qualify
-    form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext
+    graph_trials: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext
     """Opens a process that measures the variants of a graph; by default, this process does."""
 
 
@@ -132,7 +132,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self._quickest: dict[tuple[Path, str], QuickestForm] = {}
+        self._quickest: dict[tuple[Path, str], QuickestGraph] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Encoder | Head] = {}
         self.running: list[RunningEncoder] = []
@@ -150,7 +150,7 @@ class _Loader:
             if isinstance(manifest, GraphManifest):
                 running = self._find_encoder(model, manifest)
                 # The precision in use is part of the model's identity and of cache keys.
-                manifest = msgspec.structs.replace(manifest, profile=running.profile)
+                manifest = msgspec.structs.replace(manifest, profile=running.precision)
                 model = msgspec.structs.replace(model, manifest=manifest)
             served_model = build_served_model(model, self.served_models, self._shared.hosts)
             if running is not None:
@@ -210,12 +210,12 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
-        profile = self._choose_profile(model, manifest, tokenizer)
-        manifest = msgspec.structs.replace(manifest, profile=profile)
+        precision = self._choose_precision(model, manifest, tokenizer)
+        manifest = msgspec.structs.replace(manifest, profile=precision)
         source = graph_source(model, manifest)
         quickest = self._find_quickest(source)
-        form = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
-        executor = tools.open_executor(form)
+        served = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
+        executor = tools.open_executor(served)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # Open the local graph only to compare its output with the upstream's.
@@ -245,7 +245,7 @@ class _Loader:
             clock=tools.clock,
             tracing=tools.tracing,
         )
-        rows = SharedRows(digest=model.digest, cache=self._shared.cache, batcher=batcher)
+        rows = RowCoalescer(digest=model.digest, cache=self._shared.cache, batcher=batcher)
         encoder = Encoder(
             name=model.name,
             tokenizer=tokenizer,
@@ -257,7 +257,7 @@ class _Loader:
         return RunningEncoder(
             name=model.name,
             digest=model.digest,
-            profile=profile,
+            precision=precision,
             pipeline=encoder,
             batcher=batcher,
             rows=rows,
@@ -267,11 +267,11 @@ class _Loader:
             is_well=is_well,
         )
 
-    def _choose_profile(
+    def _choose_precision(
         self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
     ) -> str:
         settings, layout = self._tools.settings, tokenizer.layout
-        return choose_profile(
+        return choose_precision(
             HalfSubject(
                 folder=model.folder,
                 digest=model.digest,
@@ -287,18 +287,18 @@ class _Loader:
             find=self._find_quickest,
         )
 
-    def _find_quickest(self, source: GraphSource) -> QuickestForm:
-        """Return the fastest variant of a graph; measure once per graph and precision."""
-        tools, key = self._tools, (source.path, source.profile)
+    def _find_quickest(self, source: GraphSource) -> QuickestGraph:
+        """Return the quickest device graph; measure once per graph and precision."""
+        tools, key = self._tools, (source.path, source.precision)
         if (known := self._quickest.get(key)) is not None:
             return known
-        with tools.form_trials() as try_form:
+        with tools.graph_trials() as try_graph:
             self._quickest[key] = find_quickest(
                 source,
                 provider=tools.settings.provider,
                 open_executor=tools.open_executor,
                 bounds=batch_bounds(tools.settings),
-                try_form=try_form,
+                try_graph=try_graph,
             )
         return self._quickest[key]
 
@@ -352,7 +352,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
-        profile=manifest.profile,
+        precision=manifest.profile,
         upstream=model.upstream,
     )
 
@@ -382,7 +382,7 @@ def _candidate(
         name=model.name,
         folder=model.folder,
         digest=model.digest,
-        profile=manifest.profile,
+        precision=manifest.profile,
         max_tokens=manifest.max_tokens,
         outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,

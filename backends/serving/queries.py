@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from backends.algorithms.base import QueryAlgorithm
+from backends.batching.coalescing import RowCaller
 from backends.batching.row import RowWaiter
-from backends.batching.shared import RowCaller
 from backends.errors import BackendError
 from backends.pipelines.encoder import PreparedQuery
 from backends.protocol import CallItem, Failed

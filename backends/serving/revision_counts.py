@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from backends.plans import ArmStatistics, duration_bucket
+from backends.plans import RevisionStatistics, duration_bucket
 from backends.types import ShadowStatistics
 
 # The number of labels counted by name for a revision. Callers choose zero-shot labels freely.
@@ -25,9 +25,9 @@ class RevisionCounts:
     def __init__(self) -> None:
         self._counts: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
 
-    def count(self, arm: tuple[str, str], outcome: str, duration: float, label: str) -> None:
-        """Count the end of an item; `arm` is the model and the revision that answered."""
-        counts = self._counts[arm]
+    def count(self, revision: tuple[str, str], outcome: str, duration: float, label: str) -> None:
+        """Count the end of an item; `revision` is the name of a model and a revision number."""
+        counts = self._counts[revision]
         counts.outcomes[outcome] += 1
         counts.durations[duration_bucket(duration)] += 1
         counts.seconds += duration
@@ -35,26 +35,26 @@ class RevisionCounts:
             is_new = label not in counts.labels and len(counts.labels) >= _MOST_LABELS
             counts.labels[_OTHERS if is_new else label] += 1
 
-    def statistics(self, shadows: ShadowStatistics) -> list[ArmStatistics]:
+    def statistics(self, shadows: ShadowStatistics) -> list[RevisionStatistics]:
         """Return the counts by revision, with the comparison to each shadow revision's results."""
         compared: defaultdict[tuple[str, str], dict[str, dict[str, int]]] = defaultdict(dict)
-        for (model, arm, shadow, outcome), number in shadows.outcomes.items():
-            compared[model, arm].setdefault(shadow.rpartition("@")[2], {})[outcome] = number
+        for (model, revision, shadow, outcome), number in shadows.outcomes.items():
+            compared[model, revision].setdefault(shadow.rpartition("@")[2], {})[outcome] = number
         largest: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-        for (model, arm, shadow), difference in shadows.largest.items():
-            largest[model, arm][shadow.rpartition("@")[2]] = difference
+        for (model, revision, shadow), difference in shadows.largest.items():
+            largest[model, revision][shadow.rpartition("@")[2]] = difference
         return [
-            ArmStatistics(
+            RevisionStatistics(
                 model=model,
-                arm=arm,
+                arm=revision,
                 outcomes=dict(counts.outcomes),
                 durations=dict(counts.durations),
                 seconds=counts.seconds,
                 labels=dict(counts.labels),
-                shadows=compared[model, arm],
-                largest=largest[model, arm],
+                shadows=compared[model, revision],
+                largest=largest[model, revision],
             )
-            for (model, arm), counts in sorted(self._counts.items())
+            for (model, revision), counts in sorted(self._counts.items())
         ]
 
 

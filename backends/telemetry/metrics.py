@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from backends.metric_declaration import MetricDeclaration, MetricKind
 from backends.otlp_statistics import TracingStatistics
-from backends.plans import ArmStatistics, bucket_bound
+from backends.plans import RevisionStatistics, bucket_bound
 from backends.protocol import GpuState
 from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
@@ -40,8 +40,8 @@ _ENCODERS: Final[Mapping[str, Callable[[EncoderStatistics], float]]] = {
     "expired_rows_total": lambda e: e.queue.expired_rows,
     "late_rows_total": lambda e: e.queue.late_rows,
     "refused_rows_total": lambda e: e.queue.refused_rows,
-    "known_rows_total": lambda e: e.rows.known_rows,
-    "joined_rows_total": lambda e: e.rows.joined_rows,
+    "known_rows_total": lambda e: e.rows.cached_rows,
+    "joined_rows_total": lambda e: e.rows.coalesced_rows,
     "queued_rows": lambda e: e.queue.queued_rows,
     "queued_tokens": lambda e: e.queue.queued_tokens,
     "runs_in_flight": lambda e: e.queue.runs_in_flight,
@@ -89,7 +89,7 @@ class BackendMetrics(Collector):
         yield self._gauge("calls_in_flight", snapshot.calls_in_flight)
         yield self._labelled("items_total", snapshot.items.items())
         yield self._labelled("lost_algorithm_hosts_total", snapshot.lost_hosts.items())
-        yield from self._arms(snapshot.arms)
+        yield from self._revisions(snapshot.revisions)
         yield self._labelled("shadow_items_total", snapshot.shadows.outcomes.items())
         yield self._labelled("shadow_largest_difference", snapshot.shadows.largest.items())
         yield from self._encoders(snapshot.encoders)
@@ -101,13 +101,15 @@ class BackendMetrics(Collector):
             yield self._gauge("row_cache_bytes", cache.size_bytes)
             yield self._gauge("row_cache_rows", cache.entries)
 
-    def _arms(self, arms: Sequence[ArmStatistics]) -> Iterator[Metric]:
-        outcomes = [((e.model, e.arm, name), n) for e in arms for name, n in e.outcomes.items()]
+    def _revisions(self, revisions: Sequence[RevisionStatistics]) -> Iterator[Metric]:
+        outcomes = [
+            ((e.model, e.arm, name), n) for e in revisions for name, n in e.outcomes.items()
+        ]
         yield self._labelled("arm_items_total", outcomes)
-        first = [((e.model, e.arm, label), n) for e in arms for label, n in e.labels.items()]
+        first = [((e.model, e.arm, label), n) for e in revisions for label, n in e.labels.items()]
         yield self._labelled("arm_labels_total", first)
         family = self._histogram("arm_duration_seconds")
-        for each in arms:
+        for each in revisions:
             buckets = [
                 (f"{bucket_bound(edge):g}", sum(n for b, n in each.durations.items() if b <= edge))
                 for edge in _EDGES

@@ -1,4 +1,4 @@
-"""Reads the active configuration document for the admin process, and caches it by generation."""
+"""Reads the active configuration document for operators, and caches it by generation."""
 
 import asyncio
 

@@ -10,7 +10,6 @@ from litestar.exceptions import HTTPException
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
 from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.arms import ArmReader
 from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.billing import BillingController
@@ -32,6 +31,7 @@ from gateway.admin.plan_changes import PlanChanges
 from gateway.admin.publishing import Publisher
 from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.admin.reported_usage import ReportedUsageController
+from gateway.admin.revisions import RevisionReader
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import problem_response
@@ -96,7 +96,7 @@ def build_admin(
         "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
         "dead_letters": DeadLetterReplay(ledger),
         "operator_changes": OperatorChanges(store=ledger.operators, keys=operator_keys),
-        "arm_reader": ArmReader(backends=calls, ledger=ledger),
+        "revision_reader": RevisionReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
     dependencies["operator"] = Provide(_operator, sync_to_thread=False)

@@ -16,8 +16,8 @@ from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
 from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
 from gateway.ledger.dead_letters import DeadLetter
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBatch
-from gateway.ledger.types import Batch
+from gateway.ledger.recording import UnrecordableBlock
+from gateway.ledger.types import EventBlock
 from gateway.types import RequestEvent
 
 MOST_SHOWN_BYTES = 4096
@@ -111,15 +111,15 @@ class DeadLetterReplay:
     def _record(self, block: Block) -> int:
         """Record a block. Its sequence numbers prevent double counting."""
         try:
-            batch = Batch(
+            unpacked = EventBlock(
                 log_id=block.log_id,
                 first=block.first,
                 last=block.last,
                 events=self._unpacker.events(block),
                 lost=block.lost,
             )
-            return self._ledger.recorder.record([batch]).counted
-        except (MalformedBlock, UnrecordableBatch) as error:
+            return self._ledger.recorder.record([unpacked]).counted
+        except (MalformedBlock, UnrecordableBlock) as error:
             raise InvalidRequest(f"the dead letter cannot be recorded: {error}") from error
 
 

@@ -8,7 +8,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backends.plans import Revision, Shadow, Weight
-from gateway.admin.arms import ArmReader, ModelArms
 from gateway.admin.openapi import DONE, PENDING
 from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
@@ -19,6 +18,7 @@ from gateway.admin.plan_steps import (
     without_plan,
     without_shadow,
 )
+from gateway.admin.revisions import ModelArms, RevisionReader
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.errors import (
     ConfigurationError,
@@ -77,9 +77,11 @@ class PlansController(Controller):
             about={"model": _ABOUT["model"]},
         ),
     )
-    async def arms(self, model: FromPath[str], arm_reader: NamedDependency[ArmReader]) -> ModelArms:
+    async def revisions(
+        self, model: FromPath[str], revision_reader: NamedDependency[RevisionReader]
+    ) -> ModelArms:
         """Return the traffic split of a model, and the results of each revision."""
-        return await arm_reader.read(model)
+        return await revision_reader.read(model)
 
     @put(
         "/split",

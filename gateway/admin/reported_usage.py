@@ -14,8 +14,8 @@ from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Operation
 from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBatch
-from gateway.ledger.types import Batch
+from gateway.ledger.recording import UnrecordableBlock
+from gateway.ledger.types import EventBlock
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
 # Small enough that the sum of all counts fits the ledger.
@@ -123,8 +123,8 @@ def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
     )
     try:
         recorded = ledger.recorder.record(
-            [Batch(log_id=f"job_{data.id}", first=1, last=1, events=[event])]
+            [EventBlock(log_id=f"job_{data.id}", first=1, last=1, events=[event])]
         )
-    except UnrecordableBatch as error:
+    except UnrecordableBlock as error:
         raise InvalidRequest(f"the usage cannot be counted: {error}") from None
     return recorded.counted > 0

@@ -2,9 +2,9 @@
 
 from gateway.api.answers import (
     cache_lines,
-    count_arms,
     count_hits,
     count_refused,
+    count_revisions,
     count_usage,
     first_failure,
     passing_failures,
@@ -46,10 +46,10 @@ def _sum_up_mixed(state: RequestState, answer: Answer, *, continue_on_error: boo
     outcomes = answer.outcomes
     failure = first_failure(answer, continue_on_error=continue_on_error)
     if failure is not None:
-        state.arms = count_arms([one for one in outcomes if one.failure is not None])
+        state.arms = count_revisions([one for one in outcomes if one.failure is not None])
         raise failure
     state.usage = count_usage(outcomes)
-    state.arms = count_arms(outcomes)
+    state.arms = count_revisions(outcomes)
     if state.usage.hit:
         state.hit_sources = count_hits(outcomes)
     if state.usage.failed:

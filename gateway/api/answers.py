@@ -13,10 +13,10 @@ from gateway.api.schemas import Body, InferBody, RerankBody
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import (
     Answer,
-    ArmUsage,
     CacheDirectives,
     ItemFailure,
     ItemOutcome,
+    RevisionUsage,
     Source,
     Stale,
     Usage,
@@ -100,7 +100,7 @@ def count_hits(outcomes: Sequence[ItemOutcome]) -> tuple[tuple[str, int], ...]:
     return tuple(counts.items())
 
 
-def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
+def count_revisions(outcomes: Sequence[ItemOutcome]) -> tuple[RevisionUsage, ...]:
     """Return counts of the items by the revision that answered; none where no item names one."""
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for outcome in outcomes:
@@ -112,7 +112,8 @@ def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
     if not counts:
         return ()
     return tuple(
-        ArmUsage(arm=arm, shadow=shadow, **found) for (arm, shadow), found in counts.items()
+        RevisionUsage(arm=number, shadow=shadow, **found)
+        for (number, shadow), found in counts.items()
     )
 
 

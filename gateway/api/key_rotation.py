@@ -20,14 +20,14 @@ _DAY = 86_400.0
 
 
 class RotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says how long the present text of the key stays valid."""
+    """Says how long the present secret of the key stays valid."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=7 * _DAY)] = _DAY
     """Seconds, up to seven days; 0 ends it at once."""
 
 
 class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key with its new text, this once."""
+    """A key with its new secret, which is shown only here."""
 
     id: str
     """The id of the key, which stays the same, as do its limits and rights."""

@@ -28,10 +28,10 @@ from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.tracing import ReplayedHit, Tracer
 from gateway.types import (
     Answer,
-    ArmUsage,
     CacheDirectives,
     ItemOutcome,
     Principal,
+    RevisionUsage,
     Source,
 )
 
@@ -42,7 +42,7 @@ MEASURED_ONE_OF = 64
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result: JSON has no such byte."""
-_RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[ArmUsage, ...]]
+_RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[RevisionUsage, ...]]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 

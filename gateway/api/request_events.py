@@ -13,7 +13,7 @@ from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import ArmUsage, RequestEvent, RequestId
+from gateway.types import RequestEvent, RequestId, RevisionUsage
 
 _COMPUTED = "computed"
 _FEWEST_IDS, _MOST_IDS = 4, 4096
@@ -109,8 +109,8 @@ class RequestEvents:
             )
         else:
             self._count_mixed(state)
-        for arm in state.arms:
-            self._metrics.arm_items(state.model, arm)
+        for used in state.arms:
+            self._metrics.revision_items(state.model, used)
 
     def count_request(self, state: RequestState) -> None:
         """Count a request by its status, without its items."""
@@ -164,4 +164,4 @@ class RequestEvents:
         self._metrics.request(run.route, run.model, self.clock() - began, count)
         self._metrics.items(run.model, run.revision, run.source, count)
         if run.arm:
-            self._metrics.arm_items(run.model, ArmUsage(arm=run.arm, hit=count))
+            self._metrics.revision_items(run.model, RevisionUsage(arm=run.arm, hit=count))

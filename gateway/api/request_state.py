@@ -23,7 +23,6 @@ from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ID_DIGITS,
     Answer,
-    ArmUsage,
     Caller,
     InferenceRequest,
     ItemOutcome,
@@ -31,6 +30,7 @@ from gateway.types import (
     Principal,
     RequestEvent,
     RequestId,
+    RevisionUsage,
     Usage,
 )
 
@@ -175,7 +175,7 @@ class RequestState:
     usage = _NOTHING
     refused_items = 0
     """Of those that failed, how many did so by no fault."""
-    arms: tuple[ArmUsage, ...] = ()
+    arms: tuple[RevisionUsage, ...] = ()
     hit_sources: tuple[tuple[str, int], ...] = ()
     """Counts of hits by what metrics call their source."""
     lines = b""

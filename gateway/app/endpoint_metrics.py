@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gateway.routing.member import Health
+from gateway.routing.endpoint_state import Health
 from gateway.routing.statistics import EndpointStatistics
 from gateway.telemetry.instruments import Instruments
 

@@ -142,18 +142,18 @@ def _show(answer: dict[str, Any]) -> None:
     for backend in answer["others"]:
         click.echo(f"{backend}: serves the model differently", err=True)
     _show_away(answer)
-    for arm in answer["arms"]:
-        _show_arm(arm)
+    for each in answer["arms"]:
+        _show_revision(each)
 
 
-def _show_arm(arm: dict[str, Any]) -> None:
-    answers = arm["answers"]
-    share = "-" if arm["share"] is None else f"{arm['share']:.1%}"
-    errors = arm["failed"] / arm["items"] if arm["items"] else 0.0
-    costs = ", ".join(f"{cost} {currency}" for currency, cost in arm["costs"].items())
+def _show_revision(found: dict[str, Any]) -> None:
+    answers = found["answers"]
+    share = "-" if found["share"] is None else f"{found['share']:.1%}"
+    errors = found["failed"] / found["items"] if found["items"] else 0.0
+    costs = ", ".join(f"{cost} {currency}" for currency, cost in found["costs"].items())
     click.echo(
-        f"revision {arm['arm']}: weight {arm['weight']} ({arm['wanted_share']:.1%}), "
-        f"{arm['items']} items ({share}), {arm['hit']} hits, {errors:.2%} errors"
+        f"revision {found['arm']}: weight {found['weight']} ({found['wanted_share']:.1%}), "
+        f"{found['items']} items ({share}), {found['hit']} hits, {errors:.2%} errors"
         f"{f', {costs}' if costs else ''}"
     )
     if answers["latency"]:

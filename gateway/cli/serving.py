@@ -10,10 +10,10 @@ import click
 import msgspec
 
 from backends.cores import usable_cores
-from backends.settings import unknown_variables as unknown_of_backends
+from backends.settings import unknown_variables
 from gateway.cli.failures import failing
 from gateway.cli.starting import STARTER_CONFIG
-from gateway.settings import load_settings, process_environment, unknown_variables
+from gateway.settings import load_settings, process_environment, variable_warnings
 from gateway.supervisor.plan import UpOptions
 from gateway.supervisor.serve import run_gateway
 from gateway.supervisor.up import run_up
@@ -138,7 +138,7 @@ def up(
     if grpc_port in (port, admin_port):
         raise click.UsageError("`--grpc-port` must differ from `--port` and `--admin-port`")
     environment = process_environment()
-    for problem in (*unknown_variables(environment), *unknown_of_backends(environment)):
+    for problem in (*variable_warnings(environment), *unknown_variables(environment)):
         click.echo(f"Warning: {problem}", err=True)
     with failing():
         settings = msgspec.structs.replace(
@@ -182,6 +182,6 @@ def gateway(*, workers: int | None, admin: bool) -> None:
                 settings.log_level, process="supervisor", is_text=settings.log_format == "text"
             )
             say = _log.info
-        for problem in unknown_variables(process_environment()):
+        for problem in variable_warnings(process_environment()):
             say(problem)
         run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=say)

@@ -10,7 +10,6 @@ from litestar.params import FromPath, FromQuery, URLEncodedBody
 
 from backends.plans import Revision, Shadow, Weight
 from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.arms import ArmReader
 from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
 from gateway.admin.plan_steps import (
@@ -20,6 +19,7 @@ from gateway.admin.plan_steps import (
     without_plan,
     without_shadow,
 )
+from gateway.admin.revisions import RevisionReader
 from gateway.console.access import AnyRequest
 from gateway.console.fleet import read_fleet
 from gateway.console.frame import Frame
@@ -145,17 +145,17 @@ class ModelPagesController(Controller):
         return frame.render(request, "model.html", {"model": await models.one(model)})
 
     @get("/{model:str}/arms")
-    async def arms(
+    async def revisions(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        arm_reader: NamedDependency[ArmReader],
+        revision_reader: NamedDependency[RevisionReader],
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
         """Ask the backends for the results of each revision; return them with the forms."""
-        context = {"found": await arm_reader.read(model), "model": await models.one(model)}
-        return frame.render(request, "models/_arms.html", context)
+        context = {"found": await revision_reader.read(model), "model": await models.one(model)}
+        return frame.render(request, "models/_revisions.html", context)
 
     @post("/{model:str}/split", status_code=200, opt={"role": Role.OPERATOR})
     async def split(

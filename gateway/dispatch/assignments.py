@@ -13,8 +13,8 @@ from typing import Protocol
 from backends.plans import Assignment, is_assigned
 from backends.protocol import ServingState
 from gateway.dispatch.prober import effective_interval
+from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Health
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed
 
@@ -180,16 +180,16 @@ class ModelAssigner:
             if patterns and not is_assigned(name, patterns):
                 continue
             for backend in backends:
-                member = self._fleet.member(backend)
-                state = None if member is None else member.state
-                if member is None or state is None:
+                state = self._fleet.state(backend)
+                if state is None or state.serving_state is None:
                     is_wanted = True
                     continue
-                serves = name in member.models
+                serves = name in state.models
                 if not serves and not patterns:
                     continue
                 is_wanted = True
-                if member.health is not Health.READY or member.drained or name in state.problems:
+                has_problem = name in state.serving_state.problems
+                if state.health is not Health.READY or state.drained or has_problem:
                     continue
                 since = self._since.get(backend, {}).get(name)
                 if not serves or since is None or since > settled:

@@ -8,8 +8,8 @@ from operator import attrgetter
 from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import Work, WorkItem
+from gateway.routing.endpoint_state import CallVerdict
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause, StartedCall
 

@@ -17,7 +17,7 @@ from gateway.dispatch.work_task import WorkTask
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.charges import WorkLimits
-from gateway.rate_limit.work import Reservation, estimate, reserve
+from gateway.rate_limit.reservations import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer

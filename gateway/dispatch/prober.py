@@ -8,8 +8,8 @@ from random import Random
 from typing import Self
 
 from backends.protocol import ServingState
+from gateway.routing.endpoint_state import Health, ProbeFailure
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Health, ProbeFailure
 from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause

@@ -97,7 +97,7 @@ class RequestPlans:
         epochs, name = runtime.epochs, request.model
         return self._keys.prefix(
             scope=scope,
-            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
+            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.purge_history}",
             model=name,
             info=info,
             task=request.task,

@@ -9,7 +9,6 @@ from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.affected_tenants import AffectedTenants
-from gateway.ledger.arm_usage import arm_costs
 from gateway.ledger.audit import Audit
 from gateway.ledger.batches import BatchStore
 from gateway.ledger.budgets import Budgets
@@ -24,11 +23,12 @@ from gateway.ledger.principals import PrincipalReader
 from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
+from gateway.ledger.revision_usage import revision_costs
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.tenant_pages import TenantPages
-from gateway.ledger.types import ArmCost, GroupBy, GroupUsage, RecordedRequest
+from gateway.ledger.types import GroupBy, GroupUsage, RecordedRequest, RevisionCost
 from gateway.ledger.usage import priced_usage, usage_by_group
 from gateway.ledger.webhooks import DeliveryStore
 
@@ -131,14 +131,14 @@ class Ledger:
         """Return the recorded request with this id if `tenant` sent it to one of `models`."""
         return find_request(self._store, tenant, request_id, models=models)
 
-    def arm_costs(
+    def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
-    ) -> list[ArmCost]:
+    ) -> list[RevisionCost]:
         """Return the usage and cost of each revision that answered while `model` was at `revision`.
 
         Cost is computed with the published prices, or with `prices` if no price is published.
         """
-        return arm_costs(self._store, model, revision, self._price_list(prices))
+        return revision_costs(self._store, model, revision, self._price_list(prices))
 
     def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`.

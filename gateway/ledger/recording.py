@@ -9,10 +9,10 @@ from sqlalchemy import Connection, bindparam, delete, exc, func, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
-from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
+from gateway.ledger.revision_usage import add_revision_usage
 from gateway.ledger.store import Store
-from gateway.ledger.types import Batch, Recorded
+from gateway.ledger.types import EventBlock, Recorded
 from gateway.ledger.usage_hours import add_hours
 from gateway.ledger.usage_marks import hold_marks, reopen
 from gateway.types import RequestEvent
@@ -45,7 +45,7 @@ class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
         return number <= self.mark or any(first <= number <= last for first, last in self.ranges)
 
 
-class UnrecordableBatch(Exception):
+class UnrecordableBlock(Exception):
     """The database refuses a block of events because of its content. Retries are useless."""
 
 
@@ -55,18 +55,18 @@ class EventRecorder:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def record(self, batches: Sequence[Batch]) -> Recorded:
+    def record(self, blocks: Sequence[EventBlock]) -> Recorded:
         """Record blocks of events in one transaction; events that are recorded already are skipped.
 
         Raises:
             DependencyUnavailable: nothing was written; the caller should retry.
-            UnrecordableBatch: nothing was written, and a retry would fail, too.
+            UnrecordableBlock: nothing was written, and a retry would fail, too.
         """
         try:
             with self._store.writing(in_bulk=True) as connection:
-                return self._record(connection, batches)
+                return self._record(connection, blocks)
         except (InvalidRequest, exc.IntegrityError) as error:
-            raise UnrecordableBatch(f"the database refuses it: {type(error).__name__}") from error
+            raise UnrecordableBlock(f"the database refuses it: {type(error).__name__}") from error
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
         """Return for each log the sequence number up to which all its records are committed."""
@@ -76,8 +76,8 @@ class EventRecorder:
         with self._store.reading() as connection:
             # Databases limit the number of values in a statement.
             for start in range(0, len(ids), _LOGS_AT_ONCE):
-                batch = table.c.log_id.in_(ids[start : start + _LOGS_AT_ONCE])
-                rows = connection.execute(select(table).where(batch))
+                named = table.c.log_id.in_(ids[start : start + _LOGS_AT_ONCE])
+                rows = connection.execute(select(table).where(named))
                 marks |= {row.log_id: row.sequence for row in rows}
         return {log_id: marks.get(log_id, 0) for log_id in ids}
 
@@ -114,43 +114,45 @@ class EventRecorder:
         attempt = connection.begin_nested()
         if self._store.insert_new(connection, table, rows) == len(rows):
             attempt.commit()
-            add_arms(self._store, connection, events)
+            add_revision_usage(self._store, connection, events)
             return rows
         # Some are recorded already, which is rare: retry with a row for each event.
         attempt.rollback()
         rows = [row_of(e) for e in events]
         added = [self._store.insert_new(connection, table, [row]) for row in rows]
-        add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
+        add_revision_usage(
+            self._store, connection, [e for e, n in zip(events, added, strict=True) if n]
+        )
         return [row for row, n in zip(rows, added, strict=True) if n]
 
-    def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
+    def _record(self, connection: Connection, blocks: Sequence[EventBlock]) -> Recorded:
         counted = duplicates = dead = lost = 0
         # Locked before any log, so that all transactions lock in the same order.
         now = self._store.clock()
-        oldest = min((e.time for batch in batches for e in batch.events), default=now)
+        oldest = min((e.time for block in blocks for e in block.events), default=now)
         hold_marks(connection, oldest, now=now)
         inserted: list[dict[str, Any]] = []
         # Sorted, so that concurrent transactions lock the logs in the same order.
-        for batch in sorted(batches, key=lambda each: each.log_id):
-            recorded = self._recorded(connection, batch.log_id)
-            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
+        for block in sorted(blocks, key=lambda each: each.log_id):
+            recorded = self._recorded(connection, block.log_id)
+            events = [e for number, e in block.numbered() if not recorded.holds(number)]
             valid = list(filter(is_valid, events))
             invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
             rows = self._insert(connection, valid)
             inserted += rows
             new = _requests_in(rows)
             counted += new
-            duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
+            duplicates += sum(e.count for e in block.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
             # If the block arrives again, an operator may have removed its dead letters already.
-            wrong = [] if _holds_all(recorded, batch) else batch.wrong
-            dead += self._add_dead_letters(connection, batch.log_id, "not an event", wrong)
+            wrong = [] if _holds_all(recorded, block) else block.wrong
+            dead += self._add_dead_letters(connection, block.log_id, "not an event", wrong)
             dead += self._add_dead_letters(
-                connection, batch.log_id, "numbers out of range", list(map(_encode, invalid))
+                connection, block.log_id, "numbers out of range", list(map(_encode, invalid))
             )
-            if batch.lost and batch.last > recorded.mark:
-                lost += self._add_gap(connection, batch)
-            self._advance(connection, batch, recorded)
+            if block.lost and block.last > recorded.mark:
+                lost += self._add_gap(connection, block)
+            self._advance(connection, block, recorded)
         # Last, because other transactions wait for these rows until this one commits.
         add_hours(self._store, connection, inserted)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
@@ -165,23 +167,25 @@ class EventRecorder:
         found = [(row.first, row.last) for row in connection.execute(_ranges_of_log, name)]
         return _RecordedRanges(mark=mark, ranges=found)
 
-    def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
-        """Move the log's mark to the end of `batch`, or store a range if records are missing."""
+    def _advance(
+        self, connection: Connection, block: EventBlock, recorded: _RecordedRanges
+    ) -> None:
+        """Move the log's mark to the end of `block`, or store a range if records are missing."""
         ranges = schema.ranges
-        if batch.last <= recorded.mark:
+        if block.last <= recorded.mark:
             return
-        row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
-        if batch.first > recorded.mark + 1:
+        row = {"log_id": block.log_id, "first": block.first, "last": block.last}
+        if block.first > recorded.mark + 1:
             self._add_range(connection, row)
             return
-        mark = batch.last
+        mark = block.last
         for first, last in recorded.ranges:
             if first > mark + 1:
                 break
             mark = max(mark, last)
-            same = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
+            same = (ranges.c.log_id == block.log_id) & (ranges.c.first == first)
             connection.execute(delete(ranges).where(same))
-        connection.execute(_moved_mark, {"of_log": batch.log_id, "mark": mark})
+        connection.execute(_moved_mark, {"of_log": block.log_id, "mark": mark})
 
     def _add_range(self, connection: Connection, row: dict[str, Any]) -> None:
         ranges = schema.ranges
@@ -191,11 +195,11 @@ class EventRecorder:
         longer = update(ranges).where(same & (ranges.c.last < row["last"]))
         connection.execute(longer.values(last=row["last"]))
 
-    def _add_gap(self, connection: Connection, batch: Batch) -> int:
-        row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
+    def _add_gap(self, connection: Connection, block: EventBlock) -> int:
+        row = {"log_id": block.log_id, "first": block.first, "last": block.last}
         row["time"] = self._store.clock()
         new = self._store.insert_new(connection, schema.gaps, [row])
-        return (batch.last - batch.first + 1) if new else 0
+        return (block.last - block.first + 1) if new else 0
 
     def _add_dead_letters(
         self, connection: Connection, log_id: str, reason: str, payloads: Sequence[bytes]
@@ -214,8 +218,8 @@ class EventRecorder:
         return self._store.insert_new(connection, schema.dead_letters, rows)
 
 
-def _holds_all(recorded: _RecordedRanges, batch: Batch) -> bool:
-    return recorded.holds(batch.first) and recorded.holds(batch.last)
+def _holds_all(recorded: _RecordedRanges, block: EventBlock) -> bool:
+    return recorded.holds(block.first) and recorded.holds(block.last)
 
 
 def _requests_in(rows: Sequence[dict[str, Any]]) -> int:

@@ -155,7 +155,7 @@ usage_events: Final = Table(
 The numbers of a run are sums. `is_summed` is 1 if the row was added to `usage_hours`, and 0 if an
 older program inserted the row."""
 
-arm_usage: Final = Table(
+revision_usage: Final = Table(
     "arm_usage",
     metadata,
     Column("time", BigInteger, primary_key=True),

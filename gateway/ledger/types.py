@@ -86,8 +86,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     bounds: KeyBounds = NO_BOUNDS
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the records `first` to `last` of one event log.
+class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the decoded records `first` to `last` of one event log.
 
     `wrong` holds the bytes of records that cannot be decoded as events. `numbers` are the sequence
     numbers of the events; it is empty if they are consecutive from `first` on. `lost` means that a
@@ -184,8 +184,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     usage: Units | None
 
 
-class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the items that one revision (`arm`) of a model answered, and their cost."""
+class RevisionCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the items that the revision `arm` of a model answered, and their cost."""
 
     arm: str
     hit: int

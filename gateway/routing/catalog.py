@@ -1,4 +1,4 @@
-"""Builds the catalog of served models, with revisions and placements, from backends' states."""
+"""Builds the catalog of served models, with revisions and placements, from endpoint states."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from backends.protocol import ModelInfo
-from gateway.routing.member import Health, Member
+from gateway.routing.endpoint_state import EndpointState, Health
 from gateway.types import RegionName, ServedModel
 
 
@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """
 
     revision: str
-    profile: str
+    precision: str
     algorithm_version: int
 
 
@@ -27,7 +27,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the endpoints that serve it, in tiers in the order of use."""
 
     model: ServedModel
-    tiers: tuple[tuple[Member, ...], ...]
+    tiers: tuple[tuple[EndpointState, ...], ...]
     has_variants: bool
     """Whether endpoints serve several variants. Their health then decides which variant is used."""
 
@@ -46,28 +46,30 @@ def variant(info: ModelInfo) -> Variant:
 
 
 def tiers(
-    members: Iterable[Member], regions: Sequence[RegionName]
-) -> tuple[tuple[Member, ...], ...]:
-    """Return `members` grouped by region, in the order of `regions`; overflow pools come last."""
+    endpoints: Iterable[EndpointState], regions: Sequence[RegionName]
+) -> tuple[tuple[EndpointState, ...], ...]:
+    """Return `endpoints` grouped by region, in the order of `regions`; overflow pools come last."""
     place = {region: number for number, region in enumerate(regions)}
 
-    def key(member: Member) -> tuple[bool, int]:
-        return member.endpoint.overflow, place[member.endpoint.region]
+    def key(endpoint: EndpointState) -> tuple[bool, int]:
+        return endpoint.config.overflow, place[endpoint.config.region]
 
-    return tuple(tuple(group) for _, group in groupby(sorted(members, key=key), key=key))
+    return tuple(tuple(group) for _, group in groupby(sorted(endpoints, key=key), key=key))
 
 
-def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Variant:
+def chosen_variant(
+    name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
+) -> Variant:
     """Return the variant that most ready backends of the first region serve.
 
     The next region breaks a tie. Drained endpoints count only if no other is ready. If none is
     ready, all endpoints count, so that a model stays known while its backends are away.
     """
-    ready = [member for member in members if member.health is Health.READY]
-    undrained = [member for member in ready if not member.drained]
+    ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
+    undrained = [endpoint for endpoint in ready if not endpoint.drained]
     counts = Counter(
-        (variant(member.models[name]), member.endpoint.region)
-        for member in undrained or ready or members
+        (variant(endpoint.models[name]), endpoint.config.region)
+        for endpoint in undrained or ready or endpoints
     )
 
     def votes(candidate: Variant) -> tuple[list[int], Variant]:
@@ -76,11 +78,13 @@ def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[Regio
     return max({found for found, _ in counts}, key=votes)
 
 
-def place(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Placement:
-    """Return the placement of the model `name`, which all `members` serve in some variant."""
-    wanted = chosen_variant(name, members, regions)
-    serving = [member for member in members if variant(member.models[name]) == wanted]
-    having = {member.endpoint.region for member in serving}
+def place(
+    name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
+) -> Placement:
+    """Return the placement of the model `name`, which all `endpoints` serve in some variant."""
+    wanted = chosen_variant(name, endpoints, regions)
+    serving = [endpoint for endpoint in endpoints if variant(endpoint.models[name]) == wanted]
+    having = {endpoint.config.region for endpoint in serving}
     model = ServedModel(
         info=serving[0].models[name],
         regions=tuple(region for region in regions if region in having),
@@ -88,14 +92,16 @@ def place(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -
     return Placement(
         model=model,
         tiers=tiers(serving, regions),
-        has_variants=len(serving) < len(members),
+        has_variants=len(serving) < len(endpoints),
     )
 
 
-def catalog(members: Sequence[Member], regions: Sequence[RegionName]) -> dict[str, Placement]:
+def catalog(
+    endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
+) -> dict[str, Placement]:
     """Return the placement of every served model by name."""
-    serving: dict[str, list[Member]] = {}
-    for member in members:
-        for name in member.models:
-            serving.setdefault(name, []).append(member)
+    serving: dict[str, list[EndpointState]] = {}
+    for endpoint in endpoints:
+        for name in endpoint.models:
+            serving.setdefault(name, []).append(endpoint)
     return {name: place(name, serving[name], regions) for name in sorted(serving)}

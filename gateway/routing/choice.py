@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from gateway.config.document import RoutingConfig
-from gateway.routing.member import Member
+from gateway.routing.endpoint_state import EndpointState
 
 # An item goes to its preferred endpoint unless that would finish later than `SLACK` times another's
 # finish time plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
@@ -41,63 +41,67 @@ class ChoiceContext(msgspec.Struct, frozen=True):
     now: float
     routing: RoutingConfig
 
-    def finish(self, member: Member) -> float:
-        """Return the predicted seconds until `member` finishes an item sent now."""
-        return member.finish_time(self.now, self.routing.slow_start)
+    def finish(self, endpoint: EndpointState) -> float:
+        """Return the predicted seconds until `endpoint` finishes an item sent now."""
+        return endpoint.finish_time(self.now, self.routing.slow_start)
 
-    def cost(self, member: Member) -> float:
+    def cost(self, endpoint: EndpointState) -> float:
         """Return the finish time divided by the weight. The lowest cost is preferred."""
-        return self.finish(member) / member.endpoint.weight
+        return self.finish(endpoint) / endpoint.config.weight
 
 
-def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
+def score(endpoint: EndpointState, affinity: bytes, context: ChoiceContext) -> float:
     """Return the weighted rendezvous score. The highest score is preferred."""
-    digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
+    digest = xxhash.xxh3_64_intdigest(affinity, endpoint.seed)
     weight = (
-        member.endpoint.weight
-        * member.affinity_speed
-        * member.share(context.now, context.routing.slow_start)
+        endpoint.config.weight
+        * endpoint.affinity_speed
+        * endpoint.share(context.now, context.routing.slow_start)
     )
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 
 
-def in_order(members: list[Member]) -> list[Member]:
-    """Return `members` in the order that `favourite` requires for a large fleet."""
-    return members if len(members) <= WIDE else sorted(members, key=_seed)
+def in_order(endpoints: list[EndpointState]) -> list[EndpointState]:
+    """Return `endpoints` in the order that `favourite` requires for a large fleet."""
+    return endpoints if len(endpoints) <= WIDE else sorted(endpoints, key=_seed)
 
 
-def sample(members: Sequence[Member], random: Random) -> Sequence[Member]:
-    """Return `members`, or in a large fleet a random run of neighbours."""
-    if len(members) <= WIDE:
-        return members
-    return _neighbours(members, random.randrange(len(members)), WIDE)
+def sample(endpoints: Sequence[EndpointState], random: Random) -> Sequence[EndpointState]:
+    """Return `endpoints`, or in a large fleet a random run of neighbours."""
+    if len(endpoints) <= WIDE:
+        return endpoints
+    return _neighbours(endpoints, random.randrange(len(endpoints)), WIDE)
 
 
-def _neighbours(members: Sequence[Member], start: int, count: int) -> Sequence[Member]:
-    found = members[start : start + count]
+def _neighbours(
+    endpoints: Sequence[EndpointState], start: int, count: int
+) -> Sequence[EndpointState]:
+    found = endpoints[start : start + count]
     missing = count - len(found)
-    return [*found, *members[:missing]] if missing else found
+    return [*found, *endpoints[:missing]] if missing else found
 
 
-def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext) -> Member:
+def favourite(
+    endpoints: Sequence[EndpointState], affinity: bytes, context: ChoiceContext
+) -> EndpointState:
     """Return the endpoint that items with this affinity prefer."""
-    if len(members) == 1:
-        return members[0]
-    if len(members) > WIDE:
-        start = bisect(members, xxhash.xxh3_64_intdigest(affinity), key=_seed)
-        count = max(_MIN_SCORED, WIDE * WIDE // len(members))
-        members = _neighbours(members, start, count)
-    return max(members, key=lambda member: score(member, affinity, context))
+    if len(endpoints) == 1:
+        return endpoints[0]
+    if len(endpoints) > WIDE:
+        start = bisect(endpoints, xxhash.xxh3_64_intdigest(affinity), key=_seed)
+        count = max(_MIN_SCORED, WIDE * WIDE // len(endpoints))
+        endpoints = _neighbours(endpoints, start, count)
+    return max(endpoints, key=lambda endpoint: score(endpoint, affinity, context))
 
 
 def choose(
-    members: Sequence[Member], affinity: bytes, context: ChoiceContext, random: Random
-) -> Member:
-    """Return the endpoint for an item with this affinity. `members` must not be empty."""
-    if len(members) == 1:
-        return members[0]
-    first = favourite(members, affinity, context)
+    endpoints: Sequence[EndpointState], affinity: bytes, context: ChoiceContext, random: Random
+) -> EndpointState:
+    """Return the endpoint for an item with this affinity. `endpoints` must not be empty."""
+    if len(endpoints) == 1:
+        return endpoints[0]
+    first = favourite(endpoints, affinity, context)
     bound = context.cost(first) - FREE_ITEMS * first.item_time()
-    drawn = members if len(members) <= 3 else random.sample(members, 3)  # noqa: PLR2004 - two other endpoints
-    second = min([member for member in drawn if member is not first][:2], key=context.cost)
+    drawn = endpoints if len(endpoints) <= 3 else random.sample(endpoints, 3)  # noqa: PLR2004 - two other endpoints
+    second = min([endpoint for endpoint in drawn if endpoint is not first][:2], key=context.cost)
     return first if bound <= SLACK * context.cost(second) else second

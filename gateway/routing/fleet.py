@@ -13,8 +13,8 @@ from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
+from gateway.routing.endpoint_state import CallVerdict, EndpointState, Health, ProbeFailure
 from gateway.routing.limit import after_answer
-from gateway.routing.member import CallVerdict, Health, Member, ProbeFailure
 from gateway.routing.regions import Availability, Tier, availability, choose_tier, keeps_all
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
@@ -38,7 +38,7 @@ class Fleet:
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         self._clock = clock
         self._random = random
-        self._members: dict[BackendId, Member] = {}
+        self._states: dict[BackendId, EndpointState] = {}
         # Rebuilt when it is next needed, because backends often change together.
         self._catalog: dict[str, Placement] | None = None
         self._available: dict[str, Availability] = {}
@@ -52,12 +52,12 @@ class Fleet:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints in the order of use."""
-        return tuple(member.endpoint for member in self._members.values())
+        return tuple(state.config for state in self._states.values())
 
     @property
     def size(self) -> int:
         """The number of endpoints."""
-        return len(self._members)
+        return len(self._states)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
         """Set a callback that gives up the calls of an endpoint which stops being ready."""
@@ -65,16 +65,16 @@ class Fleet:
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Use these endpoints from now on, and keep the state of known ones."""
-        members: dict[BackendId, Member] = {}
+        states: dict[BackendId, EndpointState] = {}
         for endpoint in endpoints:
-            member = self._members.get(endpoint.backend)
-            if member is None or member.endpoint.url != endpoint.url:
-                member = Member(endpoint)
-                if self._members:  # a new endpoint among others
-                    member.returned = self._clock()
-            member.endpoint = endpoint
-            members[endpoint.backend] = member
-        self._members = members
+            state = self._states.get(endpoint.backend)
+            if state is None or state.config.url != endpoint.url:
+                state = EndpointState(endpoint)
+                if self._states:  # a new endpoint among others
+                    state.returned = self._clock()
+            state.config = endpoint
+            states[endpoint.backend] = state
+        self._states = states
         self._regions = tuple(dict.fromkeys(endpoint.region for endpoint in endpoints))
         self.routing = routing
         self.drain(self._drained)
@@ -83,11 +83,11 @@ class Fleet:
         """Drain exactly these backends, named by id or entry."""
         self._drained = drained
         now = self._clock()
-        for member in self._members.values():
-            is_drained = not drained.isdisjoint({member.endpoint.backend, member.endpoint.entry})
-            if member.drained and not is_drained:
-                member.returned = now
-            member.drained = is_drained
+        for state in self._states.values():
+            is_drained = not drained.isdisjoint({state.config.backend, state.config.entry})
+            if state.drained and not is_drained:
+                state.returned = now
+            state.drained = is_drained
         # Draining may change which revision is served.
         self._catalog = None
         self._available.clear()
@@ -96,23 +96,23 @@ class Fleet:
         self, endpoint: Endpoint, found: ServingState | ProbeFailure, took: float = 0.0
     ) -> None:
         """Record the result of a probe that took `took` seconds. Unknown endpoints are ignored."""
-        member = self._member(endpoint)
-        if member is None:
+        state = self._state_of(endpoint)
+        if state is None:
             return
-        before = (member.health, member.models)
+        before = (state.health, state.models)
         now = self._clock()
-        member.observe(found, now, took)
-        if member.health is Health.READY:
+        state.observe(found, now, took)
+        if state.health is Health.READY:
             has_recovered = before[0] is Health.NOT_READY and self._has_served
-            if has_recovered and self._is_alone(member, now):
+            if has_recovered and self._is_alone(state, now):
                 # Callers that waited for its models now arrive all at once.
                 self._recovering = now + self.routing.slow_start
             self._has_served = True
-        if before != (member.health, member.models):
-            self._forget_available(before[1].keys() | member.models.keys())
-            if before[1] != member.models or self._has_variants(member):
+        if before != (state.health, state.models):
+            self._forget_available(before[1].keys() | state.models.keys())
+            if before[1] != state.models or self._has_variants(state):
                 self._catalog = None
-            if before[0] is Health.READY and member.health is Health.NOT_READY:
+            if before[0] is Health.READY and state.health is Health.NOT_READY:
                 self._on_lost(endpoint)
 
     def model(self, name: str) -> ServedModel | None:
@@ -133,7 +133,7 @@ class Fleet:
         """Return the first region that serves `model`; empty if none does."""
         placement = self._placements.get(model.info.name)
         tiers = () if placement is None else placement.tiers
-        return tiers[0][0].endpoint.region if tiers else RegionName("")
+        return tiers[0][0].config.region if tiers else RegionName("")
 
     def candidates(
         self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
@@ -151,11 +151,11 @@ class Fleet:
             return self._last_resort(model, with_silent=with_silent)
         tier = choose_tier(tiers, context, self._random)
         first = choose(tier, affinity, context, self._random)
-        found = [first.endpoint]
+        found = [first.config]
         for each in [tier, *(other for other in tiers if other is not tier)]:
             near = sample(each, self._random)
             others = sorted([m for m in near if m is not first], key=context.cost)
-            found += [member.endpoint for member in others]
+            found += [state.config for state in others]
         if len(found) > WIDE:
             return found  # more endpoints than are ever tried
         known = {endpoint.backend for endpoint in found}
@@ -174,7 +174,7 @@ class Fleet:
         everything = tuple(range(len(affinities)))
         if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
             # There is only one endpoint.
-            return [ItemShare(endpoint=tiers[0][0].endpoint, items=everything)]
+            return [ItemShare(endpoint=tiers[0][0].config, items=everything)]
         context = ChoiceContext(now, self.routing)
         available = self._availability(model, context)
         usable = available.tiers
@@ -189,40 +189,38 @@ class Fleet:
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], context, self._random)
         if width == 1:
-            return [ItemShare(endpoint=first.endpoint, items=everything)]
+            return [ItemShare(endpoint=first.config, items=everything)]
         near = sample(tier, self._random)
         others = sorted([m for m in near if m is not first], key=context.cost)
         chosen = [first, *others[: width - 1]]
-        items: dict[BackendId, list[int]] = {member.endpoint.backend: [] for member in chosen}
+        items: dict[BackendId, list[int]] = {state.config.backend: [] for state in chosen}
         for position, affinity in enumerate(affinities):
-            best = max(chosen, key=lambda member: score(member, affinity, context))
-            items[best.endpoint.backend].append(position)
+            best = max(chosen, key=lambda state: score(state, affinity, context))
+            items[best.config.backend].append(position)
         return [
-            ItemShare(endpoint=member.endpoint, items=tuple(items[member.endpoint.backend]))
-            for member in chosen
-            if items[member.endpoint.backend]
+            ItemShare(endpoint=state.config, items=tuple(items[state.config.backend]))
+            for state in chosen
+            if items[state.config.backend]
         ]
 
     def _spread_each(
         self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
     ) -> list[ItemShare]:
         """Return the endpoint of each item, each routed as if it were alone."""
-        items: dict[Member, list[int]] = {}
+        items: dict[EndpointState, list[int]] = {}
         try:
             for position, affinity in enumerate(affinities):
                 tier = choose_tier(usable, context, self._random)
-                member = choose(tier, affinity, context, self._random)
+                state = choose(tier, affinity, context, self._random)
                 # The next choice must count this item as sent.
-                member.in_flight += 1
-                member.sent_since += 1
-                items.setdefault(member, []).append(position)
+                state.in_flight += 1
+                state.sent_since += 1
+                items.setdefault(state, []).append(position)
         finally:
-            for member, own in items.items():
-                member.in_flight -= len(own)
-                member.sent_since -= len(own)
-        return [
-            ItemShare(endpoint=member.endpoint, items=tuple(own)) for member, own in items.items()
-        ]
+            for state, own in items.items():
+                state.in_flight -= len(own)
+                state.sent_since -= len(own)
+        return [ItemShare(endpoint=state.config, items=tuple(own)) for state, own in items.items()]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
         """Return the seconds after which to retry; `None` if the request is admitted.
@@ -237,16 +235,16 @@ class Fleet:
         if criticality is Criticality.CRITICAL or (now >= self._recovering and not is_sheddable):
             return None
         available = self._availability(model, ChoiceContext(now, self.routing))
-        members: list[Member] = []
-        for member in (m for tier in available.tiers for m in sample(tier, self._random)):
-            if not member.is_available(now):
+        states: list[EndpointState] = []
+        for state in (m for tier in available.tiers for m in sample(tier, self._random)):
+            if not state.is_available(now):
                 continue
-            members.append(member)
-            if not member.is_full() or not (is_sheddable or member.is_returning(now, slow_start)):
+            states.append(state)
+            if not state.is_full() or not (is_sheddable or state.is_returning(now, slow_start)):
                 return None
-        if not members:
+        if not states:
             return None
-        soonest = min(member.finish_time(now, slow_start) for member in members)
+        soonest = min(state.finish_time(now, slow_start) for state in states)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
@@ -255,35 +253,35 @@ class Fleet:
         Return how many of the `remaining` seconds are left for the backend, after the round trip.
         The result is at least half of `remaining`, because a slow probe says little about calls.
         """
-        member = self._member(endpoint)
-        if member is None:
+        state = self._state_of(endpoint)
+        if state is None:
             return remaining
-        member.in_flight += items
-        member.sent_since += items
-        member.calls += 1
-        return max(remaining - member.round_trip, remaining / 2)
+        state.in_flight += items
+        state.sent_since += items
+        state.calls += 1
+        return max(remaining - state.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
         """Predict how long a backend is busy with other callers' items; `own` do not count."""
-        member = self._member(endpoint)
-        return 0.0 if member is None else member.queueing(self._clock(), own=own)
+        state = self._state_of(endpoint)
+        return 0.0 if state is None else state.queueing(self._clock(), own=own)
 
     def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
         """Record that `requests` single-item requests succeeded, and that `ended` items ended."""
-        member = self._member(endpoint)
-        if member is None:
+        state = self._state_of(endpoint)
+        if state is None:
             return
         if requests:
-            member.limit = after_answer(member.limit, took, member.in_flight, requests)
+            state.limit = after_answer(state.limit, took, state.in_flight, requests)
         # An endpoint that was replaced meanwhile has not counted the start.
-        member.in_flight = max(0, member.in_flight - ended)
+        state.in_flight = max(0, state.in_flight - ended)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
         """Remove `items` items of a call from the items in flight."""
-        member = self._member(endpoint)
-        if member is not None:
+        state = self._state_of(endpoint)
+        if state is not None:
             # An endpoint that was replaced meanwhile has not counted the start.
-            member.in_flight = max(0, member.in_flight - items)
+            state.in_flight = max(0, state.in_flight - items)
 
     def record(
         self,
@@ -300,66 +298,64 @@ class Fleet:
         The call returned `items` results with `rows` rows in `took` seconds. `took` is `None` if
         `answered` has recorded the latency.
         """
-        member = self._member(endpoint)
-        if member is None:
+        state = self._state_of(endpoint)
+        if state is None:
             return
         now = self._clock()
         if report is not None:
-            member.record_report(report, now)
+            state.record_report(report, now)
         if items:
-            member.record_rows(rows, items)
+            state.record_rows(rows, items)
             if items <= ITEMS_PER_BACKEND and took is not None:
-                member.record_latency(took)
+                state.record_latency(took)
         if verdict is CallVerdict.OK:
-            member.record_success(now, self.routing)
+            state.record_success(now, self.routing)
         elif verdict is CallVerdict.FAILED:
-            was_until = member.ejection.until
-            member.record_failure(now, self.routing, may_eject=lambda: self._may_eject(now))
-            if member.ejection.until != was_until:
-                self._forget_available(member.models)
+            was_until = state.ejection.until
+            state.record_failure(now, self.routing, may_eject=lambda: self._may_eject(now))
+            if state.ejection.until != was_until:
+                self._forget_available(state.models)
 
     def _forget_available(self, names: Iterable[str]) -> None:
         """Discard the cached availability of endpoints for these models."""
         for name in names:
             self._available.pop(name, None)
 
-    def _is_alone(self, member: Member, now: float) -> bool:
-        """Return whether a model of `member` is available on no other endpoint."""
+    def _is_alone(self, state: EndpointState, now: float) -> bool:
+        """Return whether one of its models is available on no other endpoint."""
         return any(
             all(
-                other is member or name not in other.models or not other.is_available(now)
-                for other in self._members.values()
+                other is state or name not in other.models or not other.is_available(now)
+                for other in self._states.values()
             )
-            for name in member.models
+            for name in state.models
         )
 
-    def _has_variants(self, member: Member) -> bool:
-        """Return whether backends serve several variants of a model of `member`.
+    def _has_variants(self, state: EndpointState) -> bool:
+        """Return whether backends serve several variants of one of its models.
 
         The health of these backends then decides which variant is used.
         """
         placements = self._placements
-        return any(placements[name].has_variants for name in member.models)
+        return any(placements[name].has_variants for name in state.models)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return the statistics of every endpoint."""
         now, slow_start = self._clock(), self.routing.slow_start
-        return tuple(
-            endpoint_statistics(member, now, slow_start) for member in self._members.values()
-        )
+        return tuple(endpoint_statistics(state, now, slow_start) for state in self._states.values())
 
-    def member(self, backend: BackendId) -> Member | None:
+    def state(self, backend: BackendId) -> EndpointState | None:
         """Return a backend's state, for reading only."""
-        return self._members.get(backend)
+        return self._states.get(backend)
 
-    def _member(self, endpoint: Endpoint) -> Member | None:
-        member = self._members.get(endpoint.backend)
-        return member if member is not None and member.endpoint.url == endpoint.url else None
+    def _state_of(self, endpoint: Endpoint) -> EndpointState | None:
+        state = self._states.get(endpoint.backend)
+        return state if state is not None and state.config.url == endpoint.url else None
 
     @property
     def _placements(self) -> dict[str, Placement]:
         if self._catalog is None:
-            self._catalog = catalog(tuple(self._members.values()), self._regions)
+            self._catalog = catalog(tuple(self._states.values()), self._regions)
         return self._catalog
 
     def _availability(self, model: ServedModel, context: ChoiceContext) -> Availability:
@@ -373,7 +369,7 @@ class Fleet:
             found = self._available[name] = availability(placement.tiers, context)
         return found
 
-    def _tiers(self, model: ServedModel) -> tuple[tuple[Member, ...], ...]:
+    def _tiers(self, model: ServedModel) -> tuple[tuple[EndpointState, ...], ...]:
         catalog = self._catalog
         placement = (self._placements if catalog is None else catalog).get(model.info.name)
         if placement is None:
@@ -384,9 +380,9 @@ class Fleet:
         # with.
         info = model.info
         serving = [
-            member
-            for member in self._members.values()
-            if (served := member.models.get(info.name)) is not None
+            state
+            for state in self._states.values()
+            if (served := state.models.get(info.name)) is not None
             and info.revision in (served.revision, *served.earlier)
             and served.profile == info.profile
         ]
@@ -394,13 +390,13 @@ class Fleet:
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return all ready endpoints, ejected or not, then endpoints that may still respond."""
-        serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
-        found = [member for member in serving if member.health is not Health.NOT_READY]
+        serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
+        found = [state for state in serving if state.health is not Health.NOT_READY]
         if with_silent:
-            found += [member for member in serving if member.may_still_answer()]
-        return [member.endpoint for member in found]
+            found += [state for state in serving if state.may_still_answer()]
+        return [state.config for state in found]
 
     def _may_eject(self, now: float) -> bool:
         """Return whether one more ejection would stay within `max_ejected`."""
-        out = sum(other.ejection.holds(now) for other in self._members.values())
-        return out + 1 <= ceil(self.routing.max_ejected * len(self._members))
+        out = sum(other.ejection.holds(now) for other in self._states.values())
+        return out + 1 <= ceil(self.routing.max_ejected * len(self._states))

@@ -13,9 +13,9 @@ from random import Random
 import msgspec
 
 from gateway.routing.choice import ChoiceContext, in_order, sample
-from gateway.routing.member import Health, Member
+from gateway.routing.endpoint_state import EndpointState, Health
 
-Tier = Sequence[Member]
+Tier = Sequence[EndpointState]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,17 +32,17 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
     """Return which endpoints of `tiers` are available now."""
     now = context.now
-    ends = [member.ejection.until for tier in tiers for member in tier]
+    ends = [endpoint.ejection.until for tier in tiers for endpoint in tier]
     return Availability(
         tiers=available_tiers(tiers, context),
-        is_whole=bool(tiers) and all(member.is_available(now) for member in tiers[0]),
+        is_whole=bool(tiers) and all(endpoint.is_available(now) for endpoint in tiers[0]),
         until=min([end for end in ends if end > now], default=inf),
     )
 
 
 def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
     """Return whether the preferred region takes all items now, because all of it is healthy."""
-    if not found.is_whole or found.tiers[0][0].endpoint.overflow:
+    if not found.is_whole or found.tiers[0][0].config.overflow:
         return False
     # Items cannot leave a single tier.
     return len(found.tiers) == 1 or _has_short_wait(found.tiers[0], context, random)
@@ -54,9 +54,11 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
     Below the panic threshold, ejections are ignored: this process probably has a problem itself, or
     the few remaining endpoints would be overloaded.
     """
-    found = [[member for member in tier if member.is_available(context.now)] for tier in tiers]
-    members = sum(not member.drained for tier in tiers for member in tier)
-    if sum(map(len, found)) < context.routing.panic_threshold * members:
+    found = [
+        [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers
+    ]
+    undrained = sum(not endpoint.drained for tier in tiers for endpoint in tier)
+    if sum(map(len, found)) < context.routing.panic_threshold * undrained:
         found = [[m for m in tier if m.health is Health.READY and not m.drained] for tier in tiers]
     return [in_order(tier) for tier in found if tier]
 
@@ -70,16 +72,16 @@ def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -
     first, routing = tiers[0], context.routing
     if len(tiers) == 1:
         return first
-    if first[0].endpoint.overflow:
+    if first[0].config.overflow:
         return first
     if _has_short_wait(first, context, random):
         return first
     soonest = _finish(first, context, random)
     others = [(tier, _finish(tier, context, random)) for tier in tiers[1:]]
-    normal = [(tier, at) for tier, at in others if not tier[0].endpoint.overflow and at < soonest]
+    normal = [(tier, at) for tier, at in others if not tier[0].config.overflow and at < soonest]
     best = min([soonest, *(at for _, at in normal)])
     if best > routing.overflow_after:
-        spare = [tier for tier, at in others if tier[0].endpoint.overflow and at < best]
+        spare = [tier for tier, at in others if tier[0].config.overflow and at < best]
         if spare:
             return spare[0]
     if not normal:
@@ -90,8 +92,8 @@ def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -
 
 def _has_short_wait(tier: Tier, context: ChoiceContext, random: Random) -> bool:
     now, routing = context.now, context.routing
-    for member in sample(tier, random):
-        if member.wait(now, routing.slow_start) <= routing.spill_after:
+    for endpoint in sample(tier, random):
+        if endpoint.wait(now, routing.slow_start) <= routing.spill_after:
             return True
     return False
 
@@ -102,5 +104,5 @@ def _finish(tier: Tier, context: ChoiceContext, random: Random) -> float:
 
 def _headroom(tier: Tier, context: ChoiceContext, random: Random) -> float:
     near, slow_start = sample(tier, random), context.routing.slow_start
-    rooms = [member.headroom(context.now, slow_start) for member in near]
+    rooms = [endpoint.headroom(context.now, slow_start) for endpoint in near]
     return sum(rooms) * len(tier) / len(near)

@@ -3,7 +3,7 @@
 import msgspec
 
 from backends.protocol import GpuState, Report
-from gateway.routing.member import Health, Member
+from gateway.routing.endpoint_state import EndpointState, Health
 from gateway.types import BackendId, RegionName
 
 
@@ -42,30 +42,32 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
 
 
-def endpoint_statistics(member: Member, now: float, slow_start: float) -> EndpointStatistics:
-    """Return the statistics of `member`."""
-    state = member.state
+def endpoint_statistics(
+    endpoint: EndpointState, now: float, slow_start: float
+) -> EndpointStatistics:
+    """Return the statistics of `endpoint`."""
+    serving = endpoint.serving_state
     return EndpointStatistics(
-        backend=member.endpoint.backend,
-        region=member.endpoint.region,
-        url=member.endpoint.url,
-        dns=member.endpoint.dns,
-        overflow=member.endpoint.overflow,
-        health=member.health,
-        drained=member.drained,
-        trouble=member.trouble,
-        missing=tuple(state.missing) if state else (),
-        models={name: info.revision for name, info in member.models.items()},
-        problems=dict(state.problems) if state else {},
-        provider=state.provider if state else "",
-        gpu=state.gpu if state else None,
-        in_flight=member.in_flight,
-        ejected_for=max(0.0, member.ejection.until - now),
-        share=member.share(now, slow_start),
-        limit=member.limit.allowed,
-        finish_time=member.finish_time(now, slow_start),
-        calls=member.calls,
-        failures=member.failures,
-        ejections=member.ejections,
-        report=member.report,
+        backend=endpoint.config.backend,
+        region=endpoint.config.region,
+        url=endpoint.config.url,
+        dns=endpoint.config.dns,
+        overflow=endpoint.config.overflow,
+        health=endpoint.health,
+        drained=endpoint.drained,
+        trouble=endpoint.trouble,
+        missing=tuple(serving.missing) if serving else (),
+        models={name: info.revision for name, info in endpoint.models.items()},
+        problems=dict(serving.problems) if serving else {},
+        provider=serving.provider if serving else "",
+        gpu=serving.gpu if serving else None,
+        in_flight=endpoint.in_flight,
+        ejected_for=max(0.0, endpoint.ejection.until - now),
+        share=endpoint.share(now, slow_start),
+        limit=endpoint.limit.allowed,
+        finish_time=endpoint.finish_time(now, slow_start),
+        calls=endpoint.calls,
+        failures=endpoint.failures,
+        ejections=endpoint.ejections,
+        report=endpoint.report,
     )

@@ -32,7 +32,7 @@ _WORKERS = CONTROL_KEYS + "workers"
 _REPORTS = CONTROL_KEYS + "reports"
 _EPOCHS = CONTROL_KEYS + "epochs"
 _DRAINED = CONTROL_KEYS + "drained"
-_LINEAGE = CONTROL_KEYS + "lineage"
+_PURGE_HISTORY = CONTROL_KEYS + "lineage"
 _CHANGED = CONTROL_KEYS + "changed"
 _KEPT = 50
 _ACKS_KEPT = 86_400
@@ -76,8 +76,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     accounts: int = 0
     models: int = 0
     drains: int = 0
-    lineage: str = ""
-    """The id of the epochs' history. It changes when epochs were lost; empty before it is read."""
+    purge_history: str = ""
+    """The id of the history of purges. It changes when purges were lost; empty until it is read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -96,8 +96,8 @@ class Control:
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
         topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS, Topic.DRAINS)
-        keys = (_GENERATION, *map(_version, topics), _LINEAGE)
-        config, epochs, accounts, models, drains, lineage = await self._execute(
+        keys = (_GENERATION, *map(_version, topics), _PURGE_HISTORY)
+        config, epochs, accounts, models, drains, purge_history = await self._execute(
             self._redis.mget(*keys)
         )
         return Versions(
@@ -106,7 +106,7 @@ class Control:
             accounts=int(accounts or 0),
             models=int(models or 0),
             drains=int(drains or 0),
-            lineage=(lineage or b"").decode(),
+            purge_history=(purge_history or b"").decode(),
         )
 
     async def active(self) -> Published | None:
@@ -137,24 +137,24 @@ class Control:
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
-    async def lineage(self) -> str:
-        """Return the id of the epochs' history, and create it if there is none.
+    async def purge_history(self) -> str:
+        """Return the id of the history of purges, and create it if there is none.
 
         A Redis that lost its data has no epochs, as before the first purge. The new id keeps purged
         results from being found again.
         """
-        await self._execute(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
-        found: bytes = await self._execute(self._redis.get(_LINEAGE))
+        await self._execute(self._redis.set(_PURGE_HISTORY, secrets.token_hex(8), nx=True))
+        found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
         return found.decode()
 
-    async def start_lineage(self, version: int) -> None:
-        """Give the epochs' history a new id if Redis has lost purges up to `version`.
+    async def start_purge_history(self, version: int) -> None:
+        """Give the history of purges a new id if Redis has lost purges up to `version`.
 
         Redis may have restarted from an older file, or a replica that lagged was promoted. With the
         old id, results that were purged since would be found again.
         """
-        fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _LINEAGE)
-        await self._script(control_scripts.START_LINEAGE, keys, version, fresh, _CHANGED)
+        fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
+        await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
         """Purge all cached results of `name`; return the version to wait for."""

@@ -33,7 +33,7 @@ end
 return restored
 """
 # The first worker that has seen more purges than Redis starts a new history of epochs.
-START_LINEAGE = """
+START_PURGE_HISTORY = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('SET', KEYS[1], ARGV[1])

@@ -45,14 +45,14 @@ async def first_runtime(
     """
     control = Control(redis)
     epochs: Mapping[str, int] = NO_EPOCHS
-    # A lineage of its own, until the epochs have been read.
-    lineage = secrets.token_hex(8)
+    # An id of its own, until the epochs have been read.
+    purge_history = secrets.token_hex(8)
     with contextlib.suppress(DependencyUnavailable):
         await recovery.reconcile()
     try:
         # Read in this order: if Redis loses its data in between, lost epochs must not get the old
-        # lineage.
-        epochs, lineage = await control.epochs(), await control.lineage()
+        # id.
+        epochs, purge_history = await control.epochs(), await control.purge_history()
     except DependencyUnavailable as error:
         _log.warning(
             "the state Redis cannot be reached and is not used", extra={"reason": str(error)}
@@ -60,7 +60,7 @@ async def first_runtime(
     try:
         published = await _first_published(control, recovery)
         if published is not None:
-            return await _compile(published, epochs, lineage, settings)
+            return await _compile(published, epochs, purge_history, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
         _log.warning(
             "the published configuration cannot be used; using the folder",
@@ -68,7 +68,7 @@ async def first_runtime(
         )
     # Generation 0 is used until a document is published.
     document = await asyncio.to_thread(load_folder, settings.config, placement=settings.placement)
-    return compile_runtime(document, 0, epochs, lineage)
+    return compile_runtime(document, 0, epochs, purge_history)
 
 
 async def _first_published(control: Control, recovery: Recovery) -> Published | None:
@@ -184,10 +184,10 @@ class RuntimeFollower:
             self._connected(False)
 
     async def _versions(self) -> Versions:
-        """Return the versions; start a new lineage if Redis has lost purges."""
+        """Return the versions; start a new history if Redis has lost purges."""
         newest = await self._control.versions()
         if newest.epochs < self._seen.epochs:
-            await self._control.start_lineage(self._seen.epochs)
+            await self._control.start_purge_history(self._seen.epochs)
             newest = await self._control.versions()
         return newest
 
@@ -219,20 +219,20 @@ class RuntimeFollower:
 
     async def _take_config(self, newest: Versions) -> None:
         published = await self._control.active()
-        epochs, lineage = await self._control.epochs(), await self._control.lineage()
+        epochs, purge_history = await self._control.epochs(), await self._control.purge_history()
         current = self._store.current
         generation = current.generation if published is None else published.generation
         outcome = purged = "ok"
         if published is not None and self._is_behind:
             generation = current.generation
         elif published is not None and generation != current.generation:
-            outcome = await self._swap(_compile(published, epochs, lineage, self._settings))
+            outcome = await self._swap(_compile(published, epochs, purge_history, self._settings))
             self.reloads += outcome == "ok"
             self.failed_reloads += outcome != "ok"
         current = self._store.current
         # Also if the document was refused, because that does not undo a purge.
-        if current.lineage != lineage or dict(current.epochs) != epochs:
-            purged = await self._swap(_with_epochs(current, epochs, lineage))
+        if current.purge_history != purge_history or dict(current.epochs) != epochs:
+            purged = await self._swap(_with_epochs(current, epochs, purge_history))
         await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
@@ -266,17 +266,17 @@ def _is_behind(newest: Versions, seen: Versions) -> bool:
 
 
 def _configuration(versions: Versions) -> tuple[int, int, str]:
-    return versions.config, versions.epochs, versions.lineage
+    return versions.config, versions.epochs, versions.purge_history
 
 
 async def _compile(
-    published: Published, epochs: Mapping[str, int], lineage: str, settings: Settings
+    published: Published, epochs: Mapping[str, int], purge_history: str, settings: Settings
 ) -> Runtime:
     document = await asyncio.to_thread(
         load_sources, published.sources, placement=settings.placement
     )
-    return compile_runtime(document, published.generation, epochs, lineage, published.time)
+    return compile_runtime(document, published.generation, epochs, purge_history, published.time)
 
 
-async def _with_epochs(runtime: Runtime, epochs: dict[str, int], lineage: str) -> Runtime:
-    return msgspec.structs.replace(runtime, epochs=epochs, lineage=lineage)
+async def _with_epochs(runtime: Runtime, epochs: dict[str, int], purge_history: str) -> Runtime:
+    return msgspec.structs.replace(runtime, epochs=epochs, purge_history=purge_history)

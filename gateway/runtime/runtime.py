@@ -19,8 +19,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...]
     epochs: Mapping[str, int] = NO_EPOCHS
     """Cache epochs by `tenant:<id>` and `model:<name>`; a missing epoch is 0."""
-    lineage: str = ""
-    """Identifies the history of the epochs, and is part of every cache key.
+    purge_history: str = ""
+    """The id of the history of purges, which is part of every cache key.
 
     It changes when epochs were lost or could not be read, so that purged entries are not found
     again.
@@ -33,7 +33,7 @@ def compile_runtime(
     document: Document,
     generation: int,
     epochs: Mapping[str, int] = NO_EPOCHS,
-    lineage: str = "",
+    purge_history: str = "",
     published: float = 0.0,
 ) -> Runtime:
     """Return the runtime of `document`, with endpoints in the order of regions."""
@@ -57,7 +57,7 @@ def compile_runtime(
         document=document,
         endpoints=endpoints,
         epochs=MappingProxyType(dict(epochs)),
-        lineage=lineage,
+        purge_history=purge_history,
         published=published,
     )
 

@@ -1,7 +1,7 @@
 """Stores a traced request as exemplar of each latency bucket, in a file beside the metrics.
 
 The metrics library does not support exemplars for several processes. Each worker therefore writes
-its exemplars to its own file, and the admin process shows the newest exemplar of each bucket.
+its exemplars to its own file, and the operators' listener shows the newest exemplar of each bucket.
 """
 
 import os

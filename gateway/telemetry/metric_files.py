@@ -1,4 +1,4 @@
-"""Stores a process's metrics in files that the admin process reads.
+"""Stores a process's metrics in files that the operators' listener reads.
 
 The files have the format of the library `prometheus_client`. The library creates sparse files and
 maps them into memory; on a full disk, the kernel kills a process that writes to them. This module

@@ -27,7 +27,7 @@ from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.refused_tenants import RefusedTenants
 from gateway.telemetry.statistics_metrics import StatisticsPublisher
-from gateway.types import ArmUsage, Source
+from gateway.types import RevisionUsage, Source
 
 OK: Final = "ok"
 _OUTCOMES: Final = {
@@ -63,7 +63,7 @@ class GatewayMetrics:
         self._statistics = StatisticsPublisher(self.instruments)
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
-        self._arm_items: Tally[tuple[str, str, str]] = Tally()
+        self._revision_items: Tally[tuple[str, str, str]] = Tally()
         self._rows: Tally[str] = Tally()
         self._tokens: Tally[str] = Tally()
         self._shed: Tally[str] = Tally()
@@ -117,11 +117,11 @@ class GatewayMetrics:
             self._rows[model] += rows
             self._tokens[model] += tokens
 
-    def arm_items(self, model: str, usage: ArmUsage) -> None:
+    def revision_items(self, model: str, usage: RevisionUsage) -> None:
         """Count items of `model` by the revision that computed them."""
         for source in Source:
             if count := getattr(usage, source):
-                self._arm_items[model, usage.arm, source] += count
+                self._revision_items[model, usage.arm, source] += count
 
     def work(self, model: str, *, rows: int, tokens: int) -> None:
         """Count the rows and tokens that backends computed for a request."""
@@ -139,7 +139,10 @@ class GatewayMetrics:
                 instruments.add_durations("request_duration_seconds", labels, counts, total)
         for phase, counts, total in self.phases.take():
             instruments.add_durations("phase_duration_seconds", (phase,), counts, total)
-        for name, tally in (("items_total", self._items), ("arm_items_total", self._arm_items)):
+        for name, tally in (
+            ("items_total", self._items),
+            ("arm_items_total", self._revision_items),
+        ):
             for key, count in tally.items():
                 instruments.add(name, key, count)
             tally.clear()

@@ -6,8 +6,8 @@ import msgspec
 
 from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBatch
-from gateway.ledger.types import Batch, Recorded
+from gateway.ledger.recording import UnrecordableBlock
+from gateway.ledger.types import EventBlock, Recorded
 from gateway.workers.group import StreamEntry
 
 
@@ -18,33 +18,33 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
     oldest: int
 
 
-def merged(batches: Sequence[Batch]) -> list[Batch]:
-    """Return `batches`, with consecutive batches of the same log merged.
+def merged(blocks: Sequence[EventBlock]) -> list[EventBlock]:
+    """Return `blocks`, with consecutive blocks of the same log merged.
 
-    The cost of a batch hardly depends on its size, and a billing process that lags gets many small
-    batches.
+    A large block costs hardly more to write than a small one, and a billing process that lags gets
+    many small blocks.
     """
-    found: list[Batch] = []
+    found: list[EventBlock] = []
     ends: dict[str, int] = {}
-    """The index in `found` of each log's last batch."""
-    for batch in batches:
-        index = ends.get(batch.log_id)
-        if index is not None and _follows(found[index], batch):
-            events = [*found[index].events, *batch.events]
-            found[index] = msgspec.structs.replace(found[index], last=batch.last, events=events)
+    """The index in `found` of each log's last block."""
+    for block in blocks:
+        index = ends.get(block.log_id)
+        if index is not None and _follows(found[index], block):
+            events = [*found[index].events, *block.events]
+            found[index] = msgspec.structs.replace(found[index], last=block.last, events=events)
         else:
-            ends[batch.log_id] = len(found)
-            found.append(batch)
+            ends[block.log_id] = len(found)
+            found.append(block)
     return found
 
 
-def _follows(one: Batch, other: Batch) -> bool:
+def _follows(one: EventBlock, other: EventBlock) -> bool:
     return other.first == one.last + 1 and _is_complete(one) and _is_complete(other)
 
 
-def _is_complete(batch: Batch) -> bool:
-    """Return whether the batch has exactly one event for each sequence number."""
-    return not batch.wrong and not batch.lost and len(batch.events) == batch.last - batch.first + 1
+def _is_complete(block: EventBlock) -> bool:
+    """Return whether the block has exactly one event for each sequence number."""
+    return not block.wrong and not block.lost and len(block.events) == block.last - block.first + 1
 
 
 class LedgerWriter:
@@ -69,13 +69,13 @@ class LedgerWriter:
                 payload = msgspec.msgpack.encode(dict(entry.fields))
                 self._recorder.add_dead_letter("", str(error), payload)
                 dead += 1
-        batches = [self._batch(block) for block in blocks]
-        recorded = self._record(blocks, batches)
-        oldest = min((e.time for batch in batches for e in batch.events), default=0)
+        unpacked = [self._unpack(block) for block in blocks]
+        recorded = self._record(blocks, unpacked)
+        oldest = min((e.time for each in unpacked for e in each.events), default=0)
         recorded = msgspec.structs.replace(recorded, dead=recorded.dead + dead)
         return WriteResult(recorded=recorded, oldest=oldest)
 
-    def _batch(self, block: Block) -> Batch:
+    def _unpack(self, block: Block) -> EventBlock:
         wrong: list[bytes] = []
         numbers: list[int] = []
         try:
@@ -83,7 +83,7 @@ class LedgerWriter:
         except MalformedBlock:
             events, numbers, wrong = self._unpacker.decode_partially(block)
             wrong = wrong or [block.payload]
-        return Batch(
+        return EventBlock(
             log_id=block.log_id,
             first=block.first,
             last=block.last,
@@ -93,11 +93,11 @@ class LedgerWriter:
             numbers=numbers,
         )
 
-    def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
+    def _record(self, blocks: Sequence[Block], unpacked: Sequence[EventBlock]) -> Recorded:
         try:
-            return self._recorder.record(merged(batches))
-        except UnrecordableBatch:
-            each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
+            return self._recorder.record(merged(unpacked))
+        except UnrecordableBlock:
+            each = [self._record_alone(b, x) for b, x in zip(blocks, unpacked, strict=True)]
         return Recorded(
             counted=sum(r.counted for r in each),
             duplicates=sum(r.duplicates for r in each),
@@ -105,11 +105,11 @@ class LedgerWriter:
             lost=sum(r.lost for r in each),
         )
 
-    def _record_alone(self, block: Block, batch: Batch) -> Recorded:
+    def _record_alone(self, block: Block, unpacked: EventBlock) -> Recorded:
         try:
-            return self._recorder.record([batch])
-        except UnrecordableBatch:
-            dead = Batch(
+            return self._recorder.record([unpacked])
+        except UnrecordableBlock:
+            dead = EventBlock(
                 log_id=block.log_id, first=block.first, last=block.last, wrong=[block.payload]
             )
             return self._recorder.record([dead])

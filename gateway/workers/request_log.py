@@ -165,7 +165,7 @@ def request_lines(event: RequestEvent) -> bytes:
         *_copied(event),
     )
     if event.arms:
-        fields.arms = [msgspec.structs.asdict(arm) for arm in event.arms]
+        fields.arms = [msgspec.structs.asdict(usage) for usage in event.arms]
     if event.client_id:
         fields.client_id = event.client_id
     line = _encode(fields) + b"\n"

@@ -16,7 +16,7 @@ from backends.errors import OutOfMemory
 from backends.executors.buckets import Shape
 from backends.executors.cuda import explain
 from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape, weight_shapes
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import FloatArray
@@ -50,13 +50,13 @@ def hidden_size(options: Options, family: str) -> int:
     return _size(options, family).hidden
 
 
-def write_family(options: Options, family: str, form: GraphForm, path: Path) -> None:
+def write_family(options: Options, family: str, form: GraphOptions, path: Path) -> None:
     """Write the graph of a family in a form.
 
     Raises:
         WeightsError: the family has no such form.
     """
-    model = build_checkpoint(_config(options, family), _weights(options, family), form=form)
+    model = build_checkpoint(_config(options, family), _weights(options, family), options=form)
     path.write_bytes(model.SerializeToString())
 
 
@@ -162,7 +162,7 @@ def _deberta(size: BertShape) -> _Shapes:
     return shapes
 
 
-_PLAIN = GraphForm(attention="plain")
+_PLAIN = GraphOptions(attention="plain")
 # An arena that holds the weights and a small batch, but not the large batch.
 _SMALL_ARENA = 512 * 1024 * 1024
 _LARGE_BATCH, _LARGE_BATCH_OF_A_CPU = Shape(2048, 512), Shape(64, 32)
@@ -219,7 +219,7 @@ def _apart(found: FloatArray, case: _Case) -> float:
     return distance(found[case.answered], case.expected[case.answered])
 
 
-def _graph(options: Options, family: str, form: GraphForm) -> Path:
+def _graph(options: Options, family: str, form: GraphOptions) -> Path:
     path = options.work / f"check-{family}-{form.precision}-{form.attention}.onnx"
     if not path.exists():
         temporary = path.with_suffix(".part")

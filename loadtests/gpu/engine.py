@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.executors.opening import executor_opener
 from backends.qualification.qualify import qualify_unmeasured
 from backends.repository.catalogue import read_catalogue

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from backends.executors.buckets import Shape
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
-from backends.model_tools.importing.work import import_model
-from backends.qualification.forms import RECORD
+from backends.model_tools.importing.import_model import import_model
+from backends.qualification.device_graphs import RECORD
 from backends.settings import BackendSettings
 from loadtests.gpu.plan import LARGE, Options
 from testing.weight_files import write_safetensors
@@ -90,13 +90,13 @@ _FRAME = 2  # [CLS] and [SEP]
 Batch = dict[str, NDArray[np.int32]]
 
 
-def ensure_graph(options: Options, preset: str, form: GraphForm) -> Path:
+def ensure_graph(options: Options, preset: str, form: GraphOptions) -> Path:
     """Return the file of a graph, built when it is not there."""
     build_graphs(options, preset, [form])
     return _path(options, preset, form)
 
 
-def build_graphs(options: Options, preset: str, forms: Sequence[GraphForm]) -> None:
+def build_graphs(options: Options, preset: str, forms: Sequence[GraphOptions]) -> None:
     """Build the graphs that are not there, all on the same weights."""
     missing = {_path(options, preset, form): form for form in forms}
     missing = {path: form for path, form in missing.items() if not path.exists()}
@@ -110,7 +110,7 @@ def build_graphs(options: Options, preset: str, forms: Sequence[GraphForm]) -> N
         temporary.replace(path)
 
 
-def _path(options: Options, preset: str, form: GraphForm) -> Path:
+def _path(options: Options, preset: str, form: GraphOptions) -> Path:
     size = "tiny" if options.tiny else preset
     return options.work / f"{size}-{form.precision}-{form.attention}.onnx"
 

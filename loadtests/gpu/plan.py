@@ -10,7 +10,7 @@ import msgspec
 from backends.cores import usable_cores
 from backends.executors.buckets import Shape
 from backends.executors.provider import DeviceOptions
-from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 
@@ -101,7 +101,7 @@ def unpack(text: bytes) -> Options:
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run a model: a form of its graph and the attention kernels allowed."""
 
-    form: GraphForm
+    form: GraphOptions
     kernels: int = 0
     graphs: bool = False
 
@@ -120,7 +120,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _candidate(precision: Precision, attention: Attention, kernels: int = 0) -> Candidate:
-    form = GraphForm(precision=precision, attention=attention, outputs=("pooled",))
+    form = GraphOptions(precision=precision, attention=attention, outputs=("pooled",))
     return Candidate(form=form, kernels=kernels)
 
 

@@ -18,7 +18,7 @@ from backends.executors.graph import read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.graphs.form import GraphForm, Precision
+from backends.model_tools.graphs.options import GraphOptions, Precision
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.device import UtilizationSampler
@@ -107,7 +107,7 @@ def _run_options(device: DeviceOptions) -> Any:
 
 _WARM_UP = 3
 _COMPARED_ROWS = 16
-_TENSORRT = Candidate(form=GraphForm(attention="plain", outputs=("pooled",)))
+_TENSORRT = Candidate(form=GraphOptions(attention="plain", outputs=("pooled",)))
 
 
 def session(options: Options) -> SectionState:

@@ -10,13 +10,13 @@ from random import Random
 from typing_extensions import override
 
 from gateway.routing.choice import ChoiceContext
+from gateway.routing.endpoint_state import EndpointState
 from gateway.routing.fleet import Fleet, ItemShare
-from gateway.routing.member import Member
 from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 
 
 class _OneBackendFleet(Fleet):
-    """Sends a request to one member of the first region that has available members."""
+    """Sends a request to one endpoint of the first region that has available endpoints."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         super().__init__(clock=clock, random=random)
@@ -29,33 +29,33 @@ class _OneBackendFleet(Fleet):
         found = self._availability(model, ChoiceContext(self._now(), self.routing))
         if not found.tiers:
             return super().spread(model, affinities, together=together)
-        endpoint = self._one_of(found.tiers[0]).endpoint
+        endpoint = self._one_of(found.tiers[0]).config
         return [ItemShare(endpoint=endpoint, items=tuple(range(len(affinities))))]
 
-    def _one_of(self, members: Sequence[Member]) -> Member:
+    def _one_of(self, endpoints: Sequence[EndpointState]) -> EndpointState:
         raise NotImplementedError
 
 
 class RoundRobinFleet(_OneBackendFleet):
-    """Takes members in turn."""
+    """Takes endpoints in turn."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         super().__init__(clock=clock, random=random)
         self._turn = random.randrange(1 << 20)
 
     @override
-    def _one_of(self, members: Sequence[Member]) -> Member:
+    def _one_of(self, endpoints: Sequence[EndpointState]) -> EndpointState:
         self._turn += 1
-        return members[self._turn % len(members)]
+        return endpoints[self._turn % len(endpoints)]
 
 
 class TwoChoicesFleet(_OneBackendFleet):
-    """Picks two random members, and takes the one with fewer items of this gateway in flight."""
+    """Picks two random endpoints, and takes the one with fewer items of this gateway in flight."""
 
     @override
-    def _one_of(self, members: Sequence[Member]) -> Member:
-        drawn = self._chance.sample(members, min(2, len(members)))
-        return min(drawn, key=lambda member: member.in_flight)
+    def _one_of(self, endpoints: Sequence[EndpointState]) -> EndpointState:
+        drawn = self._chance.sample(endpoints, min(2, len(endpoints)))
+        return min(drawn, key=lambda endpoint: endpoint.in_flight)
 
 
 class OracleState:

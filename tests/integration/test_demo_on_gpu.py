@@ -1,6 +1,6 @@
 """The demo models are served by a backend on a GPU, whose executor runs on the CPU here.
 
-Still to be seen on a device: that the packed form runs, and which form is quickest.
+Still to be seen on a device: that the packed graph runs, and which graph is quickest.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
 from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.protocol import Task
-from backends.qualification.forms import FORM_FILES
+from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import FloatArray
@@ -88,7 +88,7 @@ async def scores(backend: Backend) -> list[float]:
     ]
 
 
-async def test_the_demo_tries_its_forms_and_answers_as_on_a_cpu(
+async def test_the_demo_tries_its_graphs_and_answers_as_on_a_cpu(
     light_models: Path, models: Path
 ) -> None:
     opened = Opened()
@@ -102,15 +102,15 @@ async def test_the_demo_tries_its_forms_and_answers_as_on_a_cpu(
     assert {"model.cuda-heads.onnx", "model.cuda-packed.onnx"} <= opened.files
 
 
-def without_forms(models: Path) -> None:
-    for form in models.glob(f"*/1/{FORM_FILES}"):
-        form.unlink()
+def without_device_graphs(models: Path) -> None:
+    for graph in models.glob(f"*/1/{DEVICE_GRAPH_FILES}"):
+        graph.unlink()
 
 
-async def test_without_forms_the_start_says_so_in_a_line_and_the_graph_answers(
+async def test_without_graphs_the_start_says_so_in_a_line_and_the_graph_answers(
     light_models: Path, models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    without_forms(models)
+    without_device_graphs(models)
 
     async with running_backend(light_models, threads=1) as backend:
         expected = await scores(backend)
@@ -122,8 +122,8 @@ async def test_without_forms_the_start_says_so_in_a_line_and_the_graph_answers(
     assert [record.__dict__["provider"] for record in told] == ["cuda"]
 
 
-async def test_without_forms_a_graph_that_fails_there_is_not_served(models: Path) -> None:
-    without_forms(models)
+async def test_without_graphs_a_graph_that_fails_there_is_not_served(models: Path) -> None:
+    without_device_graphs(models)
 
     def open_failing(source: GraphSource) -> ModelExecutor:
         return Failing(source, options=ON_CPU, limits=LIMITS)

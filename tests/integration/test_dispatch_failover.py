@@ -12,8 +12,8 @@ import pytest
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
+from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Health
 from gateway.types import Endpoint, ServedModel
 from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import (

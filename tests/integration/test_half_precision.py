@@ -1,6 +1,6 @@
 """A model in fp32 runs in fp16 on a GPU where its answers stay, and says so.
 
-There is no such device here: graphs are opened on the CPU, which has kernels for some forms.
+There is no such device here: graphs are opened on the CPU, which has kernels for some of them.
 """
 
 import functools
@@ -29,7 +29,7 @@ from backends.serving.loading import OpenExecutor
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import FloatArray
-from tests.integration.test_device_forms import HEADS, HEADS_HALF, Opening
+from tests.integration.test_device_graphs import HEADS, HEADS_HALF, Opening
 from tests.parity.checkpoints import Checkpoint, Family, Purpose
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.served import write_models
@@ -74,7 +74,7 @@ async def serving(folder: Path, opening: OpenExecutor, **given: Any) -> AsyncIte
         yield Backend(make_routes(repository, settings, NO_TRACING), repository)
 
 
-async def profile(folder: Path, opening: OpenExecutor, **given: Any) -> str:
+async def precision(folder: Path, opening: OpenExecutor, **given: Any) -> str:
     async with serving(folder, opening, **given) as backend:
         (info,) = backend.repository.core.state().models
     return info.profile
@@ -100,12 +100,12 @@ async def test_each_kind_of_model_is_judged_by_its_own_answers(
 ) -> None:
     folder = imported(family, purpose)
 
-    found = await profile(folder, Opening(**HALF))
+    found = await precision(folder, Opening(**HALF))
 
     assert (found, reasons(folder)) == ("fp16", [])
 
 
-async def test_the_answers_are_those_of_the_form_in_half_precision(imported: Imported) -> None:
+async def test_the_answers_are_those_of_the_graph_in_half_precision(imported: Imported) -> None:
     folder = imported()
     opening = Opening(**HALF)
     name = folder.parent.name
@@ -120,13 +120,13 @@ async def test_the_answers_are_those_of_the_form_in_half_precision(imported: Imp
     assert scores[0] == pytest.approx(scores[1], abs=1e-2)
 
 
-async def test_a_form_whose_answers_flip_leaves_the_model_in_tf32(imported: Imported) -> None:
+async def test_a_graph_whose_answers_flip_leaves_the_model_in_tf32(imported: Imported) -> None:
     folder = imported()
     spoil(folder / HEADS_HALF)
 
     opening = Opening(**HALF)
 
-    assert await profile(folder, opening) == "tf32"
+    assert await precision(folder, opening) == "tf32"
     assert "of labels flip" in reasons(folder)[0]
     assert HEADS_HALF not in opening.opened[-1:]
 
@@ -144,10 +144,10 @@ def spoil(path: Path) -> None:
 
 async def test_a_judgement_is_kept(imported: Imported) -> None:
     folder = imported()
-    await profile(folder, Opening(**HALF))
+    await precision(folder, Opening(**HALF))
     later = Opening(**HALF)
 
-    assert await profile(folder, later) == "fp16"
+    assert await precision(folder, later) == "fp16"
     assert later.opened == [HEADS_HALF]
 
 
@@ -157,17 +157,17 @@ async def test_a_judgement_that_failed_is_made_again(imported: Imported) -> None
     opening = Opening(**HALF)
 
     def open_executor(source: GraphSource) -> ModelExecutor:
-        # Once to be compared with other forms; then to be judged.
+        # Once to be compared with other graphs; then to be judged.
         if opening.opened.count(HEADS_HALF) and source.path.name == HEADS_HALF:
             raise OutOfMemory("the device is out of memory")
         return opening(source)
 
-    assert await profile(folder, open_executor) == "tf32"
+    assert await precision(folder, open_executor) == "tf32"
     assert not (folder / RECORD).exists()
-    assert await profile(folder, Opening(**HALF)) == "fp16"
+    assert await precision(folder, Opening(**HALF)) == "fp16"
 
 
-async def test_a_form_that_found_no_memory_is_judged_once_it_does(imported: Imported) -> None:
+async def test_a_graph_that_found_no_memory_is_judged_once_it_does(imported: Imported) -> None:
     folder = imported()
     opening = Opening(**HALF)
 
@@ -176,24 +176,24 @@ async def test_a_form_that_found_no_memory_is_judged_once_it_does(imported: Impo
             raise OutOfMemory("the device is out of memory for this model")
         return opening(source)
 
-    assert await profile(folder, open_executor) == "tf32"
-    assert await profile(folder, Opening(**HALF)) == "fp16"
+    assert await precision(folder, open_executor) == "tf32"
+    assert await precision(folder, Opening(**HALF)) == "fp16"
 
 
-async def test_each_form_is_judged_by_its_own_answers(imported: Imported) -> None:
-    """Batches of another size may have another form that is quickest."""
+async def test_each_graph_is_judged_by_its_own_answers(imported: Imported) -> None:
+    """Batches of another size may have another quickest graph."""
     folder = imported()
     spoil(folder / RANGES_HALF)
-    assert await profile(folder, Opening(**HALF)) == "fp16"
+    assert await precision(folder, Opening(**HALF)) == "fp16"
 
-    found = await profile(folder, Opening(**{"ranges-fp16": 0.1}), max_batch_rows=8)
+    found = await precision(folder, Opening(**{"ranges-fp16": 0.1}), max_batch_rows=8)
 
     assert found == "tf32"
     assert "of labels flip" in reasons(folder)[0]
 
 
 class Breaking(Opening):
-    """Opens graphs on a device that the form in fp16 breaks when it is opened once more."""
+    """Opens graphs on a device that the fp16 graph breaks when it is opened once more."""
 
     @override
     def __call__(self, source: GraphSource) -> ModelExecutor:
@@ -209,8 +209,8 @@ class Breaking(Opening):
         raise ExecutorDied("the device failed; restart the backend")
 
 
-async def test_a_form_that_breaks_the_device_has_the_process_replaced(imported: Imported) -> None:
-    """It ran in the process that tries forms. The next backend must not open it again."""
+async def test_a_graph_that_breaks_the_device_has_the_process_replaced(imported: Imported) -> None:
+    """It ran in the process that tries graphs. The next backend must not open it again."""
     folder = imported()
     state = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)
 
@@ -223,7 +223,7 @@ async def test_a_form_that_breaks_the_device_has_the_process_replaced(imported: 
     assert core.model_set.problems == {folder.parent.name: reason}
     assert not core.state().ready
     later = Opening(**HALF)
-    assert await profile(folder, later) == "tf32"
+    assert await precision(folder, later) == "tf32"
     assert reasons(folder) == [f"`{HEADS_HALF}` broke the device"]
 
 
@@ -232,7 +232,7 @@ async def test_a_device_that_is_broken_already_has_the_process_replaced(
 ) -> None:
     """The graph that is served is opened after all comparisons."""
     folder = imported()
-    await profile(folder, Opening(), gpu_fp16=False)
+    await precision(folder, Opening(), gpu_fp16=False)
 
     def open_executor(source: GraphSource) -> ModelExecutor:
         raise ExecutorDied("the device failed; restart the backend")
@@ -247,7 +247,7 @@ async def test_texts_of_the_revision_come_before_those_of_sluicegate(imported: I
     folder = imported()
     (folder / "texts.txt").write_text("My card is lost.\nWhere is it?\n")
 
-    assert await profile(folder, Opening(**HALF)) == "tf32"
+    assert await precision(folder, Opening(**HALF)) == "tf32"
     assert "with 2 texts" in reasons(folder)[0]
 
 
@@ -264,7 +264,7 @@ async def test_texts_of_the_revision_come_before_those_of_sluicegate(imported: I
 async def test_the_settings_and_the_device_decide(
     imported: Imported, given: dict[str, Any], found: str
 ) -> None:
-    assert await profile(imported(), Opening(**HALF), **given) == found
+    assert await precision(imported(), Opening(**HALF), **given) == found
 
 
 @pytest.mark.parametrize("declared", ["fp16", "bf16", "int8"])
@@ -272,34 +272,34 @@ async def test_a_precision_that_is_declared_stays(imported: Imported, declared: 
     folder = imported()
     (folder / "model.yaml").write_text(f"truncate: true\nprofile: {declared}\n")
 
-    assert await profile(folder, Opening()) == declared
+    assert await precision(folder, Opening()) == declared
     assert not (folder / RECORD).exists()
 
 
-async def test_a_model_without_a_form_in_fp16_runs_in_tf32(imported: Imported) -> None:
+async def test_a_model_without_a_graph_in_fp16_runs_in_tf32(imported: Imported) -> None:
     folder = imported()
     for path in folder.glob("*-fp16.onnx"):
         path.unlink()
 
-    assert await profile(folder, Opening()) == "tf32"
+    assert await precision(folder, Opening()) == "tf32"
     assert not (folder / RECORD).exists()
 
 
 async def test_a_graph_in_fp32_that_is_quicker_stays(imported: Imported) -> None:
     folder = imported()
 
-    assert await profile(folder, Opening(**{"heads-fp16": 3.0, "ranges-fp16": 3.0})) == "tf32"
+    assert await precision(folder, Opening(**{"heads-fp16": 3.0, "ranges-fp16": 3.0})) == "tf32"
 
 
 @pytest.mark.parametrize(("given", "instead"), [({}, "tf32"), ({"gpu_tf32": False}, "fp32")])
-async def test_a_form_in_another_precision_that_is_quicker_is_taken(
+async def test_a_graph_in_another_precision_that_is_quicker_is_taken(
     imported: Imported, given: dict[str, Any], instead: str
 ) -> None:
     """The plain graph in fp32 is slower than both."""
     folder = imported()
     opening = Opening(**{"heads-fp16": 0.1, "ranges-fp16": 0.1, "heads": 0.05})
 
-    assert await profile(folder, opening, **given) == instead
+    assert await precision(folder, opening, **given) == instead
     assert opening.opened[-1] == HEADS
     assert not (folder / RECORD).exists()
 

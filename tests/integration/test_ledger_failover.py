@@ -12,15 +12,15 @@ from sqlalchemy import exc, make_url
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import make_engine
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from testing.postgresql import PostgreSQL, programs
 from testing.postgresql_pair import PostgreSQLPair
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
-_FIRST = Batch(log_id="w", first=1, last=50, events=[make_event(n) for n in range(50)])
-_SECOND = Batch(log_id="w", first=51, last=99, events=[make_event(n) for n in range(51, 100)])
+_FIRST = EventBlock(log_id="w", first=1, last=50, events=[make_event(n) for n in range(50)])
+_SECOND = EventBlock(log_id="w", first=51, last=99, events=[make_event(n) for n in range(51, 100)])
 
 
 @pytest.fixture(scope="module")

@@ -226,7 +226,7 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
     worker = await start(redis, ledger.published, settings)
     taken: list[tuple[str, int]] = []
     worker.store.on_swap(
-        lambda runtime: taken.append((runtime.lineage, runtime.epochs.get("tenant:a", 0)))
+        lambda runtime: taken.append((runtime.purge_history, runtime.epochs.get("tenant:a", 0)))
     )
 
     async with worker.follower:
@@ -239,10 +239,10 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
         settled = await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
     restarted = await start(redis, ledger.published, settings)
 
-    before, after = taken[0][0], {lineage for lineage, _ in taken[1:]}
+    before, after = taken[0][0], {history for history, _ in taken[1:]}
     assert len(after) == 1
     assert before not in after
-    assert restarted.store.current.lineage in after
+    assert restarted.store.current.purge_history in after
     assert set(settled.values()) == {"ok"}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from testing.raw_http import KEY, Response, post
 from testing.valkey import Valkey
 from tests.support.events import START, make_event, make_usage
@@ -38,7 +38,7 @@ async def worker(
                 for number in range(3)
             ]
             events.append(make_event(7, time=START + 2 * HOUR, usage=make_usage(computed=2)))
-            ledger.recorder.record([Batch(log_id="w", first=1, last=4, events=events)])
+            ledger.recorder.record([EventBlock(log_id="w", first=1, last=4, events=events)])
         await worker.parts._principals.read_again()
         yield worker
 

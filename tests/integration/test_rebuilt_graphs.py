@@ -1,4 +1,4 @@
-"""An ONNX file of a known family is rebuilt in the form that is quick, or else served as it is.
+"""An ONNX file of a known family is rebuilt as a quick graph, or else served as it is.
 
 The files are exports of torch (`tests/parity/export_graphs.py`); the answers of a rebuilt graph are
 compared with those of the file before it is taken.

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.shadow import Mirror, MirroringAlgorithm
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.ask import AlgorithmContext

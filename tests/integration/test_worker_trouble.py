@@ -123,7 +123,7 @@ async def test_what_was_purged_stays_purged_when_the_state_redis_loses_its_epoch
         await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
         own_valkey.flush()
         async with asyncio.timeout(60.0):
-            while not (await control.versions()).lineage:
+            while not (await control.versions()).purge_history:
                 pass  # the worker has not looked yet
         running = await ask(worker, first)
     async with running_worker(tmp_path / "two", valkey, [stub], state_url=own_valkey.url) as worker:

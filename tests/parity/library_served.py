@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from backends.errors import StartProblem
-from backends.model_tools.importing.work import import_model
+from backends.model_tools.importing.import_model import import_model
 from backends.protocol import (
     Done,
     EntitiesParameters,

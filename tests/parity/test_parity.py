@@ -57,10 +57,10 @@ async def test_answers_are_those_of_the_reference(
     assert [line for line in differences if not line.is_equal] == []
 
 
-@pytest.mark.parametrize("form", ["cuda-heads", "any-plain"])
+@pytest.mark.parametrize("device", ["cuda-heads", "any-plain"])
 @pytest.mark.parametrize("family", ["distilbert", "deberta", "modernbert"])
-async def test_forms_for_gpus_answer_as_the_reference(
-    tmp_path: Path, texts: list[str], family: Family, form: str
+async def test_graphs_for_gpus_answer_as_the_reference(
+    tmp_path: Path, texts: list[str], family: Family, device: str
 ) -> None:
     """Those that a CPU has kernels for, served in the place of the graph for CPUs."""
     purposes: tuple[Purpose, ...] = ("text", "tokens", "embed")
@@ -68,7 +68,7 @@ async def test_forms_for_gpus_answer_as_the_reference(
     models = write_models(tmp_path, checkpoints)
     for checkpoint in checkpoints:
         manifest = models / checkpoint.name / "1" / "model.yaml"
-        manifest.write_text(f"truncate: true\ngraph: model.{form}.onnx\n")
+        manifest.write_text(f"truncate: true\ngraph: model.{device}.onnx\n")
 
     async with serving(models) as running:
         found = [await running.answer(checkpoint, texts, _FEW) for checkpoint in checkpoints]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Text, TokenOffsets

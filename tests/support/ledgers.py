@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, func, inspect, make_url, select
 
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch, Recorded
+from gateway.ledger.types import EventBlock, Recorded
 from gateway.types import Principal, RequestEvent
 from tests.support.events import START
 
@@ -45,12 +45,12 @@ def record(
 ) -> Recorded:
     """Record events of a log; the last has the sequence number `high_water`."""
     first = high_water - len(events) + 1
-    batch = Batch(log_id=log_id, first=first, last=high_water, events=events)
-    return ledger.recorder.record([batch])
+    block = EventBlock(log_id=log_id, first=first, last=high_water, events=events)
+    return ledger.recorder.record([block])
 
 
 def principals(ledger: Ledger) -> dict[str, Principal]:
-    """Return the principals of valid keys, by the hash of a key's text."""
+    """Return the principals of valid keys, by the hash of a key's secret."""
     changes = ledger.principals.changes(None)
     return {} if changes is None else dict(changes.principals)
 

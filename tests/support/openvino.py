@@ -22,6 +22,6 @@ def need_bf16_of_the_cpu() -> None:
     __tracebackhide__ = True
     need_openvino()
     try:
-        check_precision(GraphSource(path=Path(), outputs={}, dimensions=1, profile="bf16"))
+        check_precision(GraphSource(path=Path(), outputs={}, dimensions=1, precision="bf16"))
     except ModelProblem:
         pytest.skip("this CPU has no bf16")

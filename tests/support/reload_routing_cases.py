@@ -8,7 +8,7 @@ from functools import partial
 
 from backends.protocol import Report
 from gateway.dispatch.prober import MIN_INTERVAL
-from gateway.routing.member import CallVerdict, Health
+from gateway.routing.endpoint_state import CallVerdict, Health
 from testing.stub_backend import StubBackend, cut_after, hang
 from testing.waiting import until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of

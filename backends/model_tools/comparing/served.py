@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.algorithms.base import Algorithm, all_of
 from backends.app import open_backend
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.comparing.results import Entity, Results

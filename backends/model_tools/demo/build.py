@@ -33,7 +33,7 @@ _SOURCES = (
     (_HEADS, "**/*"),
     (_PACKAGE, "*.py"),
     (_PACKAGE.parent / "graphs", "*.py"),
-    (_PACKAGE.parent / "importing", "device_forms.py"),
+    (_PACKAGE.parent / "importing", "device_graphs.py"),
 )
 _STAGING = ".building-"
 _LOCK = ".lock"

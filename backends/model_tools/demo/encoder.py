@@ -7,14 +7,14 @@ from onnx import ModelProto
 
 from backends.model_tools.demo.source import DemoModelsError
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
-from backends.model_tools.importing.device_forms import write_forms
+from backends.model_tools.importing.device_graphs import write_device_graphs
 
 
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
-    """Write `model.onnx`, its forms, `tokenizer.json` and `config.json` of the model in `source`.
+    """Write the graphs, `tokenizer.json` and `config.json` of the model in `source`.
 
     `layers` is the number of first layers to keep; the default is all.
 
@@ -27,12 +27,12 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
             config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
         shape = BertShape.from_config(config)
         weights = read_safetensors(source / "model.safetensors")
-        model = build_bert(shape, weights, GraphForm(attention="gathered"))
+        model = build_bert(shape, weights, GraphOptions(attention="gathered"))
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` has no usable BERT model: {error}") from error
     graph = folder / "model.onnx"
     graph.write_bytes(model.SerializeToString())
-    write_forms(graph, config, weights, "mean", finish=_leave)
+    write_device_graphs(graph, config, weights, "mean", finish=_leave)
     _write_tokenizer(source / "tokenizer.json", folder / "tokenizer.json")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 

@@ -1,12 +1,12 @@
-"""Writes the attention of one layer, for each kind of kernel (see `GraphForm`)."""
+"""Writes the attention of one layer, for each kind of kernel (see `GraphOptions`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
-from backends.model_tools.graphs.form import Attention
 from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.options import Attention
 
 _NAMES = ("query", "key", "value")
 

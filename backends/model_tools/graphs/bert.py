@@ -19,7 +19,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.attention import add_ranges, attend_rows
-from backends.model_tools.graphs.form import GraphForm, Precision
 from backends.model_tools.graphs.gathered import (
     Grid,
     attend_first,
@@ -34,6 +33,7 @@ from backends.model_tools.graphs.graph_builder import (
     GraphBuilder,
     StoredWeights,
 )
+from backends.model_tools.graphs.options import GraphOptions, Precision
 from backends.model_tools.graphs.relative import add_relative_bias
 from backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
@@ -45,47 +45,47 @@ POOLED, TOKENS, FIRST = "pooled", "tokens", "first"
 def build_bert(
     shape: BertShape,
     weights: Weights,
-    form: GraphForm | None = None,
+    options: GraphOptions | None = None,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the encoder of `shape` with `weights`; equal arguments give equal bytes.
 
     Raises:
-        WeightsError: the weights do not fit the shape, or the form is not valid.
+        WeightsError: the weights do not fit the shape, or the options are not valid.
     """
-    form = form or GraphForm()
+    options = options or GraphOptions()
     check_weights(shape, weights)
-    problem = form.problem()
+    problem = options.problem()
     if problem is not None:
         raise WeightsError(problem)
-    is_plain = form.attention == "plain"
-    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
-    _BertWriter(shape, form, graph).write()
+    is_plain = options.attention == "plain"
+    graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
+    _BertWriter(shape, options, graph).write()
     sizes: dict[str, list[int | str | None]] = {
         POOLED: ["batch", shape.hidden],
         TOKENS: ["batch", "sequence", shape.hidden],
         FIRST: ["batch", shape.hidden],
     }
-    outputs = [name for name in sizes if name in form.outputs]
+    outputs = [name for name in sizes if name in options.outputs]
     return graph.model("bert", INPUTS, {name: sizes[name] for name in outputs})
 
 
 class _BertWriter:
-    def __init__(self, shape: BertShape, form: GraphForm, graph: GraphBuilder) -> None:
+    def __init__(self, shape: BertShape, options: GraphOptions, graph: GraphBuilder) -> None:
         self._shape = shape
-        self._form = form
+        self._options = options
         self._graph = graph
 
     def write(self) -> None:
         state, mask = TOKENS, "attention_mask"
-        if self._form.attention in {"gathered", "plain"}:
+        if self._options.attention in {"gathered", "plain"}:
             state, mask = self._write_gathered()
         else:
             self._write_rows()
-            if self._form.outputs == (FIRST,):
+            if self._options.outputs == (FIRST,):
                 first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
                 self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
-        if POOLED in self._form.outputs:
+        if POOLED in self._options.outputs:
             self._pool(state, mask)
 
     def _write_gathered(self) -> tuple[str, str]:
@@ -100,7 +100,7 @@ class _BertWriter:
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
             # With the output `first`, the last layer computes first tokens only.
-            only_first = layer == shape.layers - 1 and self._form.outputs == (FIRST,)
+            only_first = layer == shape.layers - 1 and self._options.outputs == (FIRST,)
             read = grid.first(state, f"{prefix}.first") if only_first else state
             inputs = [
                 graph.linear(f"{prefix}.query", read),
@@ -114,27 +114,27 @@ class _BertWriter:
             state = self._feed_forward(
                 layer, context, read, FIRST if only_first else f"state.{layer}"
             )
-        if self._form.outputs != (FIRST,):
+        if self._options.outputs != (FIRST,):
             grid.fill(state, TOKENS)
-            if isinstance(grid, Grid) and POOLED in self._form.outputs:
+            if isinstance(grid, Grid) and POOLED in self._options.outputs:
                 return grid.fill_for_sum(state, "pooling")
         return TOKENS, "attention_mask"
 
     def _write_rows(self) -> None:
         state = self._project(self._embed())
         masking = ["lengths"]
-        if self._form.attention == "ranges":
+        if self._options.attention == "ranges":
             masking = [add_ranges(self._graph, mask="attention_mask", lengths="lengths")]
-        if self._form.packed:
+        if self._options.packed:
             # From here on, states have no padding: `[real tokens, hidden]`.
             masking = ["places", "ends"]
             outputs = ("packed", *masking, "longest")
             state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
         if self._shape.buckets:
             # The input of `Attention` between mask and bias is a decoder's past state: empty here.
-            masking += [""] * (self._form.attention == "fused")
+            masking += [""] * (self._options.attention == "fused")
             masking += [add_relative_bias(self._graph, self._shape, from_values=True)]
-        exact = self._form.precision == "fp32" and not self._form.packed
+        exact = self._options.precision == "fp32" and not self._options.packed
         for layer in range(self._shape.layers):
             last = layer == self._shape.layers - 1
             output = TOKENS if last and exact else f"state.{layer}"
@@ -146,7 +146,8 @@ class _BertWriter:
         """Add the embeddings, and `lengths`, the number of real tokens in each row."""
         prefix, graph = "embeddings", self._graph
         # No kernel computes embeddings in bf16.
-        precision: Precision = "fp32" if self._form.precision == "bf16" else self._form.precision
+        wanted = self._options.precision
+        precision: Precision = "fp32" if wanted == "bf16" else wanted
         tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         inputs = [
             "input_ids",
@@ -164,16 +165,16 @@ class _BertWriter:
             "lengths",
             epsilon=self._shape.layer_norm_epsilon,
         )
-        if precision == self._form.precision:
+        if precision == wanted:
             return state
-        return graph.plain("Cast", [state], f"{prefix}.cast", to=TYPES[self._form.precision])
+        return graph.plain("Cast", [state], f"{prefix}.cast", to=TYPES[wanted])
 
     def _encode(self, layer: int, state: str, masking: list[str], *, output: str) -> str:
         """Add one layer: attention and feed-forward, each with a residual and a normalization."""
         graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = attend_rows(
             graph,
-            self._form.attention,
+            self._options.attention,
             f"{prefix}.attention.self",
             state,
             heads=self._shape.heads,
@@ -198,8 +199,8 @@ class _BertWriter:
     def _finish(self, state: str) -> None:
         """Add `tokens` from the last layer's state: with padding again, and in float32."""
         graph = self._graph
-        exact = self._form.precision == "fp32"
-        if self._form.packed:
+        exact = self._options.precision == "fp32"
+        if self._options.packed:
             restored = TOKENS if exact else "restored"
             state = graph.fused("RestorePadding", [state, "places"], restored)
         if not exact:

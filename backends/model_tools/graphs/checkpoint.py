@@ -10,19 +10,19 @@ from onnx import ModelProto
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.deberta import build_deberta
 from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
-from backends.model_tools.graphs.form import GraphForm, Output
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, StoredWeights
 from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
 from backends.model_tools.graphs.modernbert import build_modernbert
+from backends.model_tools.graphs.options import GraphOptions, Output
 from backends.model_tools.graphs.weights import Weights
 from backends.types import Pooling
 
-_Build = Callable[[Mapping[str, Any], Weights, GraphForm, StoredWeights], ModelProto]
+_Build = Callable[[Mapping[str, Any], Weights, GraphOptions, StoredWeights], ModelProto]
 _OTHERS: Mapping[str, _Build] = MappingProxyType(
     {"deberta-v2": build_deberta, "modernbert": build_modernbert}
 )
 FAMILIES = (*PREFIXES, *_OTHERS)
-_CPU = GraphForm(attention="gathered")
+_CPU = GraphOptions(attention="gathered")
 
 
 def build_checkpoint(
@@ -30,40 +30,41 @@ def build_checkpoint(
     weights: Weights,
     *,
     pooling: Pooling = "mean",
-    form: GraphForm = _CPU,
+    options: GraphOptions = _CPU,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
-    """Return the graph of a checkpoint; the default form suits CPUs.
+    """Return the graph of a checkpoint; the default options suit CPUs.
 
     A checkpoint with a head has the output `logits`. A checkpoint without a head has `pooled`, by
-    `pooling`, and `tokens`. The outputs of `form` are ignored. Weights in `stored` stay in their
+    `pooling`, and `tokens`. `options.outputs` is ignored. Weights in `stored` stay in their
     files.
 
     Raises:
         WeightsError: no graph can be built for the checkpoint's family or head.
     """
-    head, exact = find_head(config), form.attention == "gathered"
+    head, attention = find_head(config), options.attention
     if head is None:
-        encoder = _encoder(config, weights, "tokens", form, stored)
-        return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=exact)
+        encoder = _encoder(config, weights, "tokens", options, stored)
+        return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
     own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
     output: Output = "tokens" if head.reads == "pooled" else head.reads
-    encoder = _encoder(config, weights, output, form, stored)
-    return add_head(encoder, head, own, plain=form.attention == "plain", exact=exact, stored=stored)
+    encoder = _encoder(config, weights, output, options, stored)
+    plain, exact = attention == "plain", attention == "gathered"
+    return add_head(encoder, head, own, plain=plain, exact=exact, stored=stored)
 
 
 def _encoder(
     config: Mapping[str, Any],
     weights: Weights,
     output: Output,
-    form: GraphForm,
+    options: GraphOptions,
     stored: StoredWeights,
 ) -> ModelProto:
-    form = msgspec.structs.replace(form, outputs=(output,))
+    options = msgspec.structs.replace(options, outputs=(output,))
     if (build := _OTHERS.get(str(config.get("model_type")))) is not None:
-        return build(config, weights, form, stored)
+        return build(config, weights, options, stored)
     shape, renamed = as_bert(config, weights)
-    return build_bert(shape, renamed, form, stored)
+    return build_bert(shape, renamed, options, stored)
 
 
 def _hidden(encoder: ModelProto) -> int:

@@ -5,9 +5,9 @@ of contents, of content with relative position, and of relative position with co
 of the positions depend on weights alone, so each layer's projections of them are computed while the
 graph is built.
 
-In the form `gathered`, linear layers compute real tokens only. In `gathered` and `plain`, attention
+With `gathered` attention, linear layers compute real tokens only. `gathered` and `plain` attention
 is written step by step. In `heads`, `ranges` and `packed`, one kernel computes attention and adds
-the products with positions to its scores; these forms are in fp32 or fp16. Inputs and outputs are
+the products with positions to its scores; these kinds are in fp32 or fp16. Inputs and outputs are
 described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only if the
 model has token types.
 """
@@ -23,10 +23,10 @@ from onnx import ModelProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import Attention, GraphForm, Output, check_form
 from backends.model_tools.graphs.fused_rows import FusedRows
 from backends.model_tools.graphs.gathered import open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
+from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
 from backends.model_tools.graphs.padded import add_padding_scores
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
@@ -82,7 +82,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 def build_deberta(
     config: Mapping[str, Any],
     weights: Weights,
-    form: GraphForm,
+    options: GraphOptions,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens` or `first`.
@@ -90,8 +90,8 @@ def build_deberta(
     Raises:
         WeightsError: a weight is missing, or the configuration has an option that is not supported.
     """
-    check_form(form, attention=("gathered", "plain", *_FUSED))
-    (output,) = form.outputs
+    check_options(options, attention=("gathered", "plain", *_FUSED))
+    (output,) = options.outputs
     try:
         shape = msgspec.convert(config, DebertaShape)
     except msgspec.ValidationError as error:
@@ -101,11 +101,11 @@ def build_deberta(
     if shape.embedding_size not in (None, shape.hidden_size):
         raise WeightsError("`embedding_size` must be `hidden_size`")
     weights = strip_prefix(weights, "deberta.")
-    is_plain = form.attention == "plain"
-    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
+    is_plain = options.attention == "plain"
+    graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
     try:
-        if form.attention in _FUSED:
-            _FusedWriter(shape, graph, form).write(output)
+        if options.attention in _FUSED:
+            _FusedWriter(shape, graph, options).write(output)
         else:
             _GridWriter(shape, graph).write(output)
     except KeyError as error:
@@ -125,7 +125,7 @@ def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: in
 
 
 class _DebertaWriter:
-    """Writes the nodes that all forms share."""
+    """Writes the nodes that all kinds of attention share."""
 
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         self._shape = shape
@@ -312,9 +312,9 @@ class _GridWriter(_DebertaWriter):
 class _FusedWriter(_DebertaWriter):
     """Writes a graph for GPUs, with one node for attention."""
 
-    def __init__(self, shape: DebertaShape, graph: GraphBuilder, form: GraphForm) -> None:
+    def __init__(self, shape: DebertaShape, graph: GraphBuilder, options: GraphOptions) -> None:
         super().__init__(shape, graph)
-        self._rows = FusedRows(graph, form)
+        self._rows = FusedRows(graph, options)
 
     def write(self, output: Output) -> None:
         graph, shape = self._graph, self._shape

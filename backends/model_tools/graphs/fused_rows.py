@@ -12,8 +12,8 @@ from onnx import TensorProto
 
 from backends.model_tools.graphs.attention import add_ranges
 from backends.model_tools.graphs.bert import FIRST
-from backends.model_tools.graphs.form import GraphForm, Output
 from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.options import GraphOptions, Output
 
 _MASK = "attention_mask"
 
@@ -24,12 +24,12 @@ class FusedRows:
     States are `[batch, sequence, hidden]`, or `[real tokens, hidden]` if `is_packed`.
     """
 
-    def __init__(self, graph: GraphBuilder, form: GraphForm) -> None:
+    def __init__(self, graph: GraphBuilder, options: GraphOptions) -> None:
         self._graph = graph
-        self.is_packed = form.packed
+        self.is_packed = options.packed
         axis = graph.constant("rows.axis", np.array([1], dtype=np.int64))
         self._lengths = graph.plain("ReduceSum", [_MASK, axis], "rows.lengths", keepdims=0)
-        if form.attention == "ranges":
+        if options.attention == "ranges":
             self._masking = [add_ranges(graph, mask=_MASK, lengths=self._lengths)]
         elif self.is_packed:
             self._masking = ["rows.places", "rows.ends"]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from backends.model_tools.graphs.form import Precision
+from backends.model_tools.graphs.options import Precision
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
 FUSED = "com.microsoft"

@@ -13,7 +13,6 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
-from backends.model_tools.graphs.form import Output
 from backends.model_tools.graphs.gathered import pad_for_sum
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
@@ -21,6 +20,7 @@ from backends.model_tools.graphs.graph_builder import (
     StoredWeights,
     copy_model,
 )
+from backends.model_tools.graphs.options import Output
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
 

@@ -3,8 +3,8 @@
 ModernBERT (Warner et al. 2024, arXiv:2412.13663) rotates queries and keys instead of adding
 position embeddings. It normalizes before each step, has gated feed-forward layers, and most layers
 attend to near tokens only. Inputs and outputs are described in `backends.model_tools.graphs.bert`;
-there is no `token_type_ids`. The forms are `gathered` and `plain`, and for GPUs `heads`, `ranges`
-and `packed` in fp32 or fp16.
+there is no `token_type_ids`. The kinds of attention are `gathered` and `plain`, and for GPUs
+`heads`, `ranges` and `packed` in fp32 or fp16.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import Attention, GraphForm, Output, check_form
 from backends.model_tools.graphs.fused_rows import FusedRows
 from backends.model_tools.graphs.gathered import attend_first, attend_gathered, open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
+from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
@@ -64,7 +64,7 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
 def build_modernbert(
     config: Mapping[str, Any],
     weights: Weights,
-    form: GraphForm,
+    options: GraphOptions,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the encoder of a ModernBERT checkpoint, with the output `tokens` or `first`.
@@ -72,8 +72,8 @@ def build_modernbert(
     Raises:
         WeightsError: a weight is missing, or the configuration has an option that is not supported.
     """
-    check_form(form, attention=("gathered", "plain", *_FUSED))
-    (output,) = form.outputs
+    check_options(options, attention=("gathered", "plain", *_FUSED))
+    (output,) = options.outputs
     try:
         shape = msgspec.convert(config, ModernBertShape)
     except msgspec.ValidationError as error:
@@ -82,11 +82,11 @@ def build_modernbert(
         if found and found.get("rope_type", "default") != "default":
             raise WeightsError(f"`rope_type` must be `default`, not `{found['rope_type']}`")
     weights = strip_prefix(weights, "model.")
-    is_plain = form.attention == "plain"
-    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
+    is_plain = options.attention == "plain"
+    graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
     try:
-        if form.attention in _FUSED:
-            _FusedWriter(shape, graph, form).write(output)
+        if options.attention in _FUSED:
+            _FusedWriter(shape, graph, options).write(output)
         else:
             _GridWriter(shape, graph).write(output)
     except KeyError as error:
@@ -97,7 +97,7 @@ def build_modernbert(
 
 
 class _ModernBertWriter:
-    """Writes the nodes that all forms share."""
+    """Writes the nodes that all kinds of attention share."""
 
     def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
         self._shape = shape
@@ -275,9 +275,9 @@ class _GridWriter(_ModernBertWriter):
 class _FusedWriter(_ModernBertWriter):
     """Writes a graph for GPUs, with one node for attention."""
 
-    def __init__(self, shape: ModernBertShape, graph: GraphBuilder, form: GraphForm) -> None:
+    def __init__(self, shape: ModernBertShape, graph: GraphBuilder, options: GraphOptions) -> None:
         super().__init__(shape, graph)
-        self._rows = FusedRows(graph, form)
+        self._rows = FusedRows(graph, options)
 
     def write(self, output: Output) -> None:
         graph, shape = self._graph, self._shape

@@ -81,7 +81,7 @@ def import_command(
     quiet_libraries()
     with needs_onnx("models import"):
         from backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
-        from backends.model_tools.importing.work import import_model  # noqa: PLC0415
+        from backends.model_tools.importing.import_model import import_model  # noqa: PLC0415
     settings = read_settings(models=models)
     found = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()

@@ -12,10 +12,10 @@ import yaml
 from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.model_tools.importing.device_forms import write_forms
+from backends.model_tools.importing.device_graphs import write_device_graphs
 from backends.model_tools.importing.export import export
 from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
-from backends.model_tools.importing.optimized_forms import write_optimized_forms
+from backends.model_tools.importing.optimized_graphs import write_optimized_graphs
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.graph_file import read_graph_file
@@ -52,15 +52,15 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
         origin += f"; {', '.join(tokenizer.changed)} of the tokenizer as in `{tokenizer.name}`"
     finish_graph(target / _GRAPH, source, fields)
     if weights is not None:
-        write_forms(
+        write_device_graphs(
             target / _GRAPH,
             source.config,
             weights,
             source.pooling(),
-            finish=lambda form: finish_model(form, source, dict(source.fields)),
+            finish=lambda model: finish_model(model, source, dict(source.fields)),
         )
     else:
-        write_optimized_forms(target / _GRAPH, source.config)
+        write_optimized_graphs(target / _GRAPH, source.config)
     fields.pop("graph", None)
     fields.pop("tokenizer", None)
     for name in _KEPT:

@@ -7,7 +7,7 @@ import msgspec
 
 from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
-from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
+from backends.model_tools.tuning.precision import ELSEWHERE, PROVIDERS, Echo, VariantPrecision
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
@@ -73,17 +73,17 @@ def optimize(
     maker = VariantMaker(subject, bounds=limits.bounds, echo=echo)
     graphs: dict[str, bytes | None] = {}
     variants: list[VariantEntry] = []
-    for profile in get_args(Profile):
-        echo(f"{profile}:")
-        if settings.provider not in PROVIDERS[profile]:
-            variants.append(VariantEntry(name=profile, reasons=[ELSEWHERE[profile]]))
+    for precision in get_args(VariantPrecision):
+        echo(f"{precision}:")
+        if settings.provider not in PROVIDERS[precision]:
+            variants.append(VariantEntry(name=precision, reasons=[ELSEWHERE[precision]]))
         else:
             try:
-                graphs[profile], report = maker.make(profile, gate, calibrate=calibrate)
+                graphs[precision], report = maker.make(precision, gate, calibrate=calibrate)
             except (BackendError, StartProblem) as error:
-                variants.append(VariantEntry(name=profile, reasons=[str(error)]))
+                variants.append(VariantEntry(name=precision, reasons=[str(error)]))
             else:
-                variants.append(_judged(report, _memory(settings, subject, graphs[profile])))
+                variants.append(_judged(report, _memory(settings, subject, graphs[precision])))
         _tell(variants[-1], echo)
     best = max((v for v in variants if v.report and not v.reasons), key=_gain, default=None)
     folders: list[Path] = []
@@ -124,7 +124,7 @@ def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None)
 
 def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
     return VariantEntry(
-        name=report.profile,
+        name=report.precision,
         speed=report.after,
         report=report,
         memory_bytes=memory,

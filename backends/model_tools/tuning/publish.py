@@ -11,7 +11,7 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import VariantReport
 from backends.qualification.certificate import FILE
-from backends.qualification.forms import FORM_FILES
+from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
 from backends.repository.model import Model
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
@@ -25,7 +25,7 @@ def publish(
 ) -> list[Path]:
     """Write the model's next revision atomically; return the folders that were written.
 
-    Without a `graph`, the model's files are kept, with their forms, and only the precision changes.
+    Without a `graph`, the model keeps its files and device graphs, and only the precision changes.
 
     The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
     Its name contains the head's name. The variant of an encoder that other models use gets a new
@@ -35,22 +35,22 @@ def publish(
         StartProblem: the repository cannot be written, or another model has the new name.
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    model, graph_model, profile = subject.model, subject.graph_model, report.profile
+    model, graph_model, precision = subject.model, subject.graph_model, report.precision
     files = {FILE: certificate}
     if graph is not None:
         files[subject.manifest.graph] = graph
     try:
         if graph_model is model and not (subject.measure == "vectors" and subject.dependents):
-            return [_write(models, model, {"profile": profile}, files)]
+            return [_write(models, model, {"profile": precision}, files)]
         if graph_model is model:
-            name = f"{model.name}-{profile}"[:_LONGEST_NAME]
-            described = {"description": f"`{model.name}` in {profile}.", "profile": profile}
+            name = f"{model.name}-{precision}"[:_LONGEST_NAME]
+            described = {"description": f"`{model.name}` in {precision}.", "profile": precision}
             _check_name(models / name, described["description"])
             return [_write(models, model, described, files, name=name)]
-        name = f"{graph_model.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        name = f"{graph_model.name}-{precision}-{model.name}"[:_LONGEST_NAME]
         encoder = {
-            "description": f"`{graph_model.name}` in {profile}, judged for `{model.name}`.",
-            "profile": profile,
+            "description": f"`{graph_model.name}` in {precision}, judged for `{model.name}`.",
+            "profile": precision,
             "tasks": [],
         }
         _check_name(models / name, str(encoder["description"]))
@@ -77,9 +77,9 @@ def _write(
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        # Forms share the weights of the old graph, so a new graph cannot keep them.
-        forms = () if set(files) <= {FILE} else (FORM_FILES,)
-        ignored = shutil.ignore_patterns(".*", *forms, *files)
+        # Device graphs share the weights of the old graph, so a new graph cannot keep them.
+        stale = () if set(files) <= {FILE} else (DEVICE_GRAPH_FILES,)
+        ignored = shutil.ignore_patterns(".*", *stale, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():
             (draft / file).write_bytes(content)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.device_defaults import batch_tokens
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
@@ -27,8 +27,8 @@ from backends.model_tools.tuning.sweep import (
 )
 from backends.model_tools.tuning.tuned_model import find_graph_model, open_tokenizer
 from backends.pipelines.ask import Pipeline
-from backends.qualification.form_trials import form_trials
 from backends.qualification.golden_texts import GoldenSet, default_texts
+from backends.qualification.graph_trials import graph_trials
 from backends.qualification.measures import kind_of
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.records import MachineInfo, describe_machine
@@ -102,7 +102,7 @@ class _TuningSession:
             tokenizer_pool=self._pool,
             open_executor=self.open,
             qualify=self._qualify,
-            form_trials=form_trials(settings),
+            graph_trials=graph_trials(settings),
         )
         catalogue = Catalogue(models={self._model.name: self._model}, problems={})
         model_set = load_models(catalogue, tools, make_shared(tools))
@@ -114,8 +114,8 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open a form of the graph, or return it if it is open; the last one opened is served."""
-        key = (source.path, source.profile)
+        """Open a device graph, or return it if it is open; the last one opened is served."""
+        key = (source.path, source.precision)
         if key not in self._executors:
             self._executors[key] = executor_opener(self._settings)(source)
         self._executor = self._executors[key]

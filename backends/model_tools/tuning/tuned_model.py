@@ -12,9 +12,9 @@ from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
 from backends.gpus import GPU_PROVIDERS
-from backends.model_tools.tuning.profile import ROUNDING
+from backends.model_tools.tuning.precision import ROUNDING
 from backends.pipelines.head import read_head_weights
-from backends.qualification.forms import find_quickest
+from backends.qualification.device_graphs import find_quickest
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.measures import kind_of, rank_scores
@@ -40,7 +40,7 @@ _ROWS_CPU, _ROWS_GPU = 8, 64
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a `model`, and the model that has its graph: itself, or the encoder of a head.
 
-    `graph` is the fp32 file that a backend opens here, the quickest form. `apply` turns the graph's
+    `graph` is the quickest fp32 graph, which a backend opens here. `apply` turns the graph's
     outputs into the values to compare, by `measure`. With `multi_label`, each logit is a decision.
     `dependents` names the other models that build on the graph. `rows` is the batch size.
     """
@@ -66,25 +66,25 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The output of the graph that results are computed from."""
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
-    def open(self, graph: Path, profile: str = "fp32") -> ModelExecutor:
-        """Open another graph instead of the fp32 one, and run it in `profile`."""
+    def open(self, graph: Path, precision: str = "fp32") -> ModelExecutor:
+        """Open another graph instead of the fp32 one, and run it in `precision`."""
         source = graph_source(self.graph_model, self.manifest)
         # Without a digest, nothing is recorded beside the temporary file.
-        source = msgspec.structs.replace(source, path=graph, digest="", profile=profile)
+        source = msgspec.structs.replace(source, path=graph, digest="", precision=precision)
         executor = self.open_executor(source)
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor
 
-    def find_form(self, profile: str) -> Path | None:
-        """Return the file that runs in `profile` here; `None` if there is none.
+    def find_graph(self, precision: str) -> Path | None:
+        """Return the file that runs in `precision` here; `None` if there is none.
 
-        On CUDA it is the quickest form in that precision. Other runtimes round the fp32 graph.
+        On CUDA it is the quickest graph in that precision. Other runtimes round the fp32 graph.
         """
         source = msgspec.structs.replace(
-            graph_source(self.graph_model, self.manifest), profile=profile
+            graph_source(self.graph_model, self.manifest), precision=precision
         )
-        rounds = profile in ROUNDING.get(self.provider, ())
+        rounds = precision in ROUNDING.get(self.provider, ())
         if not rounds and self.provider != "cuda":
             return None
         found = find_quickest(

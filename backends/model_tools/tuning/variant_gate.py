@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.profile import Profile
+from backends.model_tools.tuning.precision import VariantPrecision
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import certified_outputs
 from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
@@ -32,7 +32,7 @@ class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
     that serves it.
     """
 
-    profile: Profile = "int8"
+    precision: VariantPrecision = msgspec.field(default="int8", name="profile")
     products: int = 0
     float_products: list[str] = []
     verdict: Verdict
@@ -68,10 +68,10 @@ class VariantGate:
         """The fp32 graph, and the batches for measuring speed."""
         return self._fp32, _few(self._batches)
 
-    def judge(self, graph: Path, *, profile: Profile) -> VariantReport:
+    def judge(self, graph: Path, *, precision: VariantPrecision) -> VariantReport:
         """Compare a graph with the fp32 graph."""
         subject = self._subject
-        candidate = subject.open(graph, profile)
+        candidate = subject.open(graph, precision)
         found, _ = subject.outputs(candidate, self._batches)
         verdict = judge_outputs(
             subject,
@@ -89,7 +89,7 @@ class VariantGate:
         )
         speedup = compare_speed(self._fp32, candidate, _few(self._batches))
         return VariantReport(
-            profile=profile,
+            precision=precision,
             verdict=verdict,
             invariance=invariance,
             before=speedup.before,
@@ -155,7 +155,7 @@ def temporary_graph(graph: bytes) -> Iterator[Path]:
 
 def describe_report(report: VariantReport) -> list[str]:
     """Return the lines of a report."""
-    verdict, invariance, name = report.verdict, report.invariance, report.profile
+    verdict, invariance, name = report.verdict, report.invariance, report.precision
     moved = f"{verdict.logit_mean:.3g}, p99 {verdict.logit_p99:.3g}, most {verdict.logit_worst:.3g}"
     gain = f"{report.speedup:.2f} x (at least {report.least_speedup:.2f})"
     before, after = report.before, report.after

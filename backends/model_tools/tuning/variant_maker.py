@@ -1,4 +1,4 @@
-"""Makes variants of a model in other precisions, by converting its graph or using its forms."""
+"""Makes variants of a model in other precisions, by converting its graph or using another."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ from backends.model_tools.graphs.half import halve
 from backends.model_tools.graphs.quantize import find_products, quantize
 from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
-from backends.model_tools.tuning.profile import Echo, Profile
+from backends.model_tools.tuning.precision import Echo, VariantPrecision
 from backends.model_tools.tuning.sensitivity import find_sensitive
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import (
@@ -45,33 +45,33 @@ class VariantMaker:
         self._model = onnx.load(subject.graph)
 
     def make(
-        self, profile: Profile, gate: VariantGate, *, calibrate: GoldenSet | None
+        self, precision: VariantPrecision, gate: VariantGate, *, calibrate: GoldenSet | None
     ) -> tuple[bytes | None, VariantReport]:
-        """Return a graph in `profile` and its report; int8 needs texts in `calibrate`.
+        """Return a graph in `precision` and its report; int8 needs texts in `calibrate`.
 
         The graph is `None` if the model's own files can run in that precision.
 
         Raises:
             StartProblem: no product can be computed in int8, there is no text to calibrate with, or
-                the graph has no form in bf16.
+                there is no graph in bf16.
         """
-        if profile != "int8" and (form := self._subject.find_form(profile)) is not None:
-            return None, gate.judge(form, profile=profile)
-        if profile == "bf16":
+        if precision != "int8" and (found := self._subject.find_graph(precision)) is not None:
+            return None, gate.judge(found, precision=precision)
+        if precision == "bf16":
             raise StartProblem(
-                f"`{self._subject.graph_model.folder}` has no form in bf16 that runs here; "
+                f"`{self._subject.graph_model.folder}` has no graph in bf16 that runs here; "
                 "import the model again"
             )
-        if profile == "fp16" or calibrate is None:
+        if precision == "fp16" or calibrate is None:
             graph: bytes = halve(self._model).SerializeToString()
             return graph, self._judge(gate, graph, "fp16")
         graph, products, floats = self._quantize(calibrate, judging=gate.texts)
         report = self._judge(gate, graph, "int8")
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
 
-    def _judge(self, gate: VariantGate, graph: bytes, profile: Profile) -> VariantReport:
+    def _judge(self, gate: VariantGate, graph: bytes, precision: VariantPrecision) -> VariantReport:
         with temporary_graph(graph) as path:
-            return gate.judge(path, profile=profile)
+            return gate.judge(path, precision=precision)
 
     def _quantize(
         self, calibrate: GoldenSet, *, judging: Sequence[Text]

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
+from backends.model_tools.tuning.precision import ELSEWHERE, PROVIDERS, Echo, VariantPrecision
 from backends.qualification.gate import Bounds
 from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
@@ -18,7 +18,9 @@ from backends.settings import BackendSettings, quiet_libraries
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
-    click.option("--precision", type=click.Choice(get_args(Profile)), help="Make this variant."),
+    click.option(
+        "--precision", type=click.Choice(get_args(VariantPrecision)), help="Make this variant."
+    ),
     click.option("--calibrate", type=_FILE, help="Texts to calibrate int8 with."),
     click.option("--judge", type=_FILE, help="Other texts, with labels, to judge the variant by."),
 )
@@ -48,7 +50,7 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
 class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the options of a variant: its precision, its texts and its bounds."""
 
-    precision: Profile
+    precision: VariantPrecision
     calibrate: Path | None
     judge: Path | None
     """`None` is allowed only for a graph that is in the precision already."""
@@ -84,7 +86,7 @@ def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_wanted(
         *,
-        precision: Profile | None,
+        precision: VariantPrecision | None,
         calibrate: Path | None,
         judge: Path | None,
         gate: GateOptions,

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.events.block import pack
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from tests.support.admin import refused
 from tests.support.events import make_event
 from tests.support.ledgers import sums
@@ -19,7 +19,7 @@ async def test_dead_letters_are_shown_replayed_and_discarded(
     admin: httpx.AsyncClient, ledger: Ledger
 ) -> None:
     records = [_encode(make_event(1)), b"\xc1 no msgpack"]
-    ledger.recorder.record([Batch(log_id="log-1", first=1, last=2, wrong=records)])
+    ledger.recorder.record([EventBlock(log_id="log-1", first=1, last=2, wrong=records)])
 
     page = (await admin.get("/admin/dead-letters")).json()
     unreadable, readable = page["entries"]

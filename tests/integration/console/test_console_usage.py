@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from gateway.runtime.control import Control
 from gateway.settings import Settings
 from tests.support.events import make_event, make_usage
@@ -110,7 +110,7 @@ async def test_dead_letters_are_shown_replayed_and_discarded(
     operator: httpx.AsyncClient, ledger: Ledger
 ) -> None:
     wrong = [msgspec.msgpack.encode(make_event(1)), b"\xc1"]
-    ledger.recorder.record([Batch(log_id="log-1", first=1, last=2, wrong=wrong)])
+    ledger.recorder.record([EventBlock(log_id="log-1", first=1, last=2, wrong=wrong)])
     page = "/console/dead-letters"
 
     listed = (await operator.get(page)).text

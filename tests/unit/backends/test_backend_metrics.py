@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from backends.metric_declaration import MetricKind
 from backends.otlp_statistics import TracingStatistics
-from backends.plans import ArmStatistics
+from backends.plans import RevisionStatistics
 from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.metrics import BackendMetrics
 from backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
@@ -40,8 +40,8 @@ _SNAPSHOT = Snapshot(
     shadows=ShadowStatistics(
         outcomes={("sentiment", "1", "next", "same"): 1}, largest={("sentiment", "1", "next"): 0.1}
     ),
-    arms=[
-        ArmStatistics(
+    revisions=[
+        RevisionStatistics(
             model="sentiment",
             arm="1",
             outcomes={"done": 1},

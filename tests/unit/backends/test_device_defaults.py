@@ -98,12 +98,12 @@ def test_memory_that_is_set_or_that_is_no_gpus_stays(given: BackendSettings) -> 
         ("tensorrt", "model.any-plain.onnx", 0),
     ],
 )
-def test_graphs_are_captured_of_forms_that_can_be(provider: Provider, name: str, rows: int) -> None:
-    """Padding is left out of a packed form by its values, which no captured graph reads anew."""
+def test_graphs_that_can_be_captured_are_captured(provider: Provider, name: str, rows: int) -> None:
+    """Padding is left out of a packed graph by its values, which no captured graph reads anew."""
     assert graph_rows(settings(provider), Path(name)) == rows
 
 
 @pytest.mark.parametrize("given", [0, 16])
-def test_captured_rows_that_are_set_are_those_of_every_form(given: int) -> None:
+def test_captured_rows_that_are_set_are_those_of_every_graph(given: int) -> None:
     for name in ("model.cuda-heads.onnx", "model.cuda-packed.onnx"):
         assert graph_rows(settings(gpu_graph_rows=given), Path(name)) == given

@@ -21,9 +21,9 @@ from backends.bulk.runner import BulkRunner
 from backends.executors.dummy import SimulatedExecutor
 from backends.settings import process_environment
 from bulk.cli import main
+from bulk.files import OutputFolder, find_inputs
 from bulk.options import Manifest
 from bulk.output import ERRORS, JOB, MANIFEST, WORK
-from bulk.places import OutputFolder, find_inputs
 from bulk.reading import count_rows
 from loadtests.faults.bulk_jobs import digest
 from testing.waiting import wait_until

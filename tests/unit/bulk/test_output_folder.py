@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bulk.errors import BulkStopped
+from bulk.files import OutputFolder
 from bulk.output import WorkFolder
-from bulk.places import OutputFolder
 
 
 @pytest.mark.parametrize("kind", ["s3", "local", "abfs"])

@@ -7,7 +7,7 @@ import pytest
 
 from backends.protocol import Task
 from bulk.errors import BulkStopped
-from bulk.places import find_inputs
+from bulk.files import find_inputs
 from bulk.reading import parquet_types
 from bulk.writing import ParquetWriter
 

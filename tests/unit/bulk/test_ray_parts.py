@@ -13,9 +13,9 @@ import pytest
 from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
 from bulk.errors import BulkStopped
+from bulk.files import OutputFolder, find_inputs
 from bulk.options import BulkOptions, Manifest, make_manifest
 from bulk.output import ERRORS, MANIFEST, WORK, OutputParts
-from bulk.places import OutputFolder, find_inputs
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, actors_with_room, connect
 from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
@@ -43,7 +43,7 @@ def manifest(light_models: Path, tmp_path: Path) -> Iterator[Manifest]:
     )
     with BulkRunner(light_models, model="minilm", task="embed", **_SETTINGS) as runner:
         yield make_manifest(
-            options, find_inputs([str(source)]), runner.info, by_parts(runner.profile)
+            options, find_inputs([str(source)]), runner.info, by_parts(runner.execution)
         )
 
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from backends.protocol import Task
 from bulk.errors import BulkStopped
+from bulk.files import OutputFolder
 from bulk.options import BulkOptions, Manifest
 from bulk.output import JOB
-from bulk.places import OutputFolder
 from bulk.settings import read_operator_key
 from bulk.usage import BulkUsage
 from bulk.usage_report import UsageReporter, usage_reporter

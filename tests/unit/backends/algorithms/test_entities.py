@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from backends.algorithms.entities import Entities, TextEntity, find_entities, without_overlaps
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.protocol import Aggregation, EntitiesParameters
 from backends.types import FloatArray, TokenOffsets
 from tests.support.fake_models import FakeModel, asking

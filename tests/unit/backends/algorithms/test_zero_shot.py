@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backends.algorithms.zero_shot import Choose, ZeroShot
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from tests.support.fake_models import FakeModel, asking

@@ -10,8 +10,8 @@ import pytest
 from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
@@ -56,7 +56,7 @@ def caller(scope: str = "tenant") -> RowCaller:
 @asynccontextmanager
 async def running(
     executor: ModelExecutor, queue: QueueLimits | None = None
-) -> AsyncIterator[tuple[SharedRows, Batcher]]:
+) -> AsyncIterator[tuple[RowCoalescer, Batcher]]:
     batcher = Batcher(
         name="tiny",
         executor=executor,
@@ -65,10 +65,10 @@ async def running(
         tracing=NO_TRACING,
     )
     async with batcher:
-        yield SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher), batcher
+        yield RowCoalescer(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher), batcher
 
 
-async def ask(rows: SharedRows, *encodings: Encoding) -> list[FloatArray]:
+async def ask(rows: RowCoalescer, *encodings: Encoding) -> list[FloatArray]:
     return await rows.ask(encodings, kind=OutputKind.POOLED, caller=caller())
 
 

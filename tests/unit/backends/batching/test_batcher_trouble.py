@@ -8,9 +8,9 @@ import pytest
 from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
@@ -53,7 +53,7 @@ class Bench:
             tracing=NO_TRACING,
             device=device,
         )
-        self.rows = SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)
+        self.rows = RowCoalescer(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)
 
     def ask(
         self,

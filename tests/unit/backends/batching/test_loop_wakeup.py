@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.loop_wakeup import LoopWakeup, system_affinity
-from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, OutputKind
@@ -204,7 +204,7 @@ async def test_batches_leave_the_loop_all_its_cores() -> None:
         return (await rows.ask([encoding], kind=OutputKind.POOLED, caller=who))[0]
 
     async with batcher:
-        rows = SharedRows(digest="d", cache=RowCache(max_bytes=0), batcher=batcher)
+        rows = RowCoalescer(digest="d", cache=RowCache(max_bytes=0), batcher=batcher)
         for first in range(0, 400, 8):
             await asyncio.gather(*[ask(first + place) for place in range(8)])
 

@@ -31,7 +31,7 @@ SOURCE = GraphSource(
     outputs={OutputKind.POOLED: "pooled"},
     dimensions=8,
     digest="0123456789abcdef",
-    profile="fp16",
+    precision="fp16",
 )
 H100 = DeviceInfo(name="NVIDIA H100 80GB HBM3", memory_bytes=2**36, compute_capability="9.0")
 
@@ -96,7 +96,7 @@ def test_an_engine_lies_by_all_that_it_depends_on() -> None:
     digest = msgspec.structs.replace(SOURCE, digest="fedcba9876543210")
     other = [
         folder(digest),
-        folder(msgspec.structs.replace(SOURCE, profile="tf32")),
+        folder(msgspec.structs.replace(SOURCE, precision="tf32")),
         folder(msgspec.structs.replace(SOURCE, path=Path("model.onnx"))),
         folder(profile=msgspec.structs.replace(PROFILE, rows=128)),
         folder(profile=msgspec.structs.replace(PROFILE, usual=128)),

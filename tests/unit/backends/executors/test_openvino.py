@@ -17,7 +17,7 @@ from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.openvino_graph import check_precision, compile_graph
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import Attention, GraphForm
+from backends.model_tools.graphs.options import Attention, GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.invariance import measure_invariance
@@ -28,12 +28,12 @@ from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
-FORMS: tuple[Attention, ...] = ("fused", "heads", "ranges", "gathered")
+ATTENTION: tuple[Attention, ...] = ("fused", "heads", "ranges", "gathered")
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ATTENTION)
 def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphSource:
-    """A small encoder in each form that a CPU runs."""
+    """A small encoder with each kind of attention that a CPU runs."""
     return write(tmp_path_factory.mktemp("graph") / "model.onnx", request.param)
 
 
@@ -48,11 +48,11 @@ def exact(graph: GraphSource) -> OpenVinoExecutor:
 def rounded(graph: GraphSource) -> OpenVinoExecutor:
     """It compiled in bf16."""
     need_bf16_of_the_cpu()
-    return OpenVinoExecutor(msgspec.structs.replace(graph, profile="bf16"), worker_threads=1)
+    return OpenVinoExecutor(msgspec.structs.replace(graph, precision="bf16"), worker_threads=1)
 
 
 def write(path: Path, attention: Attention = "gathered") -> GraphSource:
-    model = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphForm(attention=attention))
+    model = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention=attention))
     path.write_bytes(model.SerializeToString())
     return GraphSource(path=path, outputs=OUTPUTS, dimensions=SHAPE.hidden, max_tokens=24)
 
@@ -92,11 +92,11 @@ def test_bf16_is_near_and_is_not_fp32(exact: OpenVinoExecutor, rounded: OpenVino
     assert not np.array_equal(expected, found)
 
 
-@pytest.mark.parametrize("profile", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_other_rows_change_no_bit(
-    exact: OpenVinoExecutor, rounded: OpenVinoExecutor, profile: str
+    exact: OpenVinoExecutor, rounded: OpenVinoExecutor, precision: str
 ) -> None:
-    executor = exact if profile == "fp32" else rounded
+    executor = exact if precision == "fp32" else rounded
 
     def encode(texts: Sequence[str]) -> list[IntArray]:
         return [np.array([2, *(ord(c) % 50 for c in text[:20]), 3], np.int32) for text in texts]
@@ -104,7 +104,7 @@ def test_other_rows_change_no_bit(
     measured = measure_invariance(executor, outputs=OUTPUTS, encode=encode, max_tokens=24)
 
     assert measured.shares_batches
-    assert measured.shapes <= TOLERANCES[profile]
+    assert measured.shapes <= TOLERANCES[precision]
 
 
 def test_runs_have_a_stream_of_one_thread_each(tmp_path: Path) -> None:
@@ -134,19 +134,19 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
 
 
 def test_bf16_is_refused_on_a_cpu_without_it(tmp_path: Path) -> None:
-    source = GraphSource(path=Path("model.onnx"), outputs=OUTPUTS, dimensions=8, profile="bf16")
+    source = GraphSource(path=Path("model.onnx"), outputs=OUTPUTS, dimensions=8, precision="bf16")
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_vnni\n")
 
     with pytest.raises(ModelProblem, match="`profile: bf16` needs a CPU with `avx512_bf16`"):
         check_precision(source, cpu_info)
-    check_precision(msgspec.structs.replace(source, profile="fp32"), cpu_info)
+    check_precision(msgspec.structs.replace(source, precision="fp32"), cpu_info)
     cpu_info.write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16\n")
     check_precision(source, cpu_info)
 
 
 def test_bf16_is_refused_where_onnx_runtime_would_run_it_in_fp32(tmp_path: Path) -> None:
-    source = msgspec.structs.replace(write(tmp_path / "model.onnx"), profile="bf16")
+    source = msgspec.structs.replace(write(tmp_path / "model.onnx"), precision="bf16")
 
     with pytest.raises(ModelProblem, match="`SLUICEGATE_BACKEND_PROVIDER` to `openvino`"):
         executor_opener(BackendSettings(provider="cpu"))(source)

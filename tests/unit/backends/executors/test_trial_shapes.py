@@ -49,7 +49,7 @@ def test_a_gpu_is_tried_with_batches_that_fill_it() -> None:
     assert any(len(set(trial)) > 20 for trial in trials)
 
 
-def test_forms_are_compared_by_batches_that_fill_a_gpu() -> None:
+def test_graphs_are_compared_by_batches_that_fill_a_gpu() -> None:
     short, usual, longest = full_batches(GPU, 512)
 
     assert (len(short), max(short)) == (256, 32)

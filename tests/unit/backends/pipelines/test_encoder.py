@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import RowCache, RowCaller, SharedRows
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.encoder import Encoder
@@ -58,7 +58,7 @@ async def truncating(folder: Path, *, prompt: str = "") -> AsyncIterator[tuple[E
                 Encoder(
                     name="tiny",
                     tokenizer=WatchedTokenizer(path, pool, tokenized),
-                    rows=SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
+                    rows=RowCoalescer(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
                     max_tokens=MAX_TOKENS,
                     truncate=True,
                     prompt=prompt,

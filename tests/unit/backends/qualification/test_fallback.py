@@ -1,4 +1,4 @@
-"""A graph without a form for GPUs runs on one only after trial batches answered as on a CPU."""
+"""A graph for CPUs runs on a GPU only after trial batches answered as on a CPU."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.fallback import RECORD, check_fallback, trial_batches
-from backends.qualification.form_trials import FormTrial, local_trials
+from backends.qualification.graph_trials import GraphTrial, local_trials
 from backends.types import FloatArray, OutputKind
 from tests.support.expanded_graphs import expand
 
@@ -30,8 +30,8 @@ SHAPE = BertShape(layers=1, hidden=32, heads=4, intermediate=64, vocab=50, posit
 
 @pytest.fixture
 def source(tmp_path: Path) -> GraphSource:
-    """The form for CPUs, alone in its folder."""
-    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphForm(attention="gathered"))
+    """The graph for CPUs, alone in its folder."""
+    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="gathered"))
     path = tmp_path / "model.onnx"
     path.write_bytes(graph.SerializeToString())
     return GraphSource(
@@ -76,7 +76,7 @@ class Opening:
 
 
 def check(source: GraphSource, opening: Opening, provider: str = "cuda") -> None:
-    check_fallback(source, provider=provider, try_form=local_trials(opening))
+    check_fallback(source, provider=provider, try_graph=local_trials(opening))
 
 
 def fail(_: FloatArray) -> FloatArray:
@@ -101,7 +101,7 @@ def test_trial_batches_leave_each_class_of_lengths_empty(source: GraphSource) ->
 
 
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
-def test_a_graph_without_a_form_is_logged_at_every_start_and_tried_once(
+def test_a_graph_for_cpus_alone_is_logged_at_every_start_and_tried_once(
     source: GraphSource, provider: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening = Opening()
@@ -131,17 +131,17 @@ def test_a_graph_that_only_the_device_can_run_has_to_answer_numbers(
     source: GraphSource, *, fails: bool
 ) -> None:
     """As a packed one, which somebody serves as `model.onnx`."""
-    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphForm(attention="packed"))
+    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="packed"))
     source.path.write_bytes(graph.SerializeToString())
     expanded = source.path.with_name("expanded.onnx")
     expanded.write_bytes(expand(graph).SerializeToString())
     opening = Opening(no_number if fails else None)
 
-    def try_form(given: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
+    def try_graph(given: GraphSource, batches: Sequence[PaddedBatch]) -> GraphTrial:
         return local_trials(opening)(msgspec.structs.replace(given, path=expanded), batches)
 
     with pytest.raises(ModelProblem, match="by inf") if fails else nullcontext():
-        check_fallback(source, provider="cuda", try_form=try_form)
+        check_fallback(source, provider="cuda", try_graph=try_graph)
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])

@@ -37,7 +37,7 @@ def candidate(folder: Path, executor: ModelExecutor, **changes: object) -> Candi
         name="tiny",
         folder=folder,
         digest="d1",
-        profile="fp32",
+        precision="fp32",
         max_tokens=32,
         outputs=tuple(OUTPUTS),
         executor=executor,
@@ -74,7 +74,7 @@ def test_rows_of_a_dynamic_int8_graph_run_alone(
     graph = make_dynamic(toy_graph())
 
     with caplog.at_level(logging.WARNING):
-        shares = qualify(candidate(tmp_path, load(tmp_path, graph), profile="int8"))
+        shares = qualify(candidate(tmp_path, load(tmp_path, graph), precision="int8"))
 
     assert not shares
     assert "run alone" in caplog.text

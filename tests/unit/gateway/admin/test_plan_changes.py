@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from backends.plans import ArmStatistics, Serving, duration_bucket
+from backends.plans import RevisionStatistics, Serving, duration_bucket
 from backends.protocol import ModelInfo
-from gateway.admin.arms import percentile, views
 from gateway.admin.plan_changes import check_equal
+from gateway.admin.revisions import percentile, views
 from gateway.errors import PlanRefused
-from gateway.ledger.types import ArmCost
+from gateway.ledger.types import RevisionCost
 from testing.stub_backend import stub_model
 
 SHARED = Serving(revisions={"1": 90, "2": 10})
@@ -48,7 +48,7 @@ def test_backends_with_other_files_are_refused_by_name() -> None:
 
 
 def test_the_readout_adds_up_the_counts_of_all_backends() -> None:
-    cost = ArmCost(
+    cost = RevisionCost(
         arm="1",
         hit=5,
         collapsed=1,
@@ -60,7 +60,7 @@ def test_the_readout_adds_up_the_counts_of_all_backends() -> None:
         currency="EUR",
     )
     costs = [cost, msgspec.structs.replace(cost, arm="2", hit=0, computed=9, cost="0.1")]
-    counted = ArmStatistics(
+    counted = RevisionStatistics(
         model="mood",
         arm="1",
         outcomes={"done": 2},

@@ -10,7 +10,7 @@ from backends.protocol import Report, ServingState
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.endpoint_counts import OTHERS, EndpointCounts
-from gateway.routing.member import Health, Member, ProbeFailure
+from gateway.routing.endpoint_state import EndpointState, Health, ProbeFailure
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.telemetry.instruments import Instruments
 from gateway.types import BackendId, Endpoint, RegionName
@@ -34,7 +34,9 @@ def endpoint(number: int, region: str = "eu") -> Endpoint:
 
 
 def statistics(count: int) -> list[EndpointStatistics]:
-    return [endpoint_statistics(Member(endpoint(number)), 1.0, 30.0) for number in range(count)]
+    return [
+        endpoint_statistics(EndpointState(endpoint(number)), 1.0, 30.0) for number in range(count)
+    ]
 
 
 class Scene:
@@ -52,7 +54,7 @@ class Scene:
 
 
 def test_an_ejected_and_a_lost_endpoint_show() -> None:
-    lost, ejected = Member(endpoint(0)), Member(endpoint(1))
+    lost, ejected = EndpointState(endpoint(0)), EndpointState(endpoint(1))
     lost.observe(ProbeFailure(detail="refused"), 1.0, 0.0)
     ejected.observe(_READY, 1.0, 0.01)
     routing = RoutingConfig(eject_after=1)

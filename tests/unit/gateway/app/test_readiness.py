@@ -15,8 +15,8 @@ from gateway.config.document import RoutingConfig
 from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.principals import AccountsVersion, PrincipalChanges
+from gateway.routing.endpoint_state import CallVerdict, ProbeFailure
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import CallVerdict, ProbeFailure
 from gateway.types import KeyId, Principal, TenantId
 from testing.waiting import until
 from tests.support.clock import Clock

@@ -97,7 +97,7 @@ def test_origins_and_bounds_are_those_of_the_keys_that_are_valid() -> None:
     replaced = sorted(ring.origins)
     ring.replace_keys({KeyId("k1"): [], KeyId("k3"): [(digests[2], page("k3", b, expires=200))]})
     added = sorted(ring.origins)
-    # The text of a key that expires becomes that of another, which is for all pages.
+    # The secret of a key that expires becomes the secret of another, which is for all pages.
     other = msgspec.structs.replace(GLOBEX, key=KeyId("k4"))
     ring.replace_keys({other.key: [(digests[2], other)]})
     taken = sorted(ring.origins)

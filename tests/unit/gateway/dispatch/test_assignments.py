@@ -12,8 +12,8 @@ from backends.plans import Assignment
 from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.assignments import SETTLING, ModelAssigner
+from gateway.routing.endpoint_state import EndpointState, ProbeFailure
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Member, ProbeFailure
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import stub_model
@@ -56,10 +56,10 @@ class CountingFleet(Fleet):
     looks = 0
 
     @override
-    def member(self, backend: BackendId) -> Member | None:
-        """See `Fleet.member`."""
+    def state(self, backend: BackendId) -> EndpointState | None:
+        """See `Fleet.state`."""
         self.looks += 1
-        return super().member(backend)
+        return super().state(backend)
 
 
 class Scene:

@@ -9,7 +9,7 @@ import pytest
 
 from backends.protocol import Call, Report, Task
 from gateway.config.document import RoutingConfig
-from gateway.routing.member import ProbeFailure
+from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import echo
@@ -168,5 +168,5 @@ async def test_what_runs_no_model_does_not_tell_how_busy_a_backend_is(
             settle=scene.outcomes.settle,
         )
 
-    members = scene.fleet._members.values()
-    assert any(member.limit.usual for member in members) == is_measured
+    states = scene.fleet._states.values()
+    assert any(state.limit.usual for state in states) == is_measured

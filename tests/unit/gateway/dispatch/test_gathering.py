@@ -11,7 +11,7 @@ from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch import failures
 from gateway.dispatch.work import StartedWork, Work
-from gateway.routing.member import ProbeFailure
+from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Criticality, Endpoint, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.simulate.virtual_time import run_virtual

@@ -9,7 +9,7 @@ import pytest
 from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.hedging import Hedging, Latencies
-from gateway.routing.member import ProbeFailure
+from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Endpoint, RegionName, ServedModel
 from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import stub_model

@@ -12,8 +12,8 @@ from gateway.config.document import RoutingConfig
 from gateway.dispatch.plans import PlanFollower
 from gateway.dispatch.prober import Prober
 from gateway.errors import DependencyUnavailable
+from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Health
 from gateway.types import Endpoint
 from testing.stub_backend import stub_model
 from testing.waiting import until

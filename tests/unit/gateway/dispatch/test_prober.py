@@ -9,8 +9,8 @@ from typing_extensions import override
 from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import JITTER, MOST_PROBES, Prober, effective_interval
+from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import Health
 from gateway.types import Endpoint
 from gateway.upstream.transport import KEEPALIVE_EXPIRY
 from tests.support.dispatching import endpoint, state

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backends.protocol import Call
-from gateway.routing.member import ProbeFailure
+from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import Cause
 from testing.waiting import until

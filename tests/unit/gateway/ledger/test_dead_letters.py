@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from gateway.types import RequestEvent
 from tests.support.events import make_event
 from tests.support.ledgers import Clock, sums
@@ -22,7 +22,7 @@ def ledger(database: str) -> Iterator[Ledger]:
 def refused(ledger: Ledger, wrong: RequestEvent) -> None:
     """Record a block whose only record is not an event."""
     payload = msgspec.msgpack.encode(wrong)
-    ledger.recorder.record([Batch(log_id="log-1", first=1, last=1, wrong=[payload])])
+    ledger.recorder.record([EventBlock(log_id="log-1", first=1, last=1, wrong=[payload])])
 
 
 def test_dead_letters_are_listed_with_their_reason_and_size(ledger: Ledger) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.ledger.event_rows import rows_of_runs
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from gateway.types import RequestEvent, RequestId
 from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import open_ledger, record, sums
@@ -59,7 +59,7 @@ def test_requests_of_a_row_that_come_again_are_not_counted(tmp_path: Path) -> No
         record(ledger, "w0-1", 5, events)
 
         recorded = ledger.recorder.record(
-            [Batch(log_id="w0-1", first=3, last=6, events=[*events[2:], request(6)])]
+            [EventBlock(log_id="w0-1", first=3, last=6, events=[*events[2:], request(6)])]
         )
 
         assert (recorded.counted, recorded.duplicates) == (1, 3)

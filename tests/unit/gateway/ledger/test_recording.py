@@ -12,7 +12,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from gateway.types import RequestId
 from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
@@ -24,14 +24,14 @@ def ledger(database: str) -> Iterator[Ledger]:
         yield opened
 
 
-def batch(first: int, last: int, log_id: str = "w0-1") -> Batch:
+def block(first: int, last: int, log_id: str = "w0-1") -> EventBlock:
     events = [make_event(number) for number in range(first, last + 1)]
-    return Batch(log_id=log_id, first=first, last=last, events=events)
+    return EventBlock(log_id=log_id, first=first, last=last, events=events)
 
 
 def test_a_block_that_comes_twice_is_counted_once(ledger: Ledger) -> None:
-    once = ledger.recorder.record([batch(1, 3)])
-    again = ledger.recorder.record([batch(1, 3)])
+    once = ledger.recorder.record([block(1, 3)])
+    again = ledger.recorder.record([block(1, 3)])
 
     assert (once.counted, once.duplicates) == (3, 0)
     assert (again.counted, again.duplicates) == (0, 3)
@@ -53,7 +53,7 @@ def test_the_mark_never_passes_what_is_missing(
     there: set[int] = set()
 
     for first, last in order:
-        ledger.recorder.record([batch(first, last)])
+        ledger.recorder.record([block(first, last)])
         there |= set(range(first, last + 1))
         mark = ledger.recorder.high_water(["w0-1"])["w0-1"]
         assert mark == next(n for n in itertools.count() if n + 1 not in there)
@@ -62,7 +62,7 @@ def test_the_mark_never_passes_what_is_missing(
 
 
 def test_blocks_that_overlap_after_a_resend_close_the_gap(ledger: Ledger) -> None:
-    ledger.recorder.record([batch(5, 8), batch(5, 6), batch(5, 9), batch(1, 6)])
+    ledger.recorder.record([block(5, 8), block(5, 6), block(5, 9), block(1, 6)])
 
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 9}
     assert sums(ledger).events == 9
@@ -70,16 +70,16 @@ def test_blocks_that_overlap_after_a_resend_close_the_gap(ledger: Ledger) -> Non
 
 
 def test_lost_records_are_counted_once_and_passed(ledger: Ledger) -> None:
-    lost = Batch(log_id="w0-1", first=3, last=5, lost=True)
+    lost = EventBlock(log_id="w0-1", first=3, last=5, lost=True)
 
-    ledger.recorder.record([batch(1, 2), lost, lost, batch(6, 6)])
+    ledger.recorder.record([block(1, 2), lost, lost, block(6, 6)])
 
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 6}
     assert sums(ledger).lost == 3
 
 
 def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
-    bad = Batch(log_id="w0-1", first=1, last=2, events=[make_event(1)], wrong=[b"\x2a"])
+    bad = EventBlock(log_id="w0-1", first=1, last=2, events=[make_event(1)], wrong=[b"\x2a"])
 
     first = ledger.recorder.record([bad])
     ledger.recorder.record([bad])
@@ -111,12 +111,12 @@ def test_a_run_of_more_requests_than_sums_can_hold_is_set_aside(ledger: Ledger) 
 
 def test_nothing_is_recorded_when_the_transaction_fails(tmp_path: Path) -> None:
     with open_ledger(tmp_path) as ledger:
-        ledger.recorder.record([batch(1, 1)])
+        ledger.recorder.record([block(1, 1)])
     (tmp_path / "ledger.db").rename(tmp_path / "away.db")
     (tmp_path / "ledger.db").mkdir()
 
     with Ledger(ledger_url(tmp_path)) as broken, pytest.raises(DependencyUnavailable):
-        broken.recorder.record([batch(2, 2)])
+        broken.recorder.record([block(2, 2)])
 
 
 def test_an_unknown_log_has_a_mark_of_nothing(ledger: Ledger) -> None:
@@ -126,7 +126,7 @@ def test_an_unknown_log_has_a_mark_of_nothing(ledger: Ledger) -> None:
 
 def test_a_run_counts_as_all_its_requests_and_once(ledger: Ledger) -> None:
     run = make_run("req_00000000ff", count=30, usage=make_usage(hit=2))
-    block = Batch(log_id="w0-1", first=1, last=2, events=[run, make_event(1)])
+    block = EventBlock(log_id="w0-1", first=1, last=2, events=[run, make_event(1)])
 
     once = ledger.recorder.record([block])
     again = ledger.recorder.record([block])
@@ -142,7 +142,7 @@ def test_of_runs_that_come_again_with_new_ones_only_the_new_count(ledger: Ledger
     runs = [make_run(f"req_{number:010x}", count=5) for number in (0, 16, 32)]
     record(ledger, "w0-1", 2, runs[:2])
 
-    recorded = ledger.recorder.record([Batch(log_id="w0-1", first=2, last=3, events=runs[1:])])
+    recorded = ledger.recorder.record([EventBlock(log_id="w0-1", first=2, last=3, events=runs[1:])])
 
     assert (recorded.counted, recorded.duplicates) == (5, 5)
     assert sums(ledger).events == 15

@@ -15,7 +15,7 @@ from gateway.ledger import rollup, schema
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import Batch, GroupBy, GroupUsage
+from gateway.ledger.types import EventBlock, GroupBy, GroupUsage
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL
@@ -88,12 +88,12 @@ def rows_in(database: str) -> int:
         engine.dispose()
 
 
-def batch(found: Sequence[RequestEvent], first: int = 1) -> Batch:
-    return Batch(log_id="w0-1", first=first, last=first + len(found) - 1, events=found)
+def block(found: Sequence[RequestEvent], first: int = 1) -> EventBlock:
+    return EventBlock(log_id="w0-1", first=first, last=first + len(found) - 1, events=found)
 
 
 def test_usage_and_invoices_are_the_same_after_every_step(ledger: Ledger, database: str) -> None:
-    ledger.recorder.record([batch(events())])
+    ledger.recorder.record([block(events())])
     before = seen(ledger)
 
     while ledger.rollup.add_up(before=to_nanoseconds(END), limit=150):
@@ -107,16 +107,16 @@ def test_usage_and_invoices_are_the_same_after_every_step(ledger: Ledger, databa
 
 def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger: Ledger) -> None:
     found = events()
-    ledger.recorder.record([batch(found[:200]), batch(found[300:], first=301)])
+    ledger.recorder.record([block(found[:200]), block(found[300:], first=301)])
     before = seen(ledger)
     assert add_up(ledger) == 300
 
     known = ledger.recorder.record(
-        [batch(found[100:200], first=101), batch(found[350:], first=351)]
+        [block(found[100:200], first=101), block(found[350:], first=351)]
     )
     assert (known.counted, known.duplicates, seen(ledger)) == (0, 150, before)
 
-    rest = ledger.recorder.record([batch(found[150:350], first=151)])
+    rest = ledger.recorder.record([block(found[150:350], first=151)])
     assert (rest.counted, rest.duplicates) == (100, 100)
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": EVENTS}
     assert sums(ledger).events == EVENTS
@@ -124,7 +124,7 @@ def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger:
 
 def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
     found = events()
-    ledger.recorder.record([batch(found)])
+    ledger.recorder.record([block(found)])
     old = [e for e in found if e.time < to_nanoseconds(BEGIN) + 3 * HOUR]
 
     added = add_up(ledger, before=BEGIN + timedelta(hours=3, minutes=59))
@@ -135,10 +135,10 @@ def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
 
 def test_what_comes_late_is_added_to_its_hour(ledger: Ledger, database: str) -> None:
     found = events()
-    ledger.recorder.record([batch(found[:300])])
+    ledger.recorder.record([block(found[:300])])
     add_up(ledger)
 
-    ledger.recorder.record([batch(found[300:], first=301)])
+    ledger.recorder.record([block(found[300:], first=301)])
 
     assert add_up(ledger) == 100
     assert rows_in(database) == 64
@@ -149,10 +149,10 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
     ledger: Ledger,
 ) -> None:
     one, two, four = events(3)
-    ledger.recorder.record([batch([one, two])])
+    ledger.recorder.record([block([one, two])])
     add_up(ledger)
 
-    torn = Batch(
+    torn = EventBlock(
         log_id="w0-1",
         first=1,
         last=4,
@@ -168,7 +168,7 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
 def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
     since, until = to_nanoseconds(BEGIN), to_nanoseconds(END)
     with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
-        ledger.recorder.record([batch(events())])
+        ledger.recorder.record([block(events())])
         before = old.usage(since, until)
         add_up(ledger)
 
@@ -184,9 +184,9 @@ def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
     monkeypatch.setattr(rollup, "_HOURS", 10)
     hours = 25
     begin, end = to_nanoseconds(BEGIN), BEGIN + timedelta(hours=hours)
-    ledger.recorder.record([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
+    ledger.recorder.record([block([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
     assert add_up(ledger, before=end) == hours
-    ledger.recorder.record([batch([make_event(hours, time=0)], first=hours + 1)])
+    ledger.recorder.record([block([make_event(hours, time=0)], first=hours + 1)])
     assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 1
 
     seen_until: list[int] = []
@@ -216,7 +216,7 @@ def test_an_event_that_comes_late_during_a_step_is_added_up_by_a_later_one(
     engine = sqlalchemy.create_engine(database)
     waiting = sqlalchemy.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
     with Ledger.create(database, clock=Clock()) as ledger, ThreadPoolExecutor(1) as thread:
-        ledger.recorder.record([batch(events())])
+        ledger.recorder.record([block(events())])
         add_up(ledger)
         with engine.begin() as late:
             # As billing does that has not committed yet.

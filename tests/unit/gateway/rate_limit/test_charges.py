@@ -5,7 +5,7 @@ import msgspec
 from backends.protocol import Task
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import Estimate, WorkLimits, charges_for, work_charges_for
-from gateway.rate_limit.work import estimate
+from gateway.rate_limit.reservations import estimate
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)

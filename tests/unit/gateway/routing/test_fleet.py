@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from backends.protocol import Report
 from gateway.config.document import RoutingConfig
+from gateway.routing.endpoint_state import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
 from gateway.routing.fleet import Fleet
 from gateway.routing.limit import LEAST
-from gateway.routing.member import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
 from gateway.types import Criticality, Endpoint, ServedModel
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock

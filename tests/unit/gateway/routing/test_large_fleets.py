@@ -10,20 +10,20 @@ from backends.protocol import Report
 from gateway.config.document import RoutingConfig
 from gateway.routing import choice
 from gateway.routing.choice import WIDE
+from gateway.routing.endpoint_state import CallVerdict, EndpointState, ProbeFailure
 from gateway.routing.fleet import Fleet
-from gateway.routing.member import CallVerdict, Member, ProbeFailure
 from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import state
 
-MEMBERS = 600
+ENDPOINTS = 600
 ITEMS = [number.to_bytes(4, "big") for number in range(6000)]
 
 
-def large_fleet(clock: Clock, members: int = MEMBERS, regions: int = 1) -> Fleet:
+def large_fleet(clock: Clock, endpoints: int = ENDPOINTS, regions: int = 1) -> Fleet:
     fleet = Fleet(clock=clock, random=Random(1))
-    fleet.configure([endpoint(number, regions) for number in range(members)], RoutingConfig())
+    fleet.configure([endpoint(number, regions) for number in range(endpoints)], RoutingConfig())
     for each in fleet.endpoints:
         fleet.observe(each, state(each.backend))
     clock.advance(60.0)
@@ -50,14 +50,15 @@ def homes(fleet: Fleet) -> list[BackendId]:
     return [fleet.spread(model, [item])[0].endpoint.backend for item in ITEMS]
 
 
-@pytest.mark.parametrize("members", [WIDE, 3 * WIDE, 2000])
-def test_a_choice_looks_at_few_members_however_many_there_are(
-    members: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("endpoints", [WIDE, 3 * WIDE, 2000])
+def test_a_choice_looks_at_few_endpoints_however_many_there_are(
+    endpoints: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = large_fleet(Clock(), members, regions=3)
+    fleet = large_fleet(Clock(), endpoints, regions=3)
     looked_at: Counter[str] = Counter()
-    for each in (Member.wait, Member.share, Member.is_available, choice.score):
-        name, owner = each.__name__, Member if hasattr(Member, each.__name__) else choice
+    for each in (EndpointState.wait, EndpointState.share, EndpointState.is_available, choice.score):
+        name = each.__name__
+        owner = EndpointState if hasattr(EndpointState, name) else choice
 
         def counted(*args: object, of: object = each, name: str = name, **kw: object) -> object:
             looked_at[name] += 1
@@ -86,12 +87,12 @@ def test_equal_items_go_to_one_backend_and_few_move_when_one_is_lost() -> None:
 
     assert again == before
     moved = sum(one != other for one, other in zip(before, after, strict=True))
-    assert before.count(fleet.endpoints[7].backend) <= moved <= 4 * len(ITEMS) / MEMBERS
+    assert before.count(fleet.endpoints[7].backend) <= moved <= 4 * len(ITEMS) / ENDPOINTS
 
 
-@pytest.mark.parametrize("members", [WIDE, WIDE + 1, 2 * WIDE])
-def test_few_items_move_at_every_size_when_one_backend_is_lost(members: int) -> None:
-    fleet = large_fleet(Clock(), members)
+@pytest.mark.parametrize("endpoints", [WIDE, WIDE + 1, 2 * WIDE])
+def test_few_items_move_at_every_size_when_one_backend_is_lost(endpoints: int) -> None:
+    fleet = large_fleet(Clock(), endpoints)
     model = model_of(fleet)
 
     def places() -> list[BackendId]:
@@ -101,7 +102,7 @@ def test_few_items_move_at_every_size_when_one_backend_is_lost(members: int) -> 
     fleet.observe(fleet.endpoints[7], ProbeFailure(detail="refused"))
     moved = sum(one != other for one, other in zip(before, places(), strict=True))
 
-    assert moved / len(before) <= 5 / members
+    assert moved / len(before) <= 5 / endpoints
 
 
 def test_items_are_spread_over_all_backends_and_more_over_faster_ones() -> None:
@@ -113,8 +114,8 @@ def test_items_are_spread_over_all_backends_and_more_over_faster_ones() -> None:
         fleet.record(each, CallVerdict.OK, Report(rows_per_second=600.0))
     unevenly = Counter(homes(fleet))
 
-    mean = len(ITEMS) / MEMBERS
-    assert len(evenly) >= 0.98 * MEMBERS
+    mean = len(ITEMS) / ENDPOINTS
+    assert len(evenly) >= 0.98 * ENDPOINTS
     assert max(evenly.values()) <= 3.5 * mean
     assert sum(unevenly[each.backend] for each in fast) >= 2 * mean * len(fast)
 
@@ -142,12 +143,12 @@ def test_who_is_available_stays_known_while_backends_of_other_models_change(
     fleet.observe(other, state(models=[stub_model("other")]))
     model = model_of(fleet)
     fleet.spread(model, [b"item"])
-    looked_at = Counter[Member]()
-    is_available = Member.is_available
+    looked_at = Counter[EndpointState]()
+    is_available = EndpointState.is_available
 
-    def counted(member: Member, now: float) -> bool:
-        looked_at[member] += 1
-        return is_available(member, now)
+    def counted(state: EndpointState, now: float) -> bool:
+        looked_at[state] += 1
+        return is_available(state, now)
 
     if change == "health":
         fleet.observe(other, ProbeFailure(detail="refused"))
@@ -156,7 +157,7 @@ def test_who_is_available_stays_known_while_backends_of_other_models_change(
             fleet.record(other, CallVerdict.FAILED)
     else:
         fleet.observe(other, state(models=[stub_model("another")]))
-    monkeypatch.setattr(Member, "is_available", counted)
+    monkeypatch.setattr(EndpointState, "is_available", counted)
     fleet.spread(model, [b"item"])
 
     assert len(looked_at) <= 1

@@ -6,7 +6,7 @@ from random import Random
 from backends.protocol import Report
 from gateway.config.document import RoutingConfig
 from gateway.routing.choice import ChoiceContext
-from gateway.routing.member import Member
+from gateway.routing.endpoint_state import EndpointState
 from gateway.routing.regions import Tier, choose_tier
 from tests.support.dispatching import endpoint
 
@@ -21,18 +21,16 @@ def tier(
     busy: float = 0.0,
     speed: float = 100.0,
     overflow: bool = False,
-) -> list[Member]:
-    member = Member(endpoint(f"{region}-0", region=region, overflow=overflow))
+) -> list[EndpointState]:
+    state = EndpointState(endpoint(f"{region}-0", region=region, overflow=overflow))
     report = Report(queued_seconds=queued, rows_per_second=speed, device_busy_share=busy)
-    member.record_report(report, NOW)
-    return [member]
+    state.record_report(report, NOW)
+    return [state]
 
 
 def shares(*tiers: Tier) -> Counter[str]:
     random = Random(1)
-    return Counter(
-        str(choose_tier(tiers, CONTEXT, random)[0].endpoint.backend) for _ in range(1000)
-    )
+    return Counter(str(choose_tier(tiers, CONTEXT, random)[0].config.backend) for _ in range(1000))
 
 
 def test_the_preferred_region_keeps_what_it_finishes_soon() -> None:
@@ -63,7 +61,7 @@ def test_work_spills_in_proportion_to_headroom() -> None:
 
 def test_overflow_is_used_only_when_all_others_would_be_late() -> None:
     spare = tier("eu", overflow=True)
-    spare[0].endpoint = endpoint("spare-0", overflow=True)
+    spare[0].config = endpoint("spare-0", overflow=True)
 
     assert shares(tier("eu", queued=0.15), tier("us", queued=0.18), spare)["spare-0"] == 0
     assert shares(tier("eu", queued=0.5), tier("us"), spare)["spare-0"] == 0

@@ -1,4 +1,4 @@
-"""What SIGHUP tells of the admin listener's answer."""
+"""What SIGHUP says about the response of the operators' listener."""
 
 import msgspec
 import pytest

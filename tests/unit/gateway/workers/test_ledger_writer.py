@@ -8,7 +8,7 @@ import pytest
 
 from gateway.events.block import Block, gap, pack
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Batch
+from gateway.ledger.types import EventBlock
 from gateway.workers.group import StreamEntry
 from gateway.workers.ledger_writer import LedgerWriter, merged
 from tests.support.events import START, make_event
@@ -39,12 +39,12 @@ def test_entries_are_committed_with_their_mark(ledger: Ledger) -> None:
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 5}
 
 
-def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
+def test_blocks_that_follow_each_other_are_merged(ledger: Ledger) -> None:
     unpacker = LedgerWriter(ledger)
-    whole = [unpacker._batch(block_of(first, 2)) for first in (1, 3, 5)]
-    other = msgspec.structs.replace(unpacker._batch(block_of(1, 2)), log_id="w1-1")
-    lost = Batch(log_id="w0-1", first=7, last=9, lost=True)
-    after = unpacker._batch(block_of(10, 1))
+    whole = [unpacker._unpack(block_of(first, 2)) for first in (1, 3, 5)]
+    other = msgspec.structs.replace(unpacker._unpack(block_of(1, 2)), log_id="w1-1")
+    lost = EventBlock(log_id="w0-1", first=7, last=9, lost=True)
+    after = unpacker._unpack(block_of(10, 1))
 
     found = merged([whole[0], other, whole[1], whole[2], lost, after])
 

@@ -19,7 +19,7 @@ from backends.model_tools.demo import build, source as demo_source
 from backends.model_tools.demo.__main__ import main
 from backends.model_tools.demo.build import MANIFEST, build_demo_models
 from backends.model_tools.demo.source import DemoModelsError, find_source
-from backends.qualification.forms import find_forms
+from backends.qualification.device_graphs import find_device_graphs
 from backends.repository.staging import MARK as STAGING_MARK
 from backends.types import OutputKind
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
@@ -102,7 +102,7 @@ def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path)
 
 @pytest.mark.parametrize("name", build.ENCODERS)
 @pytest.mark.parametrize(
-    ("provider", "profile", "kinds"),
+    ("provider", "precision", "kinds"),
     [
         ("cuda", "fp32", {"heads", "packed", "ranges"}),
         ("cuda", "fp16", {"heads", "packed", "ranges"}),
@@ -110,17 +110,19 @@ def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path)
         ("tensorrt", "fp16", {"plain"}),
     ],
 )
-def test_encoders_have_every_form_that_an_import_writes(
-    demo_models: Path, name: str, provider: str, profile: str, kinds: set[str]
+def test_encoders_have_every_graph_that_an_import_writes(
+    demo_models: Path, name: str, provider: str, precision: str, kinds: set[str]
 ) -> None:
     """A GPU would run the graph for CPUs otherwise."""
-    forms = find_forms(demo_models / name / "1" / "model.onnx", provider=provider, profile=profile)
+    found = find_device_graphs(
+        demo_models / name / "1" / "model.onnx", provider=provider, precision=precision
+    )
 
-    assert {form.split(".")[1].split("-")[1] for form in forms} == kinds
+    assert {name.split(".")[1].split("-")[1] for name in found} == kinds
 
 
 @pytest.mark.parametrize("output", list(OutputKind))
-def test_forms_of_the_encoder_answer_as_its_graph(demo_models: Path, output: OutputKind) -> None:
+def test_graphs_of_the_encoder_answer_as_its_graph(demo_models: Path, output: OutputKind) -> None:
     """Those that a CPU has kernels for, about rows of every class of lengths."""
     graph = demo_models / "minilm-l2" / "1" / "model.onnx"
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
@@ -129,10 +131,10 @@ def test_forms_of_the_encoder_answer_as_its_graph(demo_models: Path, output: Out
 
     own, heads, half, plain = (
         OnnxExecutor(
-            msgspec.structs.replace(source, path=graph.with_name(f"model{form}.onnx")),
+            msgspec.structs.replace(source, path=graph.with_name(f"model{suffix}.onnx")),
             worker_threads=1,
         ).run(batch)
-        for form in ("", ".cuda-heads", ".cuda-heads-fp16", ".any-plain")
+        for suffix in ("", ".cuda-heads", ".cuda-heads-fp16", ".any-plain")
     )
 
     real = batch.mask > 0 if output is OutputKind.TOKENS else slice(None)

@@ -5,7 +5,7 @@ import pytest
 
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import OutputKind
@@ -26,8 +26,8 @@ def graph(
     request: pytest.FixtureRequest, weights: Weights, tmp_path_factory: pytest.TempPathFactory
 ) -> OnnxExecutor:
     path = tmp_path_factory.mktemp("bert") / "model.onnx"
-    form = GraphForm(attention=request.param)
-    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
+    options = GraphOptions(attention=request.param)
+    path.write_bytes(build_bert(SHAPE, weights, options).SerializeToString())
     return open_graph(path, dimensions=SHAPE.hidden)
 
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import Attention, GraphForm
+from backends.model_tools.graphs.options import Attention, GraphOptions
 from backends.model_tools.graphs.quantize import expose, find_products, quantize
 from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.graphs.shapes import BertShape
@@ -37,8 +37,8 @@ def attention(request: pytest.FixtureRequest) -> Attention:
 
 @pytest.fixture(scope="module")
 def model(attention: Attention) -> ModelProto:
-    form = GraphForm(attention=attention)
-    return build_bert(SHAPE, seeded_weights(SHAPE, seed=3), form)
+    options = GraphOptions(attention=attention)
+    return build_bert(SHAPE, seeded_weights(SHAPE, seed=3), options)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBatch
+from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.usage_marks import HOUR
-from gateway.types import ArmUsage, RequestEvent
+from gateway.types import RequestEvent, RevisionUsage
 from testing.postgresql import PostgreSQL
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record
@@ -27,7 +27,7 @@ def ledger(database: str) -> Iterator[Ledger]:
         yield opened
 
 
-def event(number: int, *arms: ArmUsage, time: int = START, count: int = 1) -> RequestEvent:
+def event(number: int, *arms: RevisionUsage, time: int = START, count: int = 1) -> RequestEvent:
     made = make_event(number, time=time)
     return msgspec.structs.replace(
         made, model="mood", revision="abc", arms=arms, count=count, duration=0.1
@@ -35,47 +35,47 @@ def event(number: int, *arms: ArmUsage, time: int = START, count: int = 1) -> Re
 
 
 def items(ledger: Ledger, prices: Sequence[PriceConfig] = PRICES) -> dict[str, tuple[int, ...]]:
-    found = ledger.arm_costs("mood", "abc", prices)
+    found = ledger.revision_costs("mood", "abc", prices)
     return {arm.arm: (arm.hit, arm.computed, arm.failed, arm.rows) for arm in found}
 
 
 def test_each_arm_has_the_items_that_it_answered(ledger: Ledger) -> None:
-    one = ArmUsage(arm="1", computed=2, rows=3, tokens=9)
-    shadowed = ArmUsage(arm="1", shadow="3", computed=1, rows=1)
-    two = ArmUsage(arm="2", hit=1, failed=1)
+    one = RevisionUsage(arm="1", computed=2, rows=3, tokens=9)
+    shadowed = RevisionUsage(arm="1", shadow="3", computed=1, rows=1)
+    two = RevisionUsage(arm="2", hit=1, failed=1)
 
     record(ledger, "log", 2, [event(1, one, two), event(2, shadowed)])
 
     assert items(ledger) == {"1": (0, 3, 0, 4), "2": (1, 0, 1, 0)}
-    assert ledger.arm_costs("mood", "another") == []
+    assert ledger.revision_costs("mood", "another") == []
 
 
 def test_a_run_of_hits_counts_as_many_and_an_event_counts_once(ledger: Ledger) -> None:
-    run = event(1, ArmUsage(arm="2", hit=1), count=5)
+    run = event(1, RevisionUsage(arm="2", hit=1), count=5)
 
     record(ledger, "log", 1, [run])
     record(ledger, "log", 1, [run])
-    record(ledger, "copy of the log", 2, [run, event(7, ArmUsage(arm="2", hit=1))])
+    record(ledger, "copy of the log", 2, [run, event(7, RevisionUsage(arm="2", hit=1))])
 
     assert items(ledger) == {"2": (6, 0, 0, 0)}
 
 
 def test_the_cost_follows_the_price_of_each_hour(ledger: Ledger) -> None:
-    used = ArmUsage(arm="1", computed=1)
+    used = RevisionUsage(arm="1", computed=1)
 
     record(ledger, "log", 2, [event(1, used), event(2, used, time=START + DAY + 1)])
 
-    (arm,) = ledger.arm_costs("mood", "abc", PRICES)
+    (arm,) = ledger.revision_costs("mood", "abc", PRICES)
     assert (arm.cost, arm.currency) == ("0.000000030", "EUR")
 
 
 @pytest.mark.system
 def test_names_that_no_column_can_hold_are_refused_and_not_cut_off(postgresql: PostgreSQL) -> None:
-    """Cut off, both would be one arm, which one statement cannot add to twice."""
-    arms = [ArmUsage(arm="a" * 64 + end, hit=1) for end in "bc"]
+    """Cut off, both would be one revision, which one statement cannot add to twice."""
+    arms = [RevisionUsage(arm="a" * 64 + end, hit=1) for end in "bc"]
     with Ledger.create(postgresql.database(), clock=Clock()) as ledger:
         for answered in (arms[:1], arms):
-            with pytest.raises(UnrecordableBatch):
+            with pytest.raises(UnrecordableBlock):
                 record(ledger, "log", 1, [event(1, *answered)])
 
         assert items(ledger) == {}

@@ -1,6 +1,6 @@
-"""An import has forms for other devices, and a backend takes the quickest that agrees.
+"""An import writes graphs for other devices, and a backend serves the quickest correct one.
 
-There is no such device here, so the forms are opened on the CPU, which has kernels for some.
+The tests open the graphs on the CPU, which has kernels for some of them.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
 from backends.model_tools.tuning.variant_maker import VariantMaker
-from backends.qualification.forms import RECORD, QuickestForm, find_quickest, form_record
+from backends.qualification.device_graphs import RECORD, QuickestGraph, find_quickest, record_name
 from backends.qualification.gate import Bounds
 from backends.qualification.golden_texts import GoldenSet
 from backends.repository.catalogue import read_catalogue
@@ -56,9 +56,9 @@ def graph_source(folder: Path) -> GraphSource:
 
 
 class Opening:
-    """Opens graphs on the CPU, with the seconds that a batch of each is to take.
+    """Opens graphs on the CPU. A batch of each graph seems to take the given seconds.
 
-    Those that the device `lacks` kernels for are refused, as by a device.
+    Like a device, it refuses graphs for which it `lacks` kernels.
     """
 
     def __init__(self, *lacks: str, **seconds: float) -> None:
@@ -81,14 +81,14 @@ def choose(
     opening: Callable[[GraphSource], ModelExecutor],
     *,
     provider: str = "cuda",
-    profile: str = "fp32",
+    precision: str = "fp32",
     bounds: BatchBounds | None = None,
 ) -> str:
-    source = msgspec.structs.replace(graph_source(folder), profile=profile)
+    source = msgspec.structs.replace(graph_source(folder), precision=precision)
     found = find_quickest(source, provider=provider, open_executor=opening, bounds=bounds)
     opening(msgspec.structs.replace(source, path=folder / found.file))
-    document = msgspec.json.decode((folder / form_record(profile)).read_bytes())
-    assert found == msgspec.convert(document["measured"], QuickestForm)
+    document = msgspec.json.decode((folder / record_name(precision)).read_bytes())
+    assert found == msgspec.convert(document["measured"], QuickestGraph)
     return found.file
 
 
@@ -96,22 +96,22 @@ def choose(
     "family",
     ["bert", "roberta", "distilbert", "electra", "albert", "mpnet", "deberta", "modernbert"],
 )
-def test_forms_answer_as_the_graph_whose_weights_they_share(tmp_path: Path, family: Family) -> None:
-    """The CPU has no kernel without padding; ranges it reads otherwise than CUDA."""
+def test_device_graphs_give_the_results_of_their_graph(tmp_path: Path, family: Family) -> None:
+    """The CPU has no packed kernel, and it reads ranges differently than CUDA."""
     folder = written(tmp_path, family)
     source = graph_source(folder)
     batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1, 9)], OutputKind.POOLED)
 
     own = OnnxExecutor(msgspec.structs.replace(source, digest=""), worker_threads=1).run(batch)
-    form = msgspec.structs.replace(source, path=folder / HEADS, digest="")
-    found = OnnxExecutor(form, worker_threads=1).run(batch)
+    other = msgspec.structs.replace(source, path=folder / HEADS, digest="")
+    found = OnnxExecutor(other, worker_threads=1).run(batch)
 
     np.testing.assert_allclose(found, own, atol=1e-5)
     lacking = "bf16" if family in {"deberta", "modernbert"} else "none"
     kinds = [kind for kind in (*PADDED, "packed", "packed-fp16") if lacking not in kind]
-    forms = [f"model.cuda-{kind}.onnx" for kind in kinds]
-    assert {path.name for path in folder.glob("*.onnx")} == {OWN, PLAIN, *forms}
-    for name in forms:
+    fused = [f"model.cuda-{kind}.onnx" for kind in kinds]
+    assert {path.name for path in folder.glob("*.onnx")} == {OWN, PLAIN, *fused}
+    for name in fused:
         assert (folder / name).stat().st_size < (folder / OWN).stat().st_size / 4
 
 
@@ -120,10 +120,10 @@ def test_forms_answer_as_the_graph_whose_weights_they_share(tmp_path: Path, fami
     "family",
     ["bert", "mpnet", "electra", "albert", "deberta", "modernbert"],
 )
-def test_plain_forms_answer_alike_by_operators_of_onnx_alone(
+def test_plain_graphs_have_operators_of_onnx_only(
     tmp_path: Path, family: Family, purpose: Purpose
 ) -> None:
-    """TensorRT has no others, and takes no graph whose sizes follow from the values of a mask."""
+    """TensorRT supports no other operators, and no sizes that depend on the values of a mask."""
     folder = written(tmp_path, family, purpose)
     outputs = {OutputKind.TOKENS if purpose == "tokens" else OutputKind.POOLED: "logits"}
     labels = Checkpoint(family=family, purpose=purpose).labels
@@ -148,8 +148,8 @@ def test_plain_forms_answer_alike_by_operators_of_onnx_alone(
     assert not {"NonZero", "GatherND"} & {node.op_type for node in nodes}
 
 
-def test_half_precision_is_cast_of_the_same_weights_when_a_form_is_loaded(tmp_path: Path) -> None:
-    """What a batch would cast anew each time is slower than fp32."""
+def test_weights_are_cast_to_half_precision_when_a_graph_is_loaded(tmp_path: Path) -> None:
+    """A cast in every batch would be slower than fp32."""
     folder = written(tmp_path)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -177,32 +177,32 @@ def test_half_precision_is_cast_of_the_same_weights_when_a_form_is_loaded(tmp_pa
     assert not before & after
 
 
-def test_forms_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
-    """Here vectors of length one, as its `modules.json` says."""
+def test_graphs_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
+    """The last module scales vectors to length one."""
     source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), tmp_path / "source")
     convert(source, tmp_path / "model")
     outputs = {OutputKind.POOLED: "pooled"}
     graph = GraphSource(path=tmp_path / "model" / OWN, outputs=outputs, dimensions=32)
-    form = msgspec.structs.replace(graph, path=tmp_path / "model" / HEADS)
+    other = msgspec.structs.replace(graph, path=tmp_path / "model" / HEADS)
     batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1)], OutputKind.POOLED)
 
-    own, found = (OnnxExecutor(each, worker_threads=1).run(batch) for each in (graph, form))
+    own, found = (OnnxExecutor(each, worker_threads=1).run(batch) for each in (graph, other))
 
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     np.testing.assert_allclose(found, own, atol=1e-5)
 
 
-def test_the_quickest_form_that_runs_is_taken_and_remembered(tmp_path: Path) -> None:
+def test_the_quickest_graph_that_runs_is_chosen_and_recorded(tmp_path: Path) -> None:
     folder = written(tmp_path)
     first, later = Opening(heads=0.5, packed=0.1), Opening()
 
-    assert choose(folder, first) == HEADS  # the CPU cannot run what would be quicker
+    assert choose(folder, first) == HEADS  # the CPU cannot run the quicker graphs
     assert choose(folder, later) == HEADS
     assert later.opened == [HEADS]
 
 
-def test_a_form_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path) -> None:
-    """Another process had it; the slower form that was served meanwhile must not stay."""
+def test_a_graph_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path) -> None:
+    """Another process had the memory. The backend must not keep the slower graph."""
     folder = written(tmp_path)
     opening = Opening(heads=0.5, ranges=2.0)
 
@@ -218,22 +218,22 @@ def test_a_form_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path) 
     assert choose(folder, opening) == HEADS
 
 
-def test_what_is_measured_in_half_precision_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
-    """A backend compares both, at each start."""
+def test_measurements_in_half_precision_keep_the_record_of_fp32(tmp_path: Path) -> None:
+    """A backend reads both records at each start."""
     folder = written(tmp_path)
     opening = Opening(**{"heads-fp16": 0.1, "heads": 0.5})
-    for profile in ("fp16", "fp32"):
-        choose(folder, opening, profile=profile)
+    for precision in ("fp16", "fp32"):
+        choose(folder, opening, precision=precision)
     opening.opened.clear()
 
-    for profile in ("fp16", "fp32"):
-        choose(folder, opening, profile=profile)
+    for precision in ("fp16", "fp32"):
+        choose(folder, opening, precision=precision)
 
     assert opening.opened == [HEADS_HALF, HEADS]
 
 
-def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Path) -> None:
-    """Its attention of no rows may be wrong on a device, where a form of it is right."""
+def test_a_graph_for_cpus_with_wrong_outputs_is_not_chosen(tmp_path: Path) -> None:
+    """On a device, its attention over zero rows may be wrong."""
     folder = written(tmp_path)
     opening = Opening(heads=2.0, ranges=3.0)
 
@@ -253,17 +253,17 @@ def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Pat
         choose(folder, open_executor)
 
 
-def test_the_graph_itself_stays_where_no_form_is_quicker(tmp_path: Path) -> None:
+def test_the_graph_itself_stays_where_no_graph_is_quicker(tmp_path: Path) -> None:
     folder = written(tmp_path)
 
     assert choose(folder, Opening(heads=2.0, ranges=2.0)) == OWN
 
 
 @pytest.mark.parametrize(("provider", "rows"), [("cuda", 1), ("cuda", 256), ("tensorrt", 256)])
-def test_forms_are_compared_at_the_size_of_the_devices_batches(
+def test_graphs_are_compared_at_the_size_of_the_devices_batches(
     tmp_path: Path, provider: str, rows: int
 ) -> None:
-    """The graph itself is started sooner, and each of its tokens takes longer."""
+    """The graph for CPUs starts faster, but needs more time for each token."""
     folder = written(tmp_path)
 
     def open_executor(source: GraphSource) -> ModelExecutor:
@@ -279,7 +279,7 @@ def test_forms_are_compared_at_the_size_of_the_devices_batches(
     assert (chosen == OWN) == (rows == 1)
 
 
-def test_forms_are_compared_anew_for_batches_of_another_size(tmp_path: Path) -> None:
+def test_graphs_are_compared_anew_for_batches_of_another_size(tmp_path: Path) -> None:
     folder = written(tmp_path)
     choose(folder, Opening(heads=0.5), bounds=BatchBounds(rows=256, tokens=32_768))
     later = Opening(heads=0.5)
@@ -289,8 +289,8 @@ def test_forms_are_compared_anew_for_batches_of_another_size(tmp_path: Path) -> 
     assert later.opened[0] == OWN
 
 
-def test_a_form_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
-    """Lengths of some classes are missing in each batch, and one row has all that there may be."""
+def test_a_graph_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
+    """Each batch lacks some classes of lengths, and one row has the longest length."""
     folder = written(tmp_path)
     sizes: set[tuple[int, int]] = set()
 
@@ -310,7 +310,7 @@ def test_a_form_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
     assert sizes == {(4, 12), (24, 64), (2, 64)}
 
 
-def test_a_form_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
+def test_a_graph_with_wrong_outputs_is_not_chosen(tmp_path: Path) -> None:
     folder = written(tmp_path)
     model = onnx.load(str(folder / HEADS))
     name = "classifier.bias"
@@ -321,22 +321,22 @@ def test_a_form_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
     assert choose(folder, Opening(heads=0.5, ranges=2.0)) == OWN
 
 
-@pytest.mark.parametrize("profile", ["fp16", "bf16"])
-def test_a_model_in_half_precision_runs_in_a_form_of_that_precision(
-    tmp_path: Path, profile: str
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_model_in_half_precision_runs_in_a_graph_of_that_precision(
+    tmp_path: Path, precision: str
 ) -> None:
     folder = written(tmp_path)
     opening = Opening(**{"heads-fp16": 0.1, "heads-bf16": 0.1, "heads": 0.01})
     stand_in_for_bf16(folder)
 
-    assert choose(folder, opening, profile=profile) == f"model.cuda-heads-{profile}.onnx"
+    assert choose(folder, opening, precision=precision) == f"model.cuda-heads-{precision}.onnx"
 
-    others = {name for name in opening.opened if name != OWN and profile not in name}
+    others = {name for name in opening.opened if name != OWN and precision not in name}
     assert not others
 
 
 def stand_in_for_bf16(folder: Path) -> None:
-    """Put the form in fp16 in the place of that in bf16, for which the CPU has no kernel."""
+    """Replace the bf16 graph by the fp16 graph, because the CPU has no kernel in bf16."""
     (folder / "model.cuda-heads-bf16.onnx").write_bytes((folder / HEADS_HALF).read_bytes())
 
 
@@ -349,19 +349,17 @@ def test_a_model_in_fp32_never_runs_in_half_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", ["tensorrt", "openvino"])
-def test_runtimes_that_compile_take_the_plain_form_where_they_lack_kernels(
-    tmp_path: Path, provider: str
-) -> None:
-    """It is compared with the graph itself on a CPU then."""
+def test_runtimes_that_compile_choose_the_plain_graph(tmp_path: Path, provider: str) -> None:
+    """Without kernels for the graph itself, outputs are compared with those on a CPU."""
     folder = written(tmp_path)
     opening = Opening(OWN)
 
-    assert choose(folder, opening, provider=provider, profile="fp16") == PLAIN
+    assert choose(folder, opening, provider=provider, precision="fp16") == PLAIN
     assert opening.opened == [OWN, PLAIN, PLAIN]
 
 
 def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) -> None:
-    """Some kernels are missing only when they are wanted."""
+    """Some missing kernels show only when the graph runs."""
     folder = written(tmp_path)
     opening = Opening()
 
@@ -374,15 +372,15 @@ def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) 
     def fail(_: PaddedBatch) -> FloatArray:
         raise ModelFailed("no kernel")
 
-    assert choose(folder, open_executor, provider="tensorrt", profile="fp16") == PLAIN
+    assert choose(folder, open_executor, provider="tensorrt", precision="fp16") == PLAIN
 
-    (folder / form_record("fp16")).unlink()
+    (folder / record_name("fp16")).unlink()
     (folder / PLAIN).write_bytes(b"")
     with pytest.raises(ModelProblem, match=r"model\.onnx: .*: no kernel"):
-        choose(folder, open_executor, provider="tensorrt", profile="fp16")
+        choose(folder, open_executor, provider="tensorrt", precision="fp16")
 
 
-def test_a_graph_that_no_form_stands_in_for_is_refused_for_its_own_reason(tmp_path: Path) -> None:
+def test_without_a_correct_graph_the_error_names_the_reason(tmp_path: Path) -> None:
     folder = written(tmp_path)
 
     with pytest.raises(ModelProblem, match=r"model\.onnx: no kernel"):
@@ -390,7 +388,7 @@ def test_a_graph_that_no_form_stands_in_for_is_refused_for_its_own_reason(tmp_pa
 
 
 def on_cuda(tmp_path: Path, opening: Opening) -> TunedModel:
-    """Return a classifier as `models tune` finds it, of a backend whose device is stood in for."""
+    """Return a classifier as `models tune` finds it on a backend with a fake device."""
     models = write_models(tmp_path / "models", [MANY])
     subject = find_tuned_model(read_catalogue(models), MANY.name, BackendSettings(models=models))
     return msgspec.structs.replace(subject, provider="cuda", open_executor=opening)
@@ -403,7 +401,9 @@ def variant_gate(subject: TunedModel) -> tuple[VariantMaker, VariantGate]:
     return VariantMaker(subject, bounds=bounds, echo=print), gate
 
 
-def test_the_gate_judges_the_quickest_form_and_publishes_it_with_all_others(tmp_path: Path) -> None:
+def test_the_gate_judges_the_quickest_graph_and_publishes_all(
+    tmp_path: Path,
+) -> None:
     opening = Opening(**{"heads-fp16": 0.1})
     subject = on_cuda(tmp_path, opening)
     work, gate = variant_gate(subject)
@@ -422,11 +422,11 @@ def test_the_gate_judges_the_quickest_form_and_publishes_it_with_all_others(tmp_
     assert len(files[0]) > len(PADDED)
 
 
-def test_a_precision_that_no_form_has_is_refused(tmp_path: Path) -> None:
+def test_a_precision_that_no_graph_has_is_refused(tmp_path: Path) -> None:
     """The CPU has no kernel in bf16."""
     work, gate = variant_gate(on_cuda(tmp_path, Opening()))
 
-    with pytest.raises(StartProblem, match="no form in bf16 that runs here; import the model"):
+    with pytest.raises(StartProblem, match="no graph in bf16 that runs here; import the model"):
         work.make("bf16", gate, calibrate=None)
 
 

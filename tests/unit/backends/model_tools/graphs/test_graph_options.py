@@ -1,4 +1,4 @@
-"""Every form of the graph computes the same encoder, as far as this machine has kernels for it."""
+"""A graph with any options computes the same encoder, as far as this machine has kernels for it."""
 
 from itertools import product
 from pathlib import Path
@@ -15,9 +15,9 @@ from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.form import Attention, GraphForm, Precision
 from backends.model_tools.graphs.heads import add_pooling
 from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import OutputKind
@@ -26,14 +26,14 @@ from tests.support.graph_runs import Row, open_graph, run_rows
 from tests.support.packed_operators import OPERATORS
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
-FORMS = [
-    form
+OPTIONS = [
+    options
     for precision, attention in product(get_args(Precision), get_args(Attention))
-    if (form := GraphForm(precision=precision, attention=attention)).problem() is None
+    if (options := GraphOptions(precision=precision, attention=attention)).problem() is None
 ]
 PACKED: list[Attention] = ["packed", "packed-qkv", "packed-fused"]
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp16": 2e-2}
-ON_CPU = [form for form in FORMS if form.precision in TOLERANCE and not form.packed]
+ON_CPU = [options for options in OPTIONS if options.precision in TOLERANCE and not options.packed]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def weights() -> Weights:
     return seeded_weights(SHAPE, seed=3)
 
 
-def write(path: Path, weights: Weights, form: GraphForm, shape: BertShape = SHAPE) -> Path:
-    path.write_bytes(build_bert(shape, weights, form).SerializeToString())
+def write(path: Path, weights: Weights, options: GraphOptions, shape: BertShape = SHAPE) -> Path:
+    path.write_bytes(build_bert(shape, weights, options).SerializeToString())
     return path
 
 
@@ -54,12 +54,14 @@ def rows(*lengths: int) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("form", ON_CPU, ids=lambda form: f"{form.precision}-{form.attention}")
-def test_forms_with_kernels_here_equal_the_reference(
-    form: GraphForm, weights: Weights, tmp_path: Path
+@pytest.mark.parametrize(
+    "options", ON_CPU, ids=lambda options: f"{options.precision}-{options.attention}"
+)
+def test_graphs_with_kernels_here_equal_the_reference(
+    options: GraphOptions, weights: Weights, tmp_path: Path
 ) -> None:
     """The CPU computes fp16 in float32, so this proves the weights and the wiring."""
-    graph = open_graph(write(tmp_path / "model.onnx", weights, form), dimensions=SHAPE.hidden)
+    graph = open_graph(write(tmp_path / "model.onnx", weights, options), dimensions=SHAPE.hidden)
     batch = rows(3, 24, 1, 9)
 
     tokens = run_rows(graph, batch, OutputKind.TOKENS)
@@ -67,19 +69,21 @@ def test_forms_with_kernels_here_equal_the_reference(
 
     for place, row in enumerate(batch):
         expected = reference_tokens(SHAPE, weights, *row)
-        tolerance = TOLERANCE[form.precision]
+        tolerance = TOLERANCE[options.precision]
         np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=tolerance)
         np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=tolerance)
 
 
-@pytest.mark.parametrize("form", ON_CPU, ids=lambda form: f"{form.precision}-{form.attention}")
+@pytest.mark.parametrize(
+    "options", ON_CPU, ids=lambda options: f"{options.precision}-{options.attention}"
+)
 @pytest.mark.parametrize("padding", [0, 1, 7])
 def test_positions_count_the_tokens_that_are_not_padding(
-    form: GraphForm, padding: int, weights: Weights, tmp_path: Path
+    options: GraphOptions, padding: int, weights: Weights, tmp_path: Path
 ) -> None:
     """As RoBERTa's do: a text may hold the token that pads, at its ends too."""
     shape = msgspec.structs.replace(SHAPE, padding=padding)
-    path = write(tmp_path / "model.onnx", weights, form, shape)
+    path = write(tmp_path / "model.onnx", weights, options, shape)
     texts = [[3, padding, padding, 9, 4], [5] * 23, [padding], [8, 2, padding]]
 
     tokens = run_rows(
@@ -90,7 +94,7 @@ def test_positions_count_the_tokens_that_are_not_padding(
 
     for place, ids in enumerate(texts):
         expected = reference_tokens(shape, weights, ids, [0] * len(ids))
-        tolerance = TOLERANCE[form.precision]
+        tolerance = TOLERANCE[options.precision]
         np.testing.assert_allclose(tokens[place, : len(ids)], expected, atol=tolerance)
 
 
@@ -99,10 +103,10 @@ def test_the_first_tokens_alone_equal_the_reference(
     attention: Attention, weights: Weights, tmp_path: Path
 ) -> None:
     """Whether the last layer computes the others or not."""
-    form = GraphForm(attention=attention, outputs=("first",))
+    options = GraphOptions(attention=attention, outputs=("first",))
     graph = OnnxExecutor(
         GraphSource(
-            path=write(tmp_path / "model.onnx", weights, form),
+            path=write(tmp_path / "model.onnx", weights, options),
             outputs={OutputKind.POOLED: "first"},
             dimensions=SHAPE.hidden,
         ),
@@ -121,8 +125,8 @@ def test_gathered_rows_keep_their_bits_wherever_they_stand(
     weights: Weights, tmp_path: Path
 ) -> None:
     """In one width, neither the place among the tokens nor how many there are changes a bit."""
-    form = GraphForm(attention="gathered")
-    graph = open_graph(write(tmp_path / "model.onnx", weights, form), dimensions=SHAPE.hidden)
+    options = GraphOptions(attention="gathered")
+    graph = open_graph(write(tmp_path / "model.onnx", weights, options), dimensions=SHAPE.hidden)
     row, *mates = rows(7, 12, 2, 9, 1, 24)
     batches = [[row], [row, *mates], [*mates, row], [mates[0], row], [mates[3], row, *mates]]
 
@@ -139,7 +143,7 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
 ) -> None:
     """A row of a class with a width of its own is as wide beside rows of any length."""
     graph = open_graph(
-        write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
+        write(tmp_path / "model.onnx", weights, GraphOptions(attention="gathered")),
         dimensions=SHAPE.hidden,
     )
     mates = rows(1, 6, WIDTHS[0], WIDTHS[0] + 1, WIDTHS[-1], 24)
@@ -157,8 +161,10 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
 def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path, *, added: bool) -> None:
     """Their tokens and their means, of one row and of several, up to 64 tokens."""
     shape = msgspec.structs.replace(SHAPE, positions=80)
-    form = GraphForm(attention="gathered", outputs=("tokens",) if added else ("pooled", "tokens"))
-    model = build_bert(shape, seeded_weights(shape, seed=3), form)
+    options = GraphOptions(
+        attention="gathered", outputs=("tokens",) if added else ("pooled", "tokens")
+    )
+    model = build_bert(shape, seeded_weights(shape, seed=3), options)
     if added:
         model = add_pooling(model, "mean", hidden=shape.hidden, exact=True)
     path = tmp_path / "model.onnx"
@@ -194,7 +200,7 @@ def test_classes_of_lengths_equal_the_reference_with_and_without_rows(
 ) -> None:
     """In any order of the rows, and where a class has none."""
     graph = open_graph(
-        write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
+        write(tmp_path / "model.onnx", weights, GraphOptions(attention="gathered")),
         dimensions=SHAPE.hidden,
     )
     batch = rows(*lengths)
@@ -206,25 +212,29 @@ def test_classes_of_lengths_equal_the_reference_with_and_without_rows(
         np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.precision}-{form.attention}")
-def test_a_form_lacks_nothing_but_perhaps_a_kernel(
-    form: GraphForm, weights: Weights, tmp_path: Path
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: f"{options.precision}-{options.attention}"
+)
+def test_a_graph_lacks_nothing_but_perhaps_a_kernel(
+    options: GraphOptions, weights: Weights, tmp_path: Path
 ) -> None:
     """Types and shapes of a graph are inferred before its kernels are looked for."""
-    path = write(tmp_path / "model.onnx", weights, form)
+    path = write(tmp_path / "model.onnx", weights, options)
 
     try:
         open_graph(path, dimensions=SHAPE.hidden)
     except ModelProblem as error:
         refused = str(error)
-        assert form.packed or form.precision == "bf16"
+        assert options.packed or options.precision == "bf16"
         assert "NOT_IMPLEMENTED" in refused  # the CPU has no such kernel
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.precision}-{form.attention}")
-def test_outputs_are_float32_and_weights_are_not(form: GraphForm, weights: Weights) -> None:
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: f"{options.precision}-{options.attention}"
+)
+def test_outputs_are_float32_and_weights_are_not(options: GraphOptions, weights: Weights) -> None:
     """What leaves a graph is float32; what it holds is of its precision."""
-    graph = build_bert(SHAPE, weights, form).graph
+    graph = build_bert(SHAPE, weights, options).graph
     types = {
         "fp32": TensorProto.FLOAT,
         "fp16": TensorProto.FLOAT16,
@@ -233,12 +243,12 @@ def test_outputs_are_float32_and_weights_are_not(form: GraphForm, weights: Weigh
 
     kernels = [t for t in graph.initializer if t.name.endswith("dense.weight")]
 
-    assert {t.data_type for t in kernels} == {types[form.precision]}
+    assert {t.data_type for t in kernels} == {types[options.precision]}
     assert {o.type.tensor_type.elem_type for o in graph.output} == {TensorProto.FLOAT}
 
 
 @pytest.mark.parametrize("attention", PACKED)
-def test_packed_forms_equal_the_reference(attention: Attention, weights: Weights) -> None:
+def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weights) -> None:
     """As their operators are documented: the CPU has no kernels for them."""
     batch = rows(3, 24, 1, 9)
     ids, types, mask = np.zeros((3, len(batch), 24), dtype=np.int32)
@@ -247,7 +257,7 @@ def test_packed_forms_equal_the_reference(attention: Attention, weights: Weights
         types[place, : len(row)] = kinds
         mask[place, : len(row)] = 1
     graph = ReferenceEvaluator(
-        build_bert(SHAPE, weights, GraphForm(attention=attention)), new_ops=OPERATORS
+        build_bert(SHAPE, weights, GraphOptions(attention=attention)), new_ops=OPERATORS
     )
 
     feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
@@ -262,7 +272,7 @@ def test_packed_forms_equal_the_reference(attention: Attention, weights: Weights
 
 def test_an_output_nobody_asks_for_is_left_out(weights: Weights) -> None:
     """A graph for vectors alone makes no copy of its tokens."""
-    graph = build_bert(SHAPE, weights, GraphForm(outputs=("tokens",))).graph
+    graph = build_bert(SHAPE, weights, GraphOptions(outputs=("tokens",))).graph
 
     assert [output.name for output in graph.output] == ["tokens"]
     assert "Div" not in {node.op_type for node in graph.node}
@@ -270,7 +280,7 @@ def test_an_output_nobody_asks_for_is_left_out(weights: Weights) -> None:
 
 def test_weights_in_bf16_are_rounded_to_nearest(weights: Weights) -> None:
     """No value is further from its weight than half of the last of eight bits."""
-    graph = build_bert(SHAPE, weights, GraphForm(precision="bf16", attention="heads")).graph
+    graph = build_bert(SHAPE, weights, GraphOptions(precision="bf16", attention="heads")).graph
     name = "encoder.layer.0.output.dense.weight"
     tensor = next(t for t in graph.initializer if t.name == name)
 
@@ -287,20 +297,20 @@ def test_a_weight_too_large_for_fp16_is_named(weights: Weights) -> None:
     large = {**weights, name: weights[name] + np.float32(70_000)}
 
     with pytest.raises(WeightsError, match=name):
-        build_bert(SHAPE, large, GraphForm(precision="fp16"))
+        build_bert(SHAPE, large, GraphOptions(precision="fp16"))
 
 
 @pytest.mark.parametrize(
-    "form",
+    "options",
     [
-        GraphForm(precision="bf16"),
-        GraphForm(precision="bf16", attention="packed"),
-        GraphForm(precision="fp16", attention="gathered"),
-        GraphForm(outputs=()),
-        GraphForm(outputs=("first", "tokens")),
+        GraphOptions(precision="bf16"),
+        GraphOptions(precision="bf16", attention="packed"),
+        GraphOptions(precision="fp16", attention="gathered"),
+        GraphOptions(outputs=()),
+        GraphOptions(outputs=("first", "tokens")),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(form: GraphForm, weights: Weights) -> None:
+def test_impossible_options_are_refused(options: GraphOptions, weights: Weights) -> None:
     """There is no such kernel, or nothing to compute."""
     with pytest.raises(WeightsError):
-        build_bert(SHAPE, weights, form)
+        build_bert(SHAPE, weights, options)

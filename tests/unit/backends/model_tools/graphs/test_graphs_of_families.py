@@ -1,9 +1,9 @@
-"""The forms for GPUs of every family that graphs are built of answer as the graph for CPUs.
+"""Graphs for GPUs of every family give the results of the graph for CPUs.
 
 They run in ONNX Runtime on a CPU, packed ones with the operators that only CUDA has expanded to
 standard ones. Still to be seen on a device: that `PackedMultiHeadAttention` takes no `bias`, and an
 `attention_bias` of one row or one head; that `RemovePadding` takes rows of one float; that
-`RotaryEmbedding` takes up to 65,535 tokens as rows; and which form is quickest.
+`RotaryEmbedding` takes up to 65,535 tokens as rows; and which graph is quickest.
 """
 
 import json
@@ -20,7 +20,7 @@ from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-unty
 )
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.support.expanded_graphs import expand
@@ -39,7 +39,7 @@ Outputs = dict[str, NDArray[Any]]
 
 
 class Built:
-    """Builds forms of one checkpoint."""
+    """Builds graphs of one checkpoint."""
 
     def __init__(self, family: Family, purpose: Purpose, folder: Path) -> None:
         source = write_checkpoint(Checkpoint(family=family, purpose=purpose), folder)
@@ -47,8 +47,8 @@ class Built:
         self._weights = read_safetensors(source / "model.safetensors")
 
     def __call__(self, attention: Attention, precision: Precision = "fp32") -> ModelProto:
-        form = GraphForm(attention=attention, precision=precision)
-        return build_checkpoint(self._config, self._weights, form=form)
+        options = GraphOptions(attention=attention, precision=precision)
+        return build_checkpoint(self._config, self._weights, options=options)
 
 
 def feeds(model: ModelProto) -> dict[str, NDArray[np.int32]]:
@@ -89,7 +89,7 @@ def assert_equal(found: Outputs, expected: Outputs, tolerance: float) -> None:
 @pytest.mark.parametrize("attention", PADDED)
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", ["mpnet", "deberta", "modernbert"])
-def test_padded_forms_answer_as_the_graph_for_cpus(
+def test_padded_graphs_answer_as_the_graph_for_cpus(
     family: Family, purpose: Purpose, attention: Attention, precision: Precision, tmp_path: Path
 ) -> None:
     """A CPU computes fp16 in float32 between casts: this proves the weights and the wiring."""
@@ -105,7 +105,7 @@ def test_padded_forms_answer_as_the_graph_for_cpus(
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_forms_answer_as_the_graph_for_cpus(
+def test_packed_graphs_answer_as_the_graph_for_cpus(
     family: Family, purpose: Purpose, tmp_path: Path
 ) -> None:
     built = Built(family, purpose, tmp_path)
@@ -118,7 +118,7 @@ def test_packed_forms_answer_as_the_graph_for_cpus(
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("attention", [*PADDED, "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shapes_and_types_of_forms_are_inferred_by_onnx_runtime(
+def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
     family: Family, attention: Attention, precision: Precision, tmp_path: Path
 ) -> None:
     model = Built(family, "tokens", tmp_path)(attention, precision)
@@ -135,16 +135,16 @@ def test_shapes_and_types_of_forms_are_inferred_by_onnx_runtime(
 
 
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "options"),
     [
-        ("deberta", GraphForm(attention="packed-qkv")),
-        ("deberta", GraphForm(attention="heads", precision="bf16")),
-        ("modernbert", GraphForm(attention="fused")),
-        ("modernbert", GraphForm(attention="plain", precision="fp16")),
+        ("deberta", GraphOptions(attention="packed-qkv")),
+        ("deberta", GraphOptions(attention="heads", precision="bf16")),
+        ("modernbert", GraphOptions(attention="fused")),
+        ("modernbert", GraphOptions(attention="plain", precision="fp16")),
     ],
 )
-def test_a_form_that_a_family_lacks_is_refused(
-    family: Family, form: GraphForm, tmp_path: Path
+def test_options_that_a_family_lacks_are_refused(
+    family: Family, options: GraphOptions, tmp_path: Path
 ) -> None:
-    with pytest.raises(WeightsError, match=form.attention):
-        Built(family, "text", tmp_path)(form.attention, form.precision)
+    with pytest.raises(WeightsError, match=options.attention):
+        Built(family, "text", tmp_path)(options.attention, options.precision)

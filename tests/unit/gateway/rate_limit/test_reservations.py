@@ -1,4 +1,4 @@
-"""What was held for work goes back when the work cannot be decided on."""
+"""Reserved units are returned if the limiter fails while it decides on a call."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import Estimate, WorkLimits
-from gateway.rate_limit.work import reserve
+from gateway.rate_limit.reservations import reserve
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
 from tests.support.limits import LocalRateLimiter
@@ -18,7 +18,7 @@ _TENANT = Rule(name="own", unit="rows", capacity=10, window=3600.0)
 
 
 class _SilentForTenants(LocalRateLimiter):
-    """Answers for models; for tenants nobody answers in time."""
+    """Decides for models, and times out for tenants."""
 
     @override
     async def admit(self, charges: Sequence[Charge]) -> Decision:
@@ -27,7 +27,7 @@ class _SilentForTenants(LocalRateLimiter):
         return await super().admit(charges)
 
 
-async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_s_cannot_be_asked() -> None:
+async def test_a_model_s_units_are_returned_if_the_tenant_s_limit_times_out() -> None:
     limiter = _SilentForTenants(monotonic=Clock())
     principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
     most = Estimate(items=1, rows=10, tokens=10)

@@ -10,14 +10,14 @@ import msgspec
 from tokenizers import Tokenizer
 
 from backends.app import open_backend
-from backends.batching.shared import RowCaller
+from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import TOKENIZER, convert
 from backends.model_tools.importing.finishing import is_half
 from backends.model_tools.importing.leftovers import check_leftovers, files_of
 from backends.model_tools.importing.source import CheckpointFolder, open_source
-from backends.model_tools.tuning.profile import Echo
+from backends.model_tools.tuning.precision import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import (
@@ -73,7 +73,7 @@ def import_model(
         with open_staging(root, _STAGING) as staging:
             source = open_source(folder, given)
             if variant is not None and variant.judge is None:
-                given, variant = _with_half_profile(source, variant, given), None
+                given, variant = _with_half_precision(source, variant, given), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)
             origin, info = _convert(source, staging, name, given)
             model = read_catalogue(staging).models[name]
@@ -97,7 +97,7 @@ def import_model(
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
 
-def _with_half_profile(
+def _with_half_precision(
     source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the fields with the precision of a graph that is in fp16 already.

@@ -9,32 +9,36 @@ from sqlalchemy import Connection, func, select
 from gateway.ledger import schema
 from gateway.ledger.pricing import PriceList, amount, decimal
 from gateway.ledger.store import Store
-from gateway.ledger.types import ArmCost, Units
+from gateway.ledger.types import RevisionCost, Units
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 
 _KEY: Final = ("time", "model", "revision", "arm", "shadow")
 _SUMMED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
-_table: Final = schema.arm_usage
+_table: Final = schema.revision_usage
 
 
-def add_arms(store: Store, connection: Connection, events: Iterable[RequestEvent]) -> None:
+def add_revision_usage(
+    store: Store, connection: Connection, events: Iterable[RequestEvent]
+) -> None:
     """Add the usage of each revision in `events`, in the transaction that records the events."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for event in events:
-        for arm in event.arms:
+        for usage in event.arms:
             hour = event.time - event.time % HOUR
-            key = (hour, event.model, event.revision, arm.arm, arm.shadow)
+            key = (hour, event.model, event.revision, usage.arm, usage.shadow)
             found = sums.setdefault(key, Counter())
             for name in _SUMMED:
-                found[name] += getattr(arm, name) * event.count
+                found[name] += getattr(usage, name) * event.count
     # Sorted, so that concurrent transactions lock rows in the same order and cannot deadlock.
     rows = [dict(zip(_KEY, key, strict=True)) | dict(sums[key]) for key in sorted(sums)]
     if rows:
         store.add_to(connection, _table, rows, _SUMMED)
 
 
-def arm_costs(store: Store, model: str, revision: str, prices: PriceList) -> list[ArmCost]:
+def revision_costs(
+    store: Store, model: str, revision: str, prices: PriceList
+) -> list[RevisionCost]:
     """Return the usage and cost of each revision that answered while `model` was at `revision`."""
     key = (_table.c.time, _table.c.arm)
     query = (
@@ -45,17 +49,17 @@ def arm_costs(store: Store, model: str, revision: str, prices: PriceList) -> lis
     with store.reading() as connection:
         rows = [tuple(row) for row in connection.execute(query)]
     found: dict[tuple[str, str], tuple[Units, int]] = {}
-    for time, arm, *sums in rows:
+    for time, number, *sums in rows:
         price = prices.at(model, int(time)).entry
         units = Units(**dict(zip(_SUMMED, map(int, sums), strict=True)))
-        before, cost = found.get((arm, price.currency), (Units(), 0))
-        found[arm, price.currency] = (before + units, cost + amount(units, price))
+        before, cost = found.get((number, price.currency), (Units(), 0))
+        found[number, price.currency] = (before + units, cost + amount(units, price))
     return [
-        ArmCost(
-            arm=arm,
+        RevisionCost(
+            arm=number,
             **{name: getattr(units, name) for name in _SUMMED},
             cost=decimal(cost),
             currency=currency,
         )
-        for (arm, currency), (units, cost) in sorted(found.items())
+        for (number, currency), (units, cost) in sorted(found.items())
     ]

@@ -1,4 +1,4 @@
-"""Rows known, joined or computed: who waits, who pays, who may see."""
+"""Cached rows, and equal rows that run once: who waits, who pays, who may see."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import RowCache, RowCaller, SharedRows
+from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.errors import DeadlineExceeded, ItemRefused
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NO_TRACING
@@ -34,7 +34,7 @@ class Bench:
             tracing=NO_TRACING,
         )
         self.cache = RowCache(max_bytes=max_bytes)
-        self.rows = SharedRows(digest="graph", cache=self.cache, batcher=self.batcher)
+        self.rows = RowCoalescer(digest="graph", cache=self.cache, batcher=self.batcher)
 
     async def ask(
         self,
@@ -70,7 +70,7 @@ async def test_a_hundred_equal_rows_at_once_run_once_and_are_paid_once() -> None
 
     assert list(b.executor.shapes) == [(1, 2)]
     assert sorted(counted) == [(0, 0)] * 99 + [(1, 2)]
-    assert b.rows.statistics().joined_rows == 99
+    assert b.rows.statistics().coalesced_rows == 99
 
 
 async def test_a_known_row_costs_nothing() -> None:
@@ -80,7 +80,7 @@ async def test_a_known_row_costs_nothing() -> None:
 
     assert first == (1, 2)
     assert second == (1, 2)
-    assert b.rows.statistics().known_rows == 1
+    assert b.rows.statistics().cached_rows == 1
 
 
 async def test_a_row_asked_twice_by_one_item_runs_once() -> None:
@@ -135,7 +135,7 @@ async def test_the_first_asker_s_leaving_does_not_take_the_row_from_others() -> 
         first = asyncio.create_task(b.ask(7))
         await until(lambda: b.batcher.statistics().queued_rows == 1)
         second = asyncio.create_task(b.ask(7))
-        await until(lambda: b.rows.statistics().joined_rows == 1)
+        await until(lambda: b.rows.statistics().coalesced_rows == 1)
         first.cancel()
         b.gate.open()
         await blocker

@@ -26,7 +26,7 @@ ASKERS = 2
 TEXTS_PER_REQUEST = 25
 ITEMS = 150
 """Items that are asked for between two changes."""
-# Asked for again and again, so that answers of every arm are in every cache.
+# Asked for again and again, so that results of every revision are in every cache.
 _PAUSE = 0.02
 KNOWN = [f"a film of {number} good moments" for number in range(TEXTS_PER_REQUEST)]
 
@@ -85,13 +85,13 @@ def readout(system: System) -> dict[str, Any]:
     return found
 
 
-def arm_of(text: str, weights: Mapping[str, int]) -> str:
+def revision_of(text: str, weights: Mapping[str, int]) -> str:
     """Return which revision has to answer a text."""
     place = hash_fraction("split", SCOPE, text) * sum(weights.values())
-    for arm, weight in weights.items():
+    for revision, weight in weights.items():
         place -= weight
         if place < 0:
-            return arm
+            return revision
     raise AssertionError
 
 
@@ -195,25 +195,25 @@ async def test_shares_are_moved_and_rolled_back_under_load(system: System) -> No
     alone = {a.text: a.positive for a in load.answers if a.revision not in {first, second}}
     weights = {first: {"1": 90, "2": 10}, second: {"1": 50, "2": 50}}
     for revision, shares in weights.items():
-        check_arms(load, alone, revision, shares)
+        check_revisions(load, alone, revision, shares)
     check_readout(system, load, first, weights[first])
 
 
-def check_arms(
+def check_revisions(
     load: Load, alone: dict[str, float], revision: str, weights: Mapping[str, int]
 ) -> None:
-    """Check that every item was answered by its arm, and that items are shared by weight."""
+    """Check that every item was answered by its revision, and that items are shared by weight."""
     answers = {a.text: a for a in load.answers if a.revision == revision}
     for text in KNOWN:
-        expected = alone[text] if arm_of(text, weights) == "1" else 1 - alone[text]
+        expected = alone[text] if revision_of(text, weights) == "1" else 1 - alone[text]
         assert answers[text].positive == pytest.approx(expected, abs=1e-5)
-    assert {arm_of(text, weights) for text in KNOWN} == {"1", "2"}
+    assert {revision_of(text, weights) for text in KNOWN} == {"1", "2"}
 
 
 def check_readout(system: System, load: Load, revision: str, weights: Mapping[str, int]) -> None:
-    """Check that every answered item is in the readout, with the arm that answered it."""
+    """Check that every answered item is in the readout, with the revision that answered it."""
     texts = [a.text for a in load.answers if a.revision == revision]
-    expected = Counter(arm_of(text, weights) for text in texts)
+    expected = Counter(revision_of(text, weights) for text in texts)
     found: dict[str, Any] = {}
 
     def is_billed() -> bool:

@@ -1,4 +1,4 @@
-"""Answers rows from the row cache, coalesces equal rows in flight, and submits all others."""
+"""Looks rows up in the row cache, coalesces equal rows in flight, and submits all others."""
 
 import asyncio
 import math
@@ -17,8 +17,8 @@ from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
 # Bytes of Python objects per cache entry, without the value itself.
 _ENTRY_BYTES = 400
-# A caller joins a row in flight if its deadline is at most this many seconds earlier.
-_JOIN_TOLERANCE = 0.25
+# A caller waits for a row in flight that is due at most this many seconds after its deadline.
+_WAIT_TOLERANCE = 0.25
 
 
 class RowCache:
@@ -77,8 +77,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     - `wasted` counts rows that were withdrawn, or computed although the item failed or was late.
     - `rows_left` is the remaining row budget of a model owner's algorithm.
     - `hosted` is shared by the items of a call.
-    - `arm` is the name of a model and its revision that answers. `shadow` is the revision to which
-      the item is mirrored.
+    - `revision` is the name of a model and the number of its revision that answers. `shadow` is the
+      number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     """
 
@@ -97,7 +97,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     input_tokens: int = 0
     rows_left: float = math.inf
     hosted: HostedItems = msgspec.field(default_factory=HostedItems)
-    arm: tuple[str, str] | None = None
+    revision: tuple[str, str] | None = None
     shadow: str = ""
     label: str = ""
 
@@ -115,15 +115,15 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
         self.rows_left -= rows
 
 
-class SharedRows:
-    """Answers the rows of one encoder; all encoders of a process share one `cache`."""
+class RowCoalescer:
+    """Returns the rows of one encoder. All encoders of a process share one `cache`."""
 
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
         self.cache = cache
         self._submissions = batcher.submissions
         self._in_flight: dict[RowKey, Row] = {}
-        self._cached = self._joined = self._computed = 0
+        self._cached = self._coalesced = self._computed = 0
 
     async def ask(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
@@ -160,7 +160,7 @@ class SharedRows:
         kind: OutputKind,
         caller: RowCaller,
     ) -> None:
-        """Look up, join or submit the row of each encoding. The queue must have room for them.
+        """Look up, coalesce or submit the row of each encoding. The queue must have room for them.
 
         This does not check the item's row budget; `ask` does. If all rows are cached, the waiter
         ends immediately. After a success, the caller must `collect` the waiter. After an error, it
@@ -192,10 +192,10 @@ class SharedRows:
             caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
-        """Return how rows were answered; sizes are of the shared cache."""
+        """Return where rows came from; sizes are of the shared cache."""
         return RowStatistics(
-            known_rows=self._cached,
-            joined_rows=self._joined,
+            cached_rows=self._cached,
+            coalesced_rows=self._coalesced,
             computed_rows=self._computed,
             entries=len(self.cache),
             size_bytes=self.cache.size_bytes,
@@ -242,7 +242,7 @@ class SharedRows:
             key: len(each.ids)
             for each, key in zip(encodings, keys, strict=True)
             if not self.cache.holds(key)
-            and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
+            and ((row := self._in_flight.get(key)) is None or not _may_wait(row, caller))
         }
         return len(fresh), sum(fresh.values())
 
@@ -261,8 +261,8 @@ class SharedRows:
             waiter.deliver(index, value, computed_tokens=0)
             return
         in_flight = self._in_flight.get(key)
-        if in_flight is not None and _may_join(in_flight, caller) and in_flight.join(waiter, index):
-            self._joined += 1
+        if in_flight is not None and _may_wait(in_flight, caller) and in_flight.join(waiter, index):
+            self._coalesced += 1
             waiter.pending.append(in_flight)
             return
         span = caller.span
@@ -330,7 +330,7 @@ class SharedRows:
             tokens -= counted
 
 
-def _may_join(row: Row, caller: RowCaller) -> bool:
+def _may_wait(row: Row, caller: RowCaller) -> bool:
     """Return whether a caller may wait for a row in flight: it is live and runs early enough."""
-    is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
+    is_urgent = caller.deadline < row.due - _WAIT_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

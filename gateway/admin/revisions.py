@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from backends.plans import ArmStatistics, Serving, bucket_bound
+from backends.plans import RevisionStatistics, Serving, bucket_bound
 from backends.protocol import ModelInfo, ServingState
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.plan_changes import current_serving, served_by
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import ArmCost
+from gateway.ledger.types import RevisionCost
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")
@@ -85,7 +85,7 @@ class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
     away: dict[str, str]
 
 
-class ArmReader:
+class RevisionReader:
     """Reads the ledger and the backends' counters."""
 
     def __init__(self, *, backends: BackendCalls, ledger: Ledger) -> None:
@@ -109,7 +109,7 @@ class ArmReader:
         }
         revision = _most_common(infos)
         plan = await asyncio.to_thread(self._ledger.plans.plan, model)
-        costs = await asyncio.to_thread(self._ledger.arm_costs, model, revision)
+        costs = await asyncio.to_thread(self._ledger.revision_costs, model, revision)
         same = [endpoint.backend for endpoint in served if _at(infos, endpoint.backend) == revision]
         serving = current_serving(
             model, (state for each, state in served.items() if each.backend in same)
@@ -127,26 +127,26 @@ class ArmReader:
 
 
 def views(
-    serving: Serving, costs: Iterable[ArmCost], counted: Mapping[str, list[ArmStatistics]]
+    serving: Serving, costs: Iterable[RevisionCost], counted: Mapping[str, list[RevisionStatistics]]
 ) -> list[ArmView]:
     """Return a view for each revision that serves the model now or has served it before."""
     weights = serving.revisions or {}
-    by_arm: dict[str, list[ArmCost]] = {arm: [] for arm in weights}
+    by_revision: dict[str, list[RevisionCost]] = {number: [] for number in weights}
     for cost in costs:
-        by_arm.setdefault(cost.arm, []).append(cost)
-    items = {arm: sum(map(_items, lines)) for arm, lines in by_arm.items()}
+        by_revision.setdefault(cost.arm, []).append(cost)
+    items = {number: sum(map(_items, lines)) for number, lines in by_revision.items()}
     return [
         ArmView(
-            arm=arm,
-            weight=weights.get(arm, 0),
-            wanted_share=weights.get(arm, 0) / max(1, sum(weights.values())),
-            share=items[arm] / sum(items.values()) if any(items.values()) else None,
-            items=items[arm],
+            arm=number,
+            weight=weights.get(number, 0),
+            wanted_share=weights.get(number, 0) / max(1, sum(weights.values())),
+            share=items[number] / sum(items.values()) if any(items.values()) else None,
+            items=items[number],
             **{name: sum(getattr(line, name) for line in lines) for name in _SUMMED},
             costs={line.currency: line.cost for line in lines},
-            answers=_answers(counted.get(arm, [])),
+            answers=_answers(counted.get(number, [])),
         )
-        for arm, lines in sorted(by_arm.items(), key=lambda pair: (len(pair[0]), pair[0]))
+        for number, lines in sorted(by_revision.items(), key=lambda pair: (len(pair[0]), pair[0]))
     ]
 
 
@@ -164,7 +164,7 @@ def percentile(durations: Mapping[int, int], share: float) -> float:
     return 0.0
 
 
-def _answers(counted: Iterable[ArmStatistics]) -> ArmAnswers:
+def _answers(counted: Iterable[RevisionStatistics]) -> ArmAnswers:
     outcomes, durations, labels = Counter[str](), Counter[int](), Counter[str]()
     shadows: dict[str, Counter[str]] = {}
     largest: dict[str, float] = {}
@@ -199,16 +199,16 @@ def _agreement(compared: Counter[str]) -> float | None:
     return (total - compared["changed"]) / total if total else None
 
 
-def _items(line: ArmCost) -> int:
+def _items(line: RevisionCost) -> int:
     return line.hit + line.collapsed + line.computed + line.failed
 
 
-def _counted(model: str, states: Iterable[ServingState]) -> dict[str, list[ArmStatistics]]:
-    found: dict[str, list[ArmStatistics]] = {}
+def _counted(model: str, states: Iterable[ServingState]) -> dict[str, list[RevisionStatistics]]:
+    found: dict[str, list[RevisionStatistics]] = {}
     for state in states:
-        for arm in state.arms:
-            if arm.model == model:
-                found.setdefault(arm.arm, []).append(arm)
+        for each in state.arms:
+            if each.model == model:
+                found.setdefault(each.arm, []).append(each)
     return found
 
 

@@ -1,10 +1,11 @@
-"""Finds the form of a model's graph that is quickest on this device.
+"""Finds the graph of a model that is quickest on this device.
 
-A form is a copy of the graph that is optimized for one kind of device, in a file beside it. Beside
-`model.onnx` there may be `model.cuda-heads.onnx` for CUDA, `model.cuda-heads-fp16.onnx` for CUDA in
-half precision, and `model.any-plain.onnx` for runtimes that compile a graph. A form is used only if
-it has the precision in which the model runs, and its outputs equal those of `model.onnx` within the
-tolerance of that precision. For a GPU, forms are compared with batches of the size that it gets.
+A device graph is a copy of a graph that is optimized for one kind of device, in a file beside it.
+Beside `model.onnx` there may be `model.cuda-heads.onnx` for CUDA, `model.cuda-heads-fp16.onnx` for
+CUDA in half precision, and `model.any-plain.onnx` for runtimes that compile a graph. A device graph
+is used only if it has the precision in which the model runs, and its outputs equal those of
+`model.onnx` within the tolerance of that precision. For a GPU, graphs are timed with batches of the
+size that it gets.
 """
 
 import logging
@@ -25,8 +26,8 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
 from backends.gpus import GPU_PROVIDERS
 from backends.qualification.fallback import check_fallback
-from backends.qualification.form_trials import (
-    TryForm,
+from backends.qualification.graph_trials import (
+    TryGraph,
     largest_difference,
     local_trials,
     run_on_cpu,
@@ -36,9 +37,9 @@ from backends.qualification.records import machine_key, read_record, write_recor
 
 _log = logging.getLogger(__name__)
 RECORD = ".forms.json"
-FORM_FILES = "*.*-*.onnx"
+DEVICE_GRAPH_FILES = "*.*-*.onnx"
 Device = Literal["cuda", "any"]
-# The device of the forms for each provider. Forms for `any` device are in fp32, and the runtime
+# The device of the graphs for each provider. Graphs for `any` device are in fp32, and the runtime
 # rounds them.
 _SUITED: Mapping[str, Device] = MappingProxyType(
     {"cuda": "cuda", "tensorrt": "any", "openvino": "any"}
@@ -54,8 +55,8 @@ _MANY, _USUAL, _LONGEST = 24, 128, 1024
 _IDS = 12
 
 
-class QuickestForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the `file` of the quickest form, and the predicted seconds of each correct form.
+class QuickestGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the `file` of the quickest graph, and the predicted seconds of each correct graph.
 
     The prediction is for one usual batch or, on a GPU, for full batches of several lengths.
     """
@@ -64,24 +65,24 @@ class QuickestForm(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
 
 
-def form_name(graph: Path, device: Device, attention: str, precision: str = "fp32") -> str:
-    """Return the file name of a form of `graph`."""
+def device_graph_name(graph: Path, device: Device, attention: str, precision: str = "fp32") -> str:
+    """Return the file name of `graph` for a device."""
     suffix = f"-{precision}" if precision in _HALVES else ""
     return f"{graph.stem}.{device}-{attention}{suffix}.onnx"
 
 
-def form_record(profile: str) -> str:
+def record_name(precision: str) -> str:
     """Return the file name of the measurements for a precision; fp32 and TF32 share a file."""
-    return f".forms-{profile}.json" if profile in _HALVES else RECORD
+    return f".forms-{precision}.json" if precision in _HALVES else RECORD
 
 
-def find_forms(graph: Path, *, provider: str, profile: str) -> list[str]:
-    """Return the file names of the forms beside `graph` that suit a provider and a precision."""
+def find_device_graphs(graph: Path, *, provider: str, precision: str) -> list[str]:
+    """Return the file names of the graphs beside `graph` that suit a provider and a precision."""
     device = _SUITED.get(provider)
     names = sorted(path.name for path in graph.parent.glob(f"{graph.stem}.{device}-*.onnx"))
     if device == "any":
         return names
-    wanted = profile if profile in _HALVES else ""
+    wanted = precision if precision in _HALVES else ""
     halves = tuple(f"-{precision}.onnx" for precision in _HALVES)
     if wanted:
         return [name for name in names if name.endswith(f"-{wanted}.onnx")]
@@ -94,30 +95,30 @@ def find_quickest(
     provider: str,
     open_executor: Callable[[GraphSource], ModelExecutor],
     bounds: BatchBounds | None = None,
-    try_form: TryForm | None = None,
-) -> QuickestForm:
-    """Return the quickest form beside `source`, measured once per digest and kind of machine.
+    try_graph: TryGraph | None = None,
+) -> QuickestGraph:
+    """Return the quickest graph of `source`, measured once per digest and kind of machine.
 
-    The form has the precision of `source`, and batches are within `bounds`. If a form ran out of
+    The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
     memory, the measurement is not recorded, because memory may suffice at the next start. By
-    default, forms are tried in this process.
+    default, graphs are tried in this process.
 
     Raises:
-        ModelProblem: neither the graph nor a form runs correctly on this device.
+        ModelProblem: neither the graph nor a device graph runs correctly on this device.
     """
-    folder, profile, bounds = source.path.parent, source.profile, bounds or BatchBounds()
-    own = QuickestForm(file=source.path.name, seconds={})
+    folder, precision, bounds = source.path.parent, source.precision, bounds or BatchBounds()
+    own = QuickestGraph(file=source.path.name, seconds={})
     if source.upstream is not None:
         return own
-    trial = try_form or local_trials(open_executor)
-    names = find_forms(source.path, provider=provider, profile=profile)
+    trial = try_graph or local_trials(open_executor)
+    names = find_device_graphs(source.path, provider=provider, precision=precision)
     if not names:
-        check_fallback(source, provider=provider, try_form=trial)
+        check_fallback(source, provider=provider, try_graph=trial)
         return own
     sizes = f"{bounds.rows} x {bounds.tokens}"
-    key = machine_key(_METHOD, sizes, source.digest, provider, profile, *names)
-    record = folder / form_record(profile)
-    found = read_record(record, key, QuickestForm)
+    key = machine_key(_METHOD, sizes, source.digest, provider, precision, *names)
+    record = folder / record_name(precision)
+    found = read_record(record, key, QuickestGraph)
     if found is None:
         loads = (
             full_batches(bounds, source.max_tokens) if provider in GPU_PROVIDERS else [CPU_BATCH]
@@ -129,10 +130,10 @@ def find_quickest(
 
 
 def _measure(
-    source: GraphSource, names: list[str], loads: list[Lengths], try_form: TryForm
-) -> tuple[QuickestForm, bool]:
-    """Return the quickest form, and whether every form had enough memory for its trial."""
-    tolerance = TOLERANCES.get(source.profile, TOLERANCES["fp32"])
+    source: GraphSource, names: list[str], loads: list[Lengths], try_graph: TryGraph
+) -> tuple[QuickestGraph, bool]:
+    """Return the quickest graph, and whether every graph had enough memory for its trial."""
+    tolerance = TOLERANCES.get(source.precision, TOLERANCES["fp32"])
     batches = _batches(source)
     expected = run_on_cpu(source, batches)
     seconds: dict[str, float] = {}
@@ -141,25 +142,23 @@ def _measure(
     for name in (source.path.name, *names):
         path = source.path.with_name(name)
         try:
-            form = try_form(msgspec.structs.replace(source, path=path), batches)
+            tried = try_graph(msgspec.structs.replace(source, path=path), batches)
         except (BackendError, StartProblem) as error:
-            _log.info("a form of a graph cannot run here", extra={"form": name, "why": str(error)})
+            _log.info("a device graph cannot run here", extra={"graph": name, "why": str(error)})
             had_memory &= not isinstance(error, OutOfMemory)
             if path == source.path:
                 problem = _cannot_run(source, error)
             continue
         if expected is None and path == source.path:
-            expected = form.outputs
-        moved = largest_difference(expected, form.outputs, batches) if expected else np.inf
+            expected = tried.outputs
+        moved = largest_difference(expected, tried.outputs, batches) if expected else np.inf
         if moved <= tolerance:
-            seconds[name] = _predict(form.cost, loads)
+            seconds[name] = _predict(tried.cost, loads)
         else:
-            _log.warning(
-                "a form of a graph has wrong outputs", extra={"form": name, "moved": moved}
-            )
+            _log.warning("a device graph has wrong outputs", extra={"graph": name, "moved": moved})
     if not seconds:
         raise problem
-    return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds), had_memory
+    return QuickestGraph(file=min(seconds, key=seconds.__getitem__), seconds=seconds), had_memory
 
 
 def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:

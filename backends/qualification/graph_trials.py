@@ -1,6 +1,6 @@
-"""Tries forms of a graph, in this process or in a child process.
+"""Tries device graphs, in this process or in a child process.
 
-A form is a copy of the graph that is optimized for one kind of device. A kernel that reads an
+A device graph is a copy of a graph that is optimized for one kind of device. A kernel that reads an
 illegal address makes the device unusable for its process, so GPUs are tried in a child process.
 """
 
@@ -29,36 +29,36 @@ from backends.gpus import GPU_PROVIDERS
 from backends.settings import BackendSettings, Provider
 from backends.types import FloatArray, IntArray
 
-# Seconds for one form. TensorRT takes minutes to build an engine, and CUDA may have to compile its
+# Seconds for one graph. TensorRT takes minutes to build an engine, and CUDA may have to compile its
 # kernels for a newer GPU.
 _PATIENCE: Mapping[Provider, float] = MappingProxyType({"cuda": 300.0, "tensorrt": 1800.0})
 # Seconds within which a child process ends after its pipe was closed.
 _ENDING = 10.0
-# These signals come from the kernel if memory is short, or from an operator: the form may be good.
+# These signals come from the kernel if memory is short, or from an operator: the graph may be good.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
-class FormTrial(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a form's output for each batch, and its cost model."""
+class GraphTrial(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds a graph's output for each batch, and its cost model."""
 
     outputs: list[FloatArray]
     cost: CostModel
 
 
-TryForm = Callable[[GraphSource, Sequence[PaddedBatch]], FormTrial]
-"""Runs batches through a form; raises `BackendError` or `StartProblem` if the form cannot run."""
+TryGraph = Callable[[GraphSource, Sequence[PaddedBatch]], GraphTrial]
+"""Runs batches through a graph; raises `BackendError` or `StartProblem` if the graph cannot run."""
 
 
-def local_trials(open_executor: OpenExecutor) -> TryForm:
-    """Return a function that tries forms in this process."""
+def local_trials(open_executor: OpenExecutor) -> TryGraph:
+    """Return a function that tries graphs in this process."""
 
-    def try_form(source: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
+    def try_graph(source: GraphSource, batches: Sequence[PaddedBatch]) -> GraphTrial:
         executor = open_executor(source)
         outputs = [executor.run(batch) for batch in batches]
-        return FormTrial(outputs=outputs, cost=executor.cost)
+        return GraphTrial(outputs=outputs, cost=executor.cost)
 
-    return try_form
+    return try_graph
 
 
 def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[FloatArray] | None:
@@ -66,7 +66,7 @@ def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[Floa
 
     The CPU is the reference, because another device may run a graph for CPUs incorrectly.
     """
-    reference = msgspec.structs.replace(source, digest="", profile="fp32")
+    reference = msgspec.structs.replace(source, digest="", precision="fp32")
     on_cpu = local_trials(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
     try:
         return on_cpu(reference, batches).outputs
@@ -95,10 +95,10 @@ def _difference(expected: FloatArray, found: FloatArray, mask: IntArray) -> floa
 
 
 class ChildTrials:
-    """Tries forms in a child process, which starts with the first trial.
+    """Tries graphs in a child process, which starts with the first trial.
 
     A child process that ends is replaced at the next trial. `make_opener` runs in the child, so it
-    must be picklable. A form that takes more than `patience` seconds fails.
+    must be picklable. A graph that takes more than `patience` seconds fails.
     """
 
     def __init__(self, make_opener: Callable[[], OpenExecutor], *, patience: float) -> None:
@@ -117,8 +117,8 @@ class ChildTrials:
     ) -> None:
         self._end()
 
-    def __call__(self, source: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
-        """Try a form as `TryForm` does; also raises `OutOfMemory` if the child was killed."""
+    def __call__(self, source: GraphSource, batches: Sequence[PaddedBatch]) -> GraphTrial:
+        """Try a graph as `TryGraph` does; also raises `OutOfMemory` if the child was killed."""
         process, connection = self._start()
         try:
             connection.send((source, batches))
@@ -128,13 +128,13 @@ class ChildTrials:
             self._end()
             if process.exitcode in _KILLED:
                 raise OutOfMemory(
-                    "the process that tried the form was killed; memory may be short"
+                    "the process that tried the graph was killed; memory may be short"
                 ) from None
-            raise ModelFailed("the process that tried the form ended") from None
+            raise ModelFailed("the process that tried the graph ended") from None
         if answer is None:
             self._end()
-            raise ModelFailed(f"the form did not answer within {self.patience:g} s")
-        if isinstance(answer, FormTrial):
+            raise ModelFailed(f"the graph did not answer within {self.patience:g} s")
+        if isinstance(answer, GraphTrial):
             return answer
         if isinstance(answer, ExecutorDied):
             self._end()
@@ -160,10 +160,10 @@ class ChildTrials:
             process.join()
 
 
-def form_trials(
+def graph_trials(
     settings: BackendSettings,
-) -> Callable[[], AbstractContextManager[TryForm | None]]:
-    """Return a function that opens form trials; trials for GPUs run in a child process."""
+) -> Callable[[], AbstractContextManager[TryGraph | None]]:
+    """Return a function that opens trials of graphs; trials for GPUs run in a child process."""
     if settings.provider not in GPU_PROVIDERS:
         return nullcontext
     opener = partial(executor_opener, settings)
@@ -171,19 +171,19 @@ def form_trials(
 
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
-    """Try the forms that the parent sends, until it closes the pipe."""
+    """Try the graphs that the parent sends, until it closes the pipe."""
     # Nothing is logged here, because the parent logs the results.
     logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try_form = local_trials(make_opener())
+    try_graph = local_trials(make_opener())
     while True:
         try:
             source, batches = connection.recv()
         except EOFError:
             return
-        answer: FormTrial | Exception
+        answer: GraphTrial | Exception
         try:
-            answer = try_form(source, batches)
+            answer = try_graph(source, batches)
         except (BackendError, StartProblem) as error:
             # The cause may be a library's error that cannot be pickled.
             answer = error.with_traceback(None)

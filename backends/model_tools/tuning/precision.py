@@ -6,17 +6,17 @@ from typing import Literal
 
 from backends.gpus import GPU_PROVIDERS
 
-Profile = Literal["int8", "fp16", "bf16"]
+VariantPrecision = Literal["int8", "fp16", "bf16"]
 # The precisions to which a provider's runtime can round an fp32 graph.
 ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"openvino": ("bf16",), "tensorrt": ("fp16", "bf16")}
 )
 Echo = Callable[[str], None]
 # The providers that gain from a precision, and why the others do not.
-PROVIDERS: Mapping[Profile, tuple[str, ...]] = MappingProxyType(
+PROVIDERS: Mapping[VariantPrecision, tuple[str, ...]] = MappingProxyType(
     {"int8": ("cpu",), "fp16": GPU_PROVIDERS, "bf16": (*GPU_PROVIDERS, "openvino")}
 )
-ELSEWHERE: Mapping[Profile, str] = MappingProxyType(
+ELSEWHERE: Mapping[VariantPrecision, str] = MappingProxyType(
     {
         "int8": "only ONNX Runtime on a CPU computes products in int8",
         "fp16": "a CPU computes most of the graph in fp32, and is slower",

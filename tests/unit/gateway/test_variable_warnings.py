@@ -1,9 +1,9 @@
-"""Variables that are spelled as settings, and are none, are told with the nearest name."""
+"""Warnings name variables that are no settings, with the nearest name, or deprecated ones."""
 
 import pytest
 
-from backends.settings import BackendSettings, unknown_variables as unknown_of_backends
-from gateway.settings import Settings, unknown_variables
+from backends.settings import BackendSettings, unknown_variables
+from gateway.settings import Settings, variable_warnings
 
 
 @pytest.mark.parametrize(
@@ -15,31 +15,38 @@ from gateway.settings import Settings, unknown_variables
     ],
 )
 def test_a_gateways_variable_is_told_with_the_nearest_name(variable: str, nearest: str) -> None:
-    (line,) = unknown_variables({variable: "secret", "SLUICEGATE_HOST": "::1", "PATH": "/bin"})
+    (line,) = variable_warnings({variable: "secret", "SLUICEGATE_HOST": "::1", "PATH": "/bin"})
 
     assert line.startswith(f"`{variable}` ")
     assert line.endswith(f"; did you mean `{nearest}`?")
 
 
 def test_a_backends_variable_is_told_with_the_nearest_name() -> None:
-    (line,) = unknown_of_backends({"SLUICEGATE_BACKEND_THREAD": "2"})
+    (line,) = unknown_variables({"SLUICEGATE_BACKEND_THREAD": "2"})
 
     assert "did you mean `SLUICEGATE_BACKEND_THREADS`?" in line
 
 
 def test_a_name_that_is_near_to_none_is_told_alone() -> None:
-    (line,) = unknown_variables({"SLUICEGATE_QQQQQQQQQQQQQQQQQ": "2"})
+    (line,) = variable_warnings({"SLUICEGATE_QQQQQQQQQQQQQQQQQ": "2"})
 
     assert line.startswith("`SLUICEGATE_QQQQQQQQQQQQQQQQQ` ")
     assert "did you mean" not in line
 
 
 def test_every_setting_is_known_to_gateways_and_to_backends() -> None:
-    gateways = {f"SLUICEGATE_{name.upper()}": "" for name in Settings.__struct_fields__}
+    own = set(Settings.__struct_fields__) - {"fast_lane"}  # which is deprecated
+    gateways = {f"SLUICEGATE_{name.upper()}": "" for name in own}
     backends = {
         f"SLUICEGATE_BACKEND_{name.upper()}": "" for name in BackendSettings.__struct_fields__
     }
     commands = dict.fromkeys(("SLUICEGATE_URL", "SLUICEGATE_KEY", "SLUICEGATE_DEMO_KEY"), "")
 
+    assert [*variable_warnings(gateways | backends | commands)] == []
     assert [*unknown_variables(gateways | backends | commands)] == []
-    assert [*unknown_of_backends(gateways | backends | commands)] == []
+
+
+def test_a_deprecated_setting_is_told() -> None:
+    (line,) = variable_warnings({"SLUICEGATE_FAST_LANE": "false"})
+
+    assert line == "`SLUICEGATE_FAST_LANE` is deprecated; the next version ignores it"

@@ -1,8 +1,8 @@
-"""Writes forms of a graph for other devices, which share the weights of the graph.
+"""Writes copies of a graph for other devices, which share the weights of the graph.
 
-A form's file has only its nodes and small tensors. Its weights are references into the file of the
-graph, by ONNX's external data. A form in half precision casts the weights when it is loaded. So a
-form takes a few hundred kilobytes, and writing it takes little time.
+The file of a device graph has only its nodes and small tensors. Its weights are references into the
+file of the graph, by ONNX's external data. A graph in half precision casts the weights when it is
+loaded. So a device graph takes a few hundred kilobytes, and writing it takes little time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +13,9 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.qualification.forms import Device, form_name
+from backends.qualification.device_graphs import Device, device_graph_name
 from backends.types import Pooling
 
 # Kinds of attention for CUDA. The backend measures which is quickest on its device.
@@ -24,36 +24,36 @@ _PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 _LEAST_BYTES = 1024
 
 
-def write_forms(
+def write_device_graphs(
     graph: Path,
     config: Mapping[str, Any],
     weights: Weights,
     pooling: Pooling,
     finish: Callable[[ModelProto], object],
 ) -> None:
-    """Write `model.cuda-heads.onnx` and the other forms beside `graph`.
+    """Write `model.cuda-heads.onnx` and the other device graphs beside `graph`.
 
-    `finish` adds the steps after the encoder to a form, as was done with `graph`.
+    `finish` adds the steps after the encoder to a device graph, as was done with `graph`.
     """
     stored = StoredTensors(graph)
-    for device, form in _forms():
+    for device, options in _device_options():
         try:
             model = build_checkpoint(
-                config, weights, pooling=pooling, form=form, stored=stored.by_name
+                config, weights, pooling=pooling, options=options, stored=stored.by_name
             )
         except WeightsError:
-            continue  # no kernel supports this form
+            continue  # no kernel supports these options
         finish(model)
-        stored.write(model, form_name(graph, device, form.attention, form.precision))
+        stored.write(model, device_graph_name(graph, device, options.attention, options.precision))
 
 
-def _forms() -> Iterator[tuple[Device, GraphForm]]:
-    yield "any", GraphForm(attention="plain")
+def _device_options() -> Iterator[tuple[Device, GraphOptions]]:
+    yield "any", GraphOptions(attention="plain")
     for precision in _PRECISIONS:
         for attention in _KERNELS:
-            form = GraphForm(attention=attention, precision=precision)
-            if form.problem() is None:
-                yield "cuda", form
+            options = GraphOptions(attention=attention, precision=precision)
+            if options.problem() is None:
+                yield "cuda", options
 
 
 class StoredTensors:

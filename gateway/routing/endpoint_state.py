@@ -57,13 +57,13 @@ class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
     silence: float = 0.0
 
 
-class Member:
-    """Holds the state of one endpoint. Only `Fleet` changes it."""
+class EndpointState:
+    """Holds the state of the endpoint `config`. Only `Fleet` changes it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+        self.config = endpoint
         self.seed = xxhash.xxh3_64_intdigest(endpoint.backend.encode())
-        self.state: ServingState | None = None
+        self.serving_state: ServingState | None = None
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.trouble = ""
@@ -103,7 +103,7 @@ class Member:
                 # The backend has recovered. Failures of its former process do not count.
                 self.ejection, self.returned, self.limit = CLEAN, now, CAUTIOUS
             self.health = Health.READY if found.ready else Health.NOT_READY
-            self.state, self.trouble, self.silent_probes = found, "", 0
+            self.serving_state, self.trouble, self.silent_probes = found, "", 0
             self.models = {info.name: info for info in found.models}
             self.record_report(found.report, now)
             self.record_round_trip(took)
@@ -140,7 +140,8 @@ class Member:
     def may_still_answer(self) -> bool:
         """Return whether it is leaving, or was ready recently and missed only one or two probes."""
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
-        is_leaving = self.state is not None and self.state.leaving and not self.trouble
+        serving = self.serving_state
+        is_leaving = serving is not None and serving.leaving and not self.trouble
         return (is_silent or is_leaving) and not self.drained
 
     def record_report(self, report: Report, now: float) -> None:
@@ -216,4 +217,4 @@ class Member:
     def headroom(self, now: float, slow_start: float) -> float:
         """Return how many more items a second the endpoint could compute."""
         idle = max(_MIN_IDLE, 1.0 - self.report.device_busy_share)
-        return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()
+        return idle * self.share(now, slow_start) * self.config.weight / self.item_time()

@@ -1,8 +1,7 @@
-"""A graph that was not built here has forms for CUDA, fused by ONNX Runtime's own optimizer.
+"""ONNX Runtime's optimizer writes graphs for CUDA of a graph that Sluicegate did not build.
 
-There is no such device here: the forms are opened on the CPU, packed ones with the operators that
-only CUDA has expanded. Still to be seen on a device: that its kernels compute these as documented,
-and that the forms are quicker than the graph as it is.
+The tests open the graphs on the CPU, and expand operators that only CUDA has. They do not show that
+the kernels of CUDA compute these operators as documented, nor that the graphs are quicker there.
 """
 
 import json
@@ -46,7 +45,7 @@ FUSED: list[Family] = ["bert", "roberta"]
 
 
 def write_export(family: Family, folder: Path) -> Path:
-    """Write the export of a family, told to be of one that no graph is built of."""
+    """Write the export of a family under the name of an unknown family."""
     source = write_checkpoint(Checkpoint(family=family, purpose="text"), folder)
     (source / "model.safetensors").unlink()
     shutil.copyfile(EXPORTS[family], source / OWN)
@@ -56,7 +55,7 @@ def write_export(family: Family, folder: Path) -> Path:
 
 
 def write_encoder(pooling: str, folder: Path) -> Path:
-    """Write the export of an encoder whose vectors are so long that fp16 holds no sum of them."""
+    """Write the export of an encoder whose sums of vectors do not fit into fp16."""
     source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), folder)
     (source / "model.safetensors").unlink()
     model = onnx.load(str(EXPORTS["bert"]))
@@ -93,7 +92,7 @@ def answers(path: Path, output: str = "logits", dimensions: int = 3) -> FloatArr
     return OnnxExecutor(source, worker_threads=1).run(batch)
 
 
-def assert_forms_answer(folder: Path, *names: str) -> None:
+def assert_graphs_answer(folder: Path, *names: str) -> None:
     own = answers(folder / OWN)
     for name in names:
         tolerance = 1e-2 if "fp16" in name else 1e-5
@@ -109,7 +108,7 @@ def test_attention_of_an_export_is_one_node_over_the_same_weights(
     folder = imported(write_export(family, tmp_path / "source"), tmp_path / "model")
 
     assert files(folder) == ALL
-    assert_forms_answer(folder, EXACT, HALF)
+    assert_graphs_answer(folder, EXACT, HALF)
     for name in (EXACT, HALF):
         nodes = onnx.load(str(folder / name), load_external_data=False).graph.node
         assert [node.op_type for node in nodes].count("MultiHeadAttention") == 2
@@ -118,18 +117,20 @@ def test_attention_of_an_export_is_one_node_over_the_same_weights(
 
 
 @pytest.mark.parametrize("family", FUSED)
-def test_a_packed_export_answers_as_it_does_with_padding(family: Family, tmp_path: Path) -> None:
+def test_a_packed_export_gives_the_results_of_the_padded_one(
+    family: Family, tmp_path: Path
+) -> None:
     folder = imported(write_export(family, tmp_path / "source"), tmp_path / "model")
     for name in (PACKED, PACKED_HALF):
         model = onnx.load(str(folder / name))
         assert [node.op_type for node in model.graph.node].count("PackedMultiHeadAttention") == 2
         (folder / name).write_bytes(expand(model).SerializeToString())
 
-    assert_forms_answer(folder, PACKED, PACKED_HALF)
+    assert_graphs_answer(folder, PACKED, PACKED_HALF)
 
 
 @pytest.mark.parametrize("name", sorted(ALL - {OWN}))
-def test_shapes_and_types_of_the_forms_are_inferred(name: str, tmp_path: Path) -> None:
+def test_shapes_and_types_of_the_graphs_are_inferred(name: str, tmp_path: Path) -> None:
     folder = imported(write_export("bert", tmp_path / "source"), tmp_path / "model")
 
     inferred = SymbolicShapeInference.infer_shapes(onnx.load(str(folder / name)), auto_merge=True)
@@ -143,7 +144,7 @@ def test_shapes_and_types_of_the_forms_are_inferred(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "pooling", ["mean_tokens", "max_tokens", "cls_token", "weightedmean_tokens", "lasttoken"]
 )
-def test_forms_in_fp16_add_up_rows_in_fp32(pooling: str, tmp_path: Path) -> None:
+def test_graphs_in_fp16_add_up_rows_in_fp32(pooling: str, tmp_path: Path) -> None:
     folder = imported(write_encoder(pooling, tmp_path / "source"), tmp_path / "model")
     for name in (PACKED, PACKED_HALF):
         (folder / name).write_bytes(expand(onnx.load(str(folder / name))).SerializeToString())
@@ -155,18 +156,18 @@ def test_forms_in_fp16_add_up_rows_in_fp32(pooling: str, tmp_path: Path) -> None
         np.testing.assert_allclose(found, own, atol=1e-2 * np.abs(own).max(), err_msg=name)
 
 
-def test_a_graph_that_the_optimizer_stumbles_over_has_a_form_in_fp16(tmp_path: Path) -> None:
-    """It looks for the biases of layer normalisations, which ModernBERT lacks."""
+def test_a_graph_that_the_optimizer_cannot_fuse_is_converted_to_fp16(tmp_path: Path) -> None:
+    """The optimizer needs biases of layer normalization, which ModernBERT lacks."""
     folder = imported(write_export("modernbert", tmp_path / "source"), tmp_path / "model")
 
     assert files(folder) == {OWN, HALF}
-    assert_forms_answer(folder, HALF)
+    assert_graphs_answer(folder, HALF)
 
 
-def test_forms_are_written_without_a_word_where_only_the_extras_are_installed(
+def test_graphs_are_written_silently_with_the_extras_alone(
     tmp_path: Path,
 ) -> None:
-    """ONNX Runtime asks for `sympy` only in its extra `symbolic`, which no extra here takes."""
+    """ONNX Runtime needs `sympy` only for its extra `symbolic`, which is not installed."""
     source = write_export("bert", tmp_path / "source")
     code = (
         "import pathlib, sys; sys.modules['sympy'] = None\n"
@@ -185,7 +186,7 @@ def test_forms_are_written_without_a_word_where_only_the_extras_are_installed(
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_weights_are_cast_when_a_form_is_loaded(tmp_path: Path) -> None:
+def test_weights_are_cast_when_a_graph_is_loaded(tmp_path: Path) -> None:
     folder = imported(write_export("bert", tmp_path / "source"), tmp_path / "model")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -205,7 +206,7 @@ def test_weights_are_cast_when_a_form_is_loaded(tmp_path: Path) -> None:
     assert not before & after
 
 
-def test_weights_in_a_file_of_their_own_stay_there(tmp_path: Path) -> None:
+def test_weights_in_a_separate_file_stay_there(tmp_path: Path) -> None:
     source = write_export("bert", tmp_path / "source")
     model = onnx.load(str(source / OWN))
     (source / OWN).unlink()
@@ -214,11 +215,11 @@ def test_weights_in_a_file_of_their_own_stay_there(tmp_path: Path) -> None:
     folder = imported(source, tmp_path / "model")
 
     assert files(folder) == ALL
-    assert_forms_answer(folder, EXACT, HALF)
+    assert_graphs_answer(folder, EXACT, HALF)
     assert max((folder / name).stat().st_size for name in ALL - {OWN}) < 60_000
 
 
-def test_an_export_in_fp16_has_a_form_in_fp16_alone(tmp_path: Path) -> None:
+def test_an_export_in_fp16_has_one_graph_in_fp16(tmp_path: Path) -> None:
     source = write_export("bert", tmp_path / "source")
     half = convert_float_to_float16(
         onnx.load(str(source / OWN)), keep_io_types=True, disable_shape_infer=True
@@ -228,10 +229,10 @@ def test_an_export_in_fp16_has_a_form_in_fp16_alone(tmp_path: Path) -> None:
     folder = imported(source, tmp_path / "model")
 
     assert files(folder) == {OWN, HALF, PACKED_HALF}
-    assert_forms_answer(folder, HALF)
+    assert_graphs_answer(folder, HALF)
 
 
-def test_a_quantized_graph_has_no_forms(tmp_path: Path) -> None:
+def test_a_quantized_graph_has_no_device_graphs(tmp_path: Path) -> None:
     source = write_export("bert", tmp_path / "source")
     (source / OWN).write_bytes(make_dynamic((source / OWN).read_bytes()))
 
@@ -239,7 +240,7 @@ def test_a_quantized_graph_has_no_forms(tmp_path: Path) -> None:
 
 
 def test_a_weight_too_large_for_fp16_is_not_infinite(tmp_path: Path) -> None:
-    """As a number that masks padding, it becomes the largest there is."""
+    """A number that masks padding becomes the largest number of fp16."""
     source = write_export("bert", tmp_path / "source")
     model = onnx.load(str(source / OWN))
     table = "bert.embeddings.position_embeddings.weight"
@@ -254,4 +255,4 @@ def test_a_weight_too_large_for_fp16_is_not_infinite(tmp_path: Path) -> None:
     loaded = onnx.load(str(folder / HALF))
     found = next(tensor for tensor in loaded.graph.initializer if tensor.name == table)
     assert numpy_helper.to_array(found).max() == np.finfo(np.float16).max
-    assert_forms_answer(folder, HALF)
+    assert_graphs_answer(folder, HALF)

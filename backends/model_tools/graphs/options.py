@@ -1,4 +1,4 @@
-"""Defines the forms of an encoder's graph: precision, kind of attention, outputs."""
+"""Defines the options of an encoder's graph: precision, kind of attention, outputs."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -14,7 +14,7 @@ Attention = Literal[
 ]
 
 
-class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
+class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Selects precision, attention and outputs of a graph. `fused` and `gathered` suit CPUs.
 
     `attention` is one of
@@ -44,7 +44,7 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention.startswith("packed")
 
     def problem(self) -> str | None:
-        """Return why the form is not valid; `None` if it is."""
+        """Return why the options are not valid; `None` if they are."""
         if not self.outputs:
             return "a graph needs an output"
         if "first" in self.outputs and len(self.outputs) > 1:
@@ -58,14 +58,14 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def check_form(form: GraphForm, *, attention: Collection[Attention]) -> None:
-    """Refuse forms that a family does not support: another `attention`, or bf16.
+def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
+    """Refuse options that a family does not support: another `attention`, or bf16.
 
     Raises:
-        WeightsError: the form is not supported, or not valid.
+        WeightsError: the options are not supported, or not valid.
     """
-    problem = form.problem()
-    if form.attention not in attention or form.precision == "bf16":
-        problem = f"this family has no `{form.attention}` attention in {form.precision}"
+    problem = options.problem()
+    if options.attention not in attention or options.precision == "bf16":
+        problem = f"this family has no `{options.attention}` attention in {options.precision}"
     if problem is not None:
         raise WeightsError(problem)

@@ -1,4 +1,4 @@
-"""A form that breaks the device, or its process, breaks neither the backend nor other forms."""
+"""A graph that breaks its device or process harms neither the backend nor other graphs."""
 
 import os
 import signal
@@ -15,7 +15,12 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import ones
-from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, local_trials
+from backends.qualification.graph_trials import (
+    ChildTrials,
+    OpenExecutor,
+    graph_trials,
+    local_trials,
+)
 from backends.settings import BackendSettings, Provider
 from backends.types import OutputKind
 
@@ -25,7 +30,7 @@ BATCHES = [ones(2, 3, OutputKind.POOLED), ones(1, 9, OutputKind.POOLED)]
 
 
 class Device:
-    """Opens forms by their names, each of which does what it says."""
+    """Opens graphs that do what their names say."""
 
     def __init__(self) -> None:
         self._is_broken = False
@@ -49,78 +54,78 @@ class Device:
 
 
 def make_device() -> OpenExecutor:
-    """Return a device of the process that calls it."""
+    """Return a fake device of the calling process."""
     return Device()
 
 
 trials = partial(ChildTrials, make_device, patience=_ENOUGH)
 
 
-def form(name: str) -> GraphSource:
+def source(name: str) -> GraphSource:
     return msgspec.structs.replace(SOURCE, path=Path(f"{name}.onnx"))
 
 
-def test_a_child_answers_as_this_process_does() -> None:
+def test_a_child_returns_the_results_of_this_process() -> None:
     here = local_trials(make_device())(SOURCE, BATCHES)
-    with trials() as try_form:
-        there = try_form(SOURCE, BATCHES)
+    with trials() as try_graph:
+        there = try_graph(SOURCE, BATCHES)
 
     assert there.cost == here.cost
     for found, expected in zip(there.outputs, here.outputs, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_form_that_ends_its_process_is_one_that_cannot_run() -> None:
-    with trials() as try_form:
-        with pytest.raises(ModelFailed, match="the process that tried the form ended") as failed:
-            try_form(form("crashes"), BATCHES)
-        assert try_form(SOURCE, BATCHES).outputs
+def test_a_graph_that_ends_its_process_cannot_run() -> None:
+    with trials() as try_graph:
+        with pytest.raises(ModelFailed, match="the process that tried the graph ended") as failed:
+            try_graph(source("crashes"), BATCHES)
+        assert try_graph(SOURCE, BATCHES).outputs
     assert not isinstance(failed.value, OutOfMemory)
 
 
 @pytest.mark.parametrize(("name", "why"), [("kills", "was killed"), ("fills", "out of memory")])
-def test_want_of_memory_is_told_from_a_form_that_cannot_run(name: str, why: str) -> None:
-    """The kernel kills a process for it."""
-    with trials() as try_form:
+def test_a_lack_of_memory_is_not_a_graph_that_cannot_run(name: str, why: str) -> None:
+    """If memory is short, the kernel kills the process."""
+    with trials() as try_graph:
         with pytest.raises(OutOfMemory, match=why):
-            try_form(form(name), BATCHES)
-        assert try_form(SOURCE, BATCHES).outputs
+            try_graph(source(name), BATCHES)
+        assert try_graph(SOURCE, BATCHES).outputs
 
 
-def test_a_form_that_hangs_is_one_that_cannot_run() -> None:
-    with trials(patience=0.0) as try_form, pytest.raises(ModelFailed, match="within 0 s"):
-        try_form(form("hangs"), BATCHES)
+def test_a_graph_that_hangs_cannot_run() -> None:
+    with trials(patience=0.0) as try_graph, pytest.raises(ModelFailed, match="within 0 s"):
+        try_graph(source("hangs"), BATCHES)
 
 
 @pytest.mark.parametrize(("provider", "minutes"), [("cuda", 5), ("tensorrt", 30)])
-def test_only_what_builds_engines_is_waited_for_long(provider: Provider, minutes: int) -> None:
-    with form_trials(BackendSettings(provider=provider))() as try_form:
-        assert isinstance(try_form, ChildTrials)
-        assert try_form.patience == 60 * minutes
+def test_only_a_build_of_engines_may_take_long(provider: Provider, minutes: int) -> None:
+    with graph_trials(BackendSettings(provider=provider))() as try_graph:
+        assert isinstance(try_graph, ChildTrials)
+        assert try_graph.patience == 60 * minutes
 
 
-def test_a_broken_device_is_left_with_its_process() -> None:
-    with trials() as try_form:
+def test_a_broken_device_ends_its_process() -> None:
+    with trials() as try_graph:
         with pytest.raises(ExecutorDied, match="the device failed"):
-            try_form(form("breaks"), BATCHES)
-        assert try_form(SOURCE, BATCHES).outputs
+            try_graph(source("breaks"), BATCHES)
+        assert try_graph(SOURCE, BATCHES).outputs
 
 
-def test_a_form_without_kernels_says_so() -> None:
-    with trials() as try_form:
+def test_a_graph_without_kernels_says_so() -> None:
+    with trials() as try_graph:
         with pytest.raises(ModelProblem, match=r"lacks\.onnx: no kernel"):
-            try_form(form("lacks"), BATCHES)
-        assert try_form(SOURCE, BATCHES).outputs
+            try_graph(source("lacks"), BATCHES)
+        assert try_graph(SOURCE, BATCHES).outputs
 
 
-def test_a_backend_on_a_gpu_tries_forms_in_a_child() -> None:
-    """There is no such device here, which the child says."""
-    with form_trials(BackendSettings(provider="cuda"))() as try_form:
-        assert try_form is not None
+def test_a_backend_on_a_gpu_tries_graphs_in_a_child() -> None:
+    """The child reports that this machine has no GPU."""
+    with graph_trials(BackendSettings(provider="cuda"))() as try_graph:
+        assert try_graph is not None
         with pytest.raises(ModelProblem, match="`CUDAExecutionProvider`"):
-            try_form(SOURCE, BATCHES)
+            try_graph(SOURCE, BATCHES)
 
 
 def test_a_backend_on_a_cpu_has_no_child() -> None:
-    with form_trials(BackendSettings(provider="cpu"))() as try_form:
-        assert try_form is None
+    with graph_trials(BackendSettings(provider="cpu"))() as try_graph:
+        assert try_graph is None

@@ -1,8 +1,8 @@
-"""Writes forms for CUDA of a graph that Sluicegate did not build, by ONNX Runtime's optimizer.
+"""Optimizes a graph that Sluicegate did not build for CUDA, by ONNX Runtime's optimizer.
 
-The optimizer recognizes the attention that exporters write, and replaces it by one node. The forms
-share the weights of the graph, like those of `backends.model_tools.importing.device_forms`. A
-backend compares their outputs before it uses one.
+The optimizer recognizes the attention that exporters write, and replaces it by one node. The
+device graphs share the weights of the graph, like those of
+`backends.model_tools.importing.device_graphs`. A backend compares their outputs before it uses one.
 """
 
 import logging
@@ -17,9 +17,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from backends.model_tools.graphs.graph_builder import FUSED, copy_model
 from backends.model_tools.graphs.half import halve, infer_types
-from backends.model_tools.importing.device_forms import StoredTensors
+from backends.model_tools.importing.device_graphs import StoredTensors
 from backends.model_tools.importing.finishing import is_half
-from backends.qualification.forms import form_name
+from backends.qualification.device_graphs import device_graph_name
 
 # Quantized graphs are optimized for one device already.
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
@@ -38,11 +38,11 @@ def _quiet() -> Iterator[None]:
 
 
 @_quiet()
-def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
+def write_optimized_graphs(graph: Path, config: Mapping[str, Any]) -> None:
     """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
 
-    If no attention can be fused, only an fp16 form is written. For a graph in fp16, only fp16 forms
-    are written.
+    If no attention can be fused, only an fp16 graph is written. For a graph in fp16, only graphs in
+    fp16 are written.
     """
     model = onnx.load(str(graph))
     operators = [node.op_type for node in model.graph.node]
@@ -51,16 +51,16 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     stored = StoredTensors(graph)
     fused = _fuse(model, config)
     if is_half(graph):
-        forms = {"fp16": fused}
+        models = {"fp16": fused}
     else:
         half = _halve(fused or onnx.load(str(graph)), stored)
-        forms = {"fp32": fused, "fp16": half}
-    for precision, form in forms.items():
-        if form is not None:
-            stored.write(form, form_name(graph, "cuda", "optimized", precision))
-            packed = _pack(form) if fused is not None else None
+        models = {"fp32": fused, "fp16": half}
+    for precision, optimized in models.items():
+        if optimized is not None:
+            stored.write(optimized, device_graph_name(graph, "cuda", "optimized", precision))
+            packed = _pack(optimized) if fused is not None else None
             if packed is not None:
-                stored.write(packed, form_name(graph, "cuda", "packed", precision))
+                stored.write(packed, device_graph_name(graph, "cuda", "packed", precision))
 
 
 def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
@@ -91,7 +91,7 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
             hidden_size=_number(config, "hidden_size", "dim"),
             optimization_options=options,
         ).model
-    except Exception:  # noqa: BLE001 - if the optimizer fails, the graph is served without forms
+    except Exception:  # noqa: BLE001 - if the optimizer fails, the graph is served without them
         return None
     if not _has(fused, "MultiHeadAttention"):
         return None
@@ -114,7 +114,7 @@ def _pack(model: ModelProto) -> ModelProto | None:
     try:
         PackingMode(packed).convert(use_symbolic_shape_infer=False)
         packed.topological_sort()
-    except Exception:  # noqa: BLE001 - if the converter fails, there is no such form
+    except Exception:  # noqa: BLE001 - if the converter fails, there is no such graph
         return None
     found: ModelProto = packed.model
     return found if _has(found, "PackedMultiHeadAttention") else None
@@ -133,7 +133,7 @@ def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
     """Return the graph in fp16; stored weights are cast from fp32 when it is loaded."""
     try:
         half = halve(model)
-    except Exception:  # noqa: BLE001 - if the converter fails, there is no such form
+    except Exception:  # noqa: BLE001 - if the converter fails, there is no such graph
         return None
     exact = {tensor.name: tensor for tensor in model.graph.initializer}
     casts: list[NodeProto] = []
