@@ -61,12 +61,17 @@ def seen(ledger: Ledger) -> tuple[list[list[GroupUsage]], Invoice]:
     """Return everything that can be asked of usage, in every hour and over all."""
     times = [BEGIN + timedelta(hours=hour) for hour in range(9)]
     spans = [*itertools.pairwise(times), (BEGIN, END), (times[1], times[5])]
-    groups = ([], [GroupBy.MODEL, GroupBy.KEY], [GroupBy.DAY], [GroupBy.REGION])
+    groups: list[list[GroupBy]] = [
+        [],
+        [GroupBy.MODEL, GroupBy.KEY],
+        [GroupBy.DAY],
+        [GroupBy.REGION],
+    ]
     every = itertools.product(spans, ("acme", None), groups)
     # A third, in which most pairs of values of different questions meet.
     answers = [
-        ledger.usage(tenant, *span, grouped, prices=PRICES)
-        for span, tenant, grouped in itertools.islice(every, 0, None, 3)
+        ledger.usage(tenant, since, until, grouped, prices=PRICES)
+        for (since, until), tenant, grouped in itertools.islice(every, 0, None, 3)
     ]
     return answers, ledger.invoice("acme", "2026-09", PRICES)
 
