@@ -6,9 +6,6 @@ from pathlib import Path
 
 import trustme
 
-from backends.api.tls import ServerTls, TlsFiles as ServerFiles
-from gateway.upstream.tls import ClientTls
-
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
@@ -44,16 +41,6 @@ class Authority:
     def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1",), expired: bool = False) -> Path:
         """Write a backend's certificate."""
         return self.issue("server", *hosts, expired=expired)
-
-
-def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
-    """Return the TLS of a backend's listener."""
-    return ServerTls(ServerFiles(certificate=certificate, client_ca=client_ca))
-
-
-def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
-    """Return the TLS of a gateway's calls."""
-    return ClientTls(ca=ca, certificate=certificate)
 
 
 def server_context(certificate: Path) -> ssl.SSLContext:

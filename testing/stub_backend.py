@@ -67,7 +67,6 @@ class Reply:
         self._writer = writer
         self._closed = closed
         self._has_begun = False
-        self.headers: dict[str, str] = {}
         self.is_cut = False
 
     async def send(self, *frames: Frame) -> None:
@@ -184,15 +183,6 @@ def fail_items(
             else:
                 await reply.send(echo(call, index, stub.backend_id))
         await reply.end(stub.report)
-
-    return behave
-
-
-def send_bytes(content: bytes) -> Behaviour:
-    """Answer with bytes that are not a frame."""
-
-    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        await reply.send_raw(_chunk(content) + b"0\r\n\r\n")
 
     return behave
 

@@ -33,7 +33,6 @@ def stub_process(
     backend_id: str = "stub",
     region: str = "eu",
     service_time: float = 0.0,
-    port: int = 0,
     certificate: Path | None = None,
     module: str = "testing.stub_backend",
 ) -> Iterator[StubProcess]:
@@ -42,7 +41,7 @@ def stub_process(
     It answers by `answer` of a module, for its `models()` if there are any.
     """
     command = [sys.executable, "-m", "testing.stub_process", backend_id, region]
-    command += [f"--service-time={service_time}", f"--port={port}", f"--module={module}"]
+    command += [f"--service-time={service_time}", f"--module={module}"]
     command += [f"--certificate={certificate}"] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
@@ -57,7 +56,6 @@ async def _main() -> None:
     parser.add_argument("backend_id")
     parser.add_argument("region")
     parser.add_argument("--service-time", type=float, default=0.0)
-    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--module")
     options = parser.parse_args()
@@ -71,7 +69,6 @@ async def _main() -> None:
         region=options.region,
         models=module.models() if hasattr(module, "models") else None,
         behaviour=answer_after(options.service_time) if options.service_time else module.answer,
-        port=options.port,
         tls=context,
     )
     async with stub:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.api.tls import ServerTls, TlsFiles
 from backends.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 from gateway.types import Endpoint
 from gateway.upstream import http
@@ -16,7 +17,7 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
-from testing.certificates import Authority, client_tls, server_context, server_tls
+from testing.certificates import Authority, server_context
 from testing.model_repository import write_repository
 from testing.raw_http import post
 from testing.stub_backend import StubBackend
@@ -34,6 +35,14 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 PATIENCE = 5.0
+
+
+def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
+    return ServerTls(TlsFiles(certificate=certificate, client_ca=client_ca))
+
+
+def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
+    return ClientTls(ca=ca, certificate=certificate)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sends requests generated from the OpenAPI documents and checks the answers against them.
+"""Compares the answers of both listeners with their OpenAPI documents.
 
 Schemathesis generates the requests. Operators' requests change state: customers' come first.
 """
@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
+import click
 
+from loadtests.fuzzing import end_with, seeded_run
 from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
+from loadtests.options import seed
 from testing.stub_process import stub_process
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
@@ -23,11 +25,9 @@ _CHECKS = (
     "response_headers_conformance",
     "response_schema_conformance",
     "missing_required_header",
-    "unsupported_method",
     "allow_header_conformance",
     "ignored_auth",
 )
-_EXCLUDED = ("rotate_key",)  # would end the key that the others are sent with
 # A request may ask for too little time, and a published document may have no backends.
 # Headers and query parameters that a route does not know are ignored, as HTTP has it.
 _OPTIONS = """
@@ -45,22 +45,14 @@ negative_data_rejection.expected-statuses = ["4xx", "5xx"]
 include-path-regex = "^/(tei|models)/|^/jina/v1/embeddings$"
 checks.negative_data_rejection.expected-statuses = ["2xx", "4xx", "5xx"]
 """
+_EXCLUDED = "rotate_key"
+"""The operation that would end the key of the other requests."""
 _ANY_METHOD = ("hugging_face_health", "hugging_face_info")
 """Operations where `POST` is no wrong method, but a request to a model `health` of some owner."""
-# Operators' parameters may also be left empty.
-_MORE_CHECKS = {"customers": ("negative_data_rejection",), "operators": ()}
-DOCUMENTS = tuple(_MORE_CHECKS)
+DOCUMENTS = ("customers", "operators")
 
 
-class DocumentCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The report on a document, and whether all answers conformed to it."""
-
-    document: str
-    is_true: bool
-    report: str
-
-
-def check(
+def differences(
     gateway: Gateway,
     folder: Path,
     document: str,
@@ -68,20 +60,18 @@ def check(
     examples: int,
     seed: int,
     is_short: bool = False,
-) -> DocumentCheck:
-    """Send up to `examples` cases to each operation of a document's listener.
+) -> Iterator[str]:
+    """Send up to `examples` cases to each operation of a document's listener; yield failed reports.
 
     All bounds and combinations of parameters are tried as well, unless it `is_short`.
     """
-    phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
-    checks = [*_CHECKS, *_MORE_CHECKS[document]]
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)
-    port, key = (
-        (gateway.port, _KEY)
-        if document == "customers"
-        else (gateway.settings.admin_port, _ADMIN_KEY)
-    )
+    port, key, checks = gateway.settings.admin_port, _ADMIN_KEY, ",".join(_CHECKS)
+    if document == "customers":
+        # Operators' parameters may also be left empty.
+        port, key, checks = gateway.port, _KEY, f"{checks},negative_data_rejection"
+    phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(options), "run"),
         f"http://127.0.0.1:{port}/openapi.json",
@@ -90,23 +80,17 @@ def check(
         *("--suppress-health-check", "all", "--request-timeout", "90", "--no-color"),
         *("--warnings", "off"),
     ]
-    excluded = [f"--exclude-operation-id={name}" for name in (*_EXCLUDED, *_ANY_METHOD)]
-    runs = [[*excluded, "--checks", ",".join(checks)]]
+    excluded = [f"--exclude-operation-id={name}" for name in (_EXCLUDED, *_ANY_METHOD)]
+    runs = [[*excluded, "--checks", f"{checks},unsupported_method"]]
     if document == "customers":
         included = [f"--include-operation-id={name}" for name in _ANY_METHOD]
-        checks.remove("unsupported_method")
-        runs.append([*included, "--checks", ",".join(checks)])
-    done = [
-        subprocess.run(
+        runs.append([*included, "--checks", checks])
+    for run in runs:
+        done = subprocess.run(
             [*command, *run], capture_output=True, text=True, check=False, cwd=folder, timeout=3600
         )
-        for run in runs
-    ]
-    return DocumentCheck(
-        document=document,
-        is_true=not any(one.returncode for one in done),
-        report="".join([one.stdout + one.stderr for one in done]),
-    )
+        if done.returncode:
+            yield f"## {document}\n\n{done.stdout}{done.stderr}"
 
 
 @contextlib.contextmanager
@@ -124,3 +108,17 @@ def documented_gateway(folder: Path) -> Iterator[Gateway]:
         ) as gateway,
     ):
         yield gateway
+
+
+@click.command("fuzz-api")
+@click.option("--examples", default=100, help="Cases of each operation.")
+@seed
+def fuzz_api_command(*, examples: int, seed: int | None) -> None:
+    """Check the answers of both listeners against their OpenAPI documents."""
+    with seeded_run(seed) as (folder, chosen), documented_gateway(folder) as gateway:
+        found = [
+            each
+            for document in DOCUMENTS
+            for each in differences(gateway, folder, document, examples=examples, seed=chosen)
+        ]
+    end_with(found)
