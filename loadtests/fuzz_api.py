@@ -97,7 +97,7 @@ def differences(
 def documented_gateway(folder: Path) -> Iterator[Gateway]:
     """Run a gateway with both listeners, whose backend answers as each task does."""
     with (
-        stub_process(module="loadtests.fuzz_http.backend") as stub,
+        stub_process(module="loadtests.fuzz_dialects.backend") as stub,
         running_gateway(
             folder / "gateway",
             one_backend(stub.url) | {"limits": WIDE_LIMITS},

@@ -1,7 +1,6 @@
 """Sends raw HTTP/1.1 requests byte for byte and reads the responses, strictly by RFC 9112."""
 
 import asyncio
-import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, SupportsIndex
@@ -35,7 +34,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body)
 
 
-class _Reader(asyncio.StreamReader):
+class _KeepingReader(asyncio.StreamReader):
     """Keeps the last bytes received; what came before a reset can still be read."""
 
     received = b""
@@ -58,30 +57,15 @@ class Connection:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._reader = _Reader()
-        protocol = asyncio.StreamReaderProtocol(self._reader)
+        self.reader = _KeepingReader()
+        protocol = asyncio.StreamReaderProtocol(self.reader)
         transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", self._port)
         self.transport = transport
-        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        self._writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.reset()
-
-    def close_half(self) -> None:
-        """Close the sending side of the connection; the other side can still be read."""
-        self._writer.write_eof()
-
-    async def send_while_read(self, part: bytes, times: int) -> bool:
-        """Send the part `times` times; return whether the worker read everything."""
-        with contextlib.suppress(ConnectionError):
-            for _ in range(times):
-                if self._reader.at_eof():
-                    return False
-                self._writer.write(part)
-                await self._writer.drain()
-            return not self._reader.at_eof()
-        return False
 
     def reset(self) -> None:
         """Abort the connection."""
@@ -102,7 +86,7 @@ class Connection:
             MalformedResponse: the bytes are no head of a response.
         """
         async with asyncio.timeout(WAIT_LIMIT):
-            text = (await self._reader.readuntil(_END))[: -len(_END)].decode("latin-1")
+            text = (await self.reader.readuntil(_END))[: -len(_END)].decode("latin-1")
         first, *lines = text.split("\r\n")
         status = _STATUS.fullmatch(first)
         if status is None:
@@ -131,24 +115,13 @@ class Connection:
         if "transfer-encoding" in headers or not length.isdecimal():
             raise MalformedResponse(f"the response of {status} does not say its length")
         async with asyncio.timeout(WAIT_LIMIT):
-            body = await self._reader.readexactly(int(length))
+            body = await self.reader.readexactly(int(length))
         return Response(status=status, headers=headers, body=body)
-
-    @property
-    def received(self) -> bytes:
-        """The last bytes received."""
-        return self._reader.received
-
-    async def chunk(self) -> bytes:
-        """Return the next chunk of a body; an empty one is the last."""
-        async with asyncio.timeout(WAIT_LIMIT):
-            length = int(await self._reader.readuntil(b"\r\n"), 16)
-            return (await self._reader.readexactly(length + 2))[:-2]
 
     async def is_closed(self) -> bool:
         """Return whether the worker closed the connection without sending more."""
         async with asyncio.timeout(WAIT_LIMIT):
-            return await self._reader.read(1) == b""
+            return await self.reader.read(1) == b""
 
 
 def post(

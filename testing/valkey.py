@@ -24,12 +24,6 @@ def server_program() -> str:
     return process_environment().get(_PROGRAM) or get_binary_path()
 
 
-def server_programs() -> list[str]:
-    """Return the paths of all servers: the server for tests, and those on `PATH`."""
-    found = (server_program(), shutil.which("redis-server"), shutil.which("valkey-server"))
-    return list(dict.fromkeys(program for program in found if program))
-
-
 class Valkey:
     """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 

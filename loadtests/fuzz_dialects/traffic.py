@@ -13,7 +13,7 @@ import grpc
 import msgspec
 from typing_extensions import override
 
-from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, SHARED
+from loadtests.fuzz_dialects.backend import MODELS, SHARED
 from loadtests.fuzz_dialects.routes import ROUTES, TENSOR_ROUTES, Asked, DialectRoute
 from loadtests.fuzz_dialects.rpc import infer, payload_of, tensor_message
 from loadtests.fuzz_http.callers import NAMES, Caller
@@ -53,8 +53,6 @@ class DialectTraffic(Traffic):
     """
 
     name = "dialects"
-    backend = "loadtests.fuzz_dialects.backend"
-    models = DOCUMENT_MODELS
     has_calls = True
 
     def __init__(self, *, alternates: bool = False) -> None:

@@ -57,7 +57,7 @@ class _ScriptRun:
 
     def _described(self, what: str) -> str:
         sent = b"".join(request.content for request in self._requests[self._answered :])
-        received = self._connection.received[-_SHOWN:]
+        received = self._connection.reader.received[-_SHOWN:]
         return f"{what}\n  sent: {sent[:_SHOWN]!r}\n  received: {received!r}"
 
     async def _send(self) -> None:

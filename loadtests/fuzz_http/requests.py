@@ -4,7 +4,7 @@ Each request keeps its connection open for more.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any  # Any: fields of an expectation
 
 import msgspec
@@ -90,7 +90,12 @@ class ValidRequestGenerator:
         self._callers = callers
         self._connection = connection
         self._count = 0
-        self._makers: list[Callable[[], Request]] = [
+
+    def next(self) -> Request:
+        """Return the next request, mostly a plain one."""
+        if self._chance.random() < 0.6:
+            return self.plain()
+        makers = [
             self.plain,
             self.spelled,
             self.chunked,
@@ -100,12 +105,7 @@ class ValidRequestGenerator:
             self.other_method,
             self.other_target,
         ]
-
-    def next(self) -> Request:
-        """Return the next request, mostly a plain one."""
-        if self._chance.random() < 0.6:
-            return self.plain()
-        return self._chance.choice(self._makers)()
+        return self._chance.choice(makers)()
 
     def caller(self) -> Caller:
         """Return the next caller."""

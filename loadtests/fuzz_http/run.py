@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 import uvloop
 
+from loadtests.fuzz_dialects import backend
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
 from loadtests.fuzz_http.client import run_script
 from loadtests.fuzz_http.expect import OVERLOADED
@@ -34,10 +35,6 @@ class Traffic:
     """The scripts of HTTP, and what they need. Other traffic derives from it."""
 
     name = "http"
-    backend = "loadtests.fuzz_http.backend"
-    """The module of the backend."""
-    models: Mapping[str, object] = {}
-    """The section of the document."""
     has_calls = False
     """Whether it sends calls of gRPC beside the scripts."""
 
@@ -146,12 +143,12 @@ def fuzz(
     """Send `requests` requests, or connection `only`, and return the run."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
-        stub = stack.enter_context(stub_process(module=traffic.backend))
+        stub = stack.enter_context(stub_process(module=backend.__name__))
         document = {
             **one_backend(stub.url),
             "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
             "limits": WIDE_LIMITS,
-            "models": traffic.models,
+            "models": backend.DOCUMENT_MODELS,
         }
         gateways = [
             stack.enter_context(

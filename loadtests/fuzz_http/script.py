@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 
 from loadtests.fuzz_http.callers import Caller
-from loadtests.fuzz_http.hostile import HostileGenerator
-from loadtests.fuzz_http.requests import Request, ValidRequestGenerator
+from loadtests.fuzz_http.hostile import RequestGenerator
+from loadtests.fuzz_http.requests import Request
 
 _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
@@ -34,11 +34,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 def script(seed: int, number: int, callers: list[Caller], *, is_plain: bool = False) -> Script:
     """Return the script of connection `number`; if it `is_plain`, only the plainest requests."""
     chance = random.Random(f"{seed}/{number}")
-    right = ValidRequestGenerator(chance, callers, number)
-    requests = [right.next() for _ in range(chance.choice(_PIPELINED))]
+    generator = RequestGenerator(chance, callers, number)
+    requests = [generator.next() for _ in range(chance.choice(_PIPELINED))]
     if is_plain:
         requests = [request for request in requests if request.expect.name == "plain"]
-    last = HostileGenerator(chance, right).next() if chance.random() < 0.5 else None
+    last = generator.last() if chance.random() < 0.5 else None
     return make_script(chance, number, requests, None if is_plain else last, cuts=(0, 0, 0, 1, 3))
 
 
