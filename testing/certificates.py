@@ -1,7 +1,6 @@
 """Issues certificates of private authorities and writes the files that processes read."""
 
 import datetime as dt
-import ssl
 from pathlib import Path
 
 import trustme
@@ -41,10 +40,3 @@ class Authority:
     def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1",), expired: bool = False) -> Path:
         """Write a backend's certificate."""
         return self.issue("server", *hosts, expired=expired)
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    """Return the TLS context of a plain server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context

@@ -14,6 +14,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -192,7 +193,10 @@ def _chunk(content: bytes) -> bytes:
 
 
 class StubBackend:
-    """An HTTP server on loopback; all attributes may be changed while it runs."""
+    """An HTTP server on loopback, with a `certificate` over TLS.
+
+    All attributes may be changed while it runs.
+    """
 
     def __init__(
         self,
@@ -204,10 +208,10 @@ class StubBackend:
         port: int = 0,
         path: str = "",
         host: str = "127.0.0.1",
-        tls: ssl.SSLContext | None = None,
+        certificate: Path | None = None,
     ) -> None:
         self._host = host
-        self._tls = tls
+        self._certificate = certificate
         self.path = path
         """Stands before the paths of the wire."""
         self.backend_id = backend_id
@@ -234,7 +238,7 @@ class StubBackend:
     @property
     def url(self) -> str:
         """The URL of the backend."""
-        scheme = "http" if self._tls is None else "https"
+        scheme = "http" if self._certificate is None else "https"
         return f"{scheme}://{self._host}:{self._port}{self.path}"
 
     @property
@@ -256,9 +260,12 @@ class StubBackend:
 
     async def start(self) -> None:
         """Listen; after a stop, on the same port as before."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._protocol, self._host, self._port, backlog=1024, ssl=self._tls
+        tls = None
+        if self._certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self._certificate)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._protocol, self._host, self._port, backlog=1024, ssl=tls
         )
         self._port = self._server.sockets[0].getsockname()[1]
 

@@ -6,7 +6,6 @@
 import argparse
 import asyncio
 import importlib
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,17 +58,13 @@ async def _main() -> None:
     parser.add_argument("--certificate", type=Path)
     parser.add_argument("--module")
     options = parser.parse_args()
-    context: ssl.SSLContext | None = None
-    if options.certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.certificate)
     module = importlib.import_module(options.module)
     stub = StubBackend(
         backend_id=options.backend_id,
         region=options.region,
         models=module.models() if hasattr(module, "models") else None,
         behaviour=answer_after(options.service_time) if options.service_time else module.answer,
-        tls=context,
+        certificate=options.certificate,
     )
     async with stub:
         print(stub.url, flush=True)
