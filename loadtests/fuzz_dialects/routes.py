@@ -3,7 +3,7 @@
 `read` makes what `expected` says of every dialect's answer, in the same words.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
@@ -66,7 +66,6 @@ class DialectRoute(NamedTuple):
     read: Callable[[Any, Asked], Any]
     """Returns the answer's results; raises `UnexpectedResponse` where the rest is wrong."""
     forms: tuple[str, ...] = ("float",)
-    headers: Mapping[str, str] = {}
 
 
 def same(found: object, expected: object) -> None:

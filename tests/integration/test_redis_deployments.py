@@ -25,7 +25,7 @@ _MANY = 300
 @asynccontextmanager
 async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A cache without memory, patient enough for a busy machine."""
-    document = CacheConfig(memory_enabled=False, redis_timeout=1.0)
+    document = CacheConfig(memory_enabled=False, redis_timeout=1.0, lease=60.0)
     loop = asyncio.get_running_loop()
     async with build_cache(
         document, url=url, clock=Clock(), monotonic=loop.time, random=lambda: 0.0
