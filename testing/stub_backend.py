@@ -136,18 +136,6 @@ def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
     return behave
 
 
-def answer_after(service_time: float) -> Behaviour:
-    """Answer each item after `service_time` seconds, one after the other."""
-
-    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        for index in range(len(call.items)):
-            await asyncio.sleep(service_time)
-            await reply.send(echo(call, index, stub.backend_id))
-        await reply.end(stub.report)
-
-    return behave
-
-
 def cut_after(answers: int) -> Behaviour:
     """Answer `answers` items, then reset the connection."""
 
