@@ -45,8 +45,8 @@ class _ScriptRun:
             await self._judge_all()
         except TimeoutError:
             left = len(self._requests) - self._answered
-            what = f"{left} of {self._script.size} are not answered or not closed"
-            return self._described(f"a hang: {what}")
+            what = f"{left} of {len(self._requests)} requests are not answered"
+            return self._described(f"a hang: {what if left else 'the connection stays open'}")
         except (UnexpectedResponse, MalformedResponse, asyncio.LimitOverrunError) as wrong:
             return self._described(str(wrong))
         finally:
@@ -111,14 +111,14 @@ class _ScriptRun:
                     break
             self._answered += 1
         last = self._script.last
-        is_closed = True
         if last is not None and (last.resets or last.expect.must_close):
-            is_closed = await self._connection.is_closed()
+            has_more = not await self._connection.is_closed()
         else:
+            has_more = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):
-                    is_closed = await self._connection.is_closed()
-        if not is_closed:
+                    has_more = not await self._connection.is_closed()
+        if has_more:
             raise UnexpectedResponse("more is answered than was asked")
 
     async def _response(self, expect: ExpectedResponse) -> Response | None:
