@@ -47,6 +47,11 @@ class Prometheus:
         found = self.query(expr)
         return float(found[0]["value"][1]) if found else 0.0
 
+    def firing(self) -> set[str]:
+        """Return the names of the alerts that fire."""
+        alerts = get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+        return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
+
 
 @contextmanager
 def running_prometheus(
