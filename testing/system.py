@@ -145,15 +145,23 @@ class System:
 
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the demo key."""
-        return httpx.Client(**_options(self.url, self.key), **options)
+        return httpx.Client(**self._options(), **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """Return an asynchronous client with the demo key."""
-        return httpx.AsyncClient(**_options(self.url, self.key), **options)
+        return httpx.AsyncClient(**self._options(), **options)
 
     def admin(self) -> httpx.Client:
         """Return a client of the admin listener."""
-        return httpx.Client(**_options(self.admin_url, ADMIN_KEY))
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        return httpx.Client(
+            base_url=self.admin_url, headers=headers, timeout=60, verify=no_authorities()
+        )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of a client with the demo key."""
+        headers = {"authorization": f"Bearer {self.key}"}
+        return {"base_url": self.url, "headers": headers, "timeout": 60, "verify": no_authorities()}
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._child is not None
@@ -184,12 +192,6 @@ class System:
             for answer in asked
             for model in (answer.json()["data"] if answer.status_code == 200 else [{"regions": []}])
         )
-
-
-def _options(url: str, key: str) -> dict[str, Any]:
-    """Return the options of a client."""
-    headers = {"authorization": f"Bearer {key}"}
-    return {"base_url": url, "headers": headers, "timeout": 60, "verify": no_authorities()}
 
 
 def _alive(pid: int) -> bool:
