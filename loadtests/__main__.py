@@ -29,9 +29,7 @@ _HERE = Path(__file__).parent
 def _module(name: str) -> str:
     """Return the module of a command, below `loadtests`."""
     own = name.replace("-", "_")
-    return _ELSEWHERE.get(name) or (
-        f"{own}.command" if (_HERE / own / "command.py").exists() else own
-    )
+    return _ELSEWHERE.get(name) or (f"{own}.command" if (_HERE / own).is_dir() else own)
 
 
 class _Commands(click.Group):

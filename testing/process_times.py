@@ -4,11 +4,10 @@ import contextlib
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Collection
 from pathlib import Path
 from typing import Self
-
-import numpy as np
 
 _EVERY = 0.5
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,8 +41,12 @@ class ProcessTimes:
 
     def until(self, moment: float) -> float:
         """Return the processor seconds spent until `moment`, a reading of `time.time`."""
-        times, spent = zip(*self._samples, strict=True)
-        return float(np.interp(moment, times, spent))
+        place = bisect_right(self._samples, (moment, float("inf")))
+        (before, spent) = self._samples[max(0, place - 1)]
+        if place in {0, len(self._samples)}:
+            return spent
+        after, more = self._samples[place]
+        return spent + (more - spent) * (moment - before) / (after - before)
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY):
