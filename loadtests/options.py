@@ -14,6 +14,10 @@ seed: _Decorator[Any] = click.option(
     "--seed", type=int, help="Do a run again; by default another each time."
 )
 
+only: _Decorator[Any] = click.option(
+    "--only", type=int, help="Play only the connection of this number."
+)
+
 
 def rounds(default: int) -> _Decorator[Any]:
     """Return the option `--rounds`."""

@@ -1,13 +1,9 @@
 """Issues certificates of private authorities and writes the files that processes read."""
 
 import datetime as dt
-import ssl
 from pathlib import Path
 
 import trustme
-
-from backends.api.tls import ServerTls, TlsFiles as ServerFiles
-from gateway.upstream.tls import ClientTls
 
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
@@ -44,20 +40,3 @@ class Authority:
     def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1",), expired: bool = False) -> Path:
         """Write a backend's certificate."""
         return self.issue("server", *hosts, expired=expired)
-
-
-def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
-    """Return the TLS of a backend's listener."""
-    return ServerTls(ServerFiles(certificate=certificate, client_ca=client_ca))
-
-
-def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
-    """Return the TLS of a gateway's calls."""
-    return ClientTls(ca=ca, certificate=certificate)
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    """Return the TLS context of a plain server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context

@@ -80,17 +80,6 @@ IMPORTS = {
     "import-hangs": "while True: pass",
     "import-ends": "import os; os._exit(0)",
 }
-KILLED = ["exit", "stop"]
-COMPUTING = ["regex", "loop", "spinning", "mapped", "recursion"]
-"""Cases that end their process once they have computed for long enough. On a busy machine they are
-starved before that, and no item is to blame."""
-FAILED = {
-    "signals": "PermissionError",
-    "fork": "PermissionError",
-    "threads": "RuntimeError",
-    "memory": "MemoryError",
-    "nan": "NaN",
-}
 
 
 def write_algorithm(

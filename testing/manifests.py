@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any  # a manifest is of all types
 
@@ -72,26 +72,3 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     ) and all(
         labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
     )
-
-
-def environment(
-    container: Manifest, manifests: Iterable[Manifest], *, secret: str = "x" * 16
-) -> dict[str, str]:
-    """Return the variables of a container; `secret` stands for each value of a secret."""
-    maps = {name: each["data"] for name, each in of_kind(manifests, "ConfigMap").items()}
-    found: dict[str, str] = {}
-    for source in container.get("envFrom", []):
-        if "configMapRef" in source:
-            found |= maps.get(source["configMapRef"]["name"], {})
-    return found | dict(_variables(container.get("env", []), maps, secret))
-
-
-def _variables(
-    variables: Iterable[Manifest], maps: Mapping[str, Mapping[str, str]], secret: str
-) -> Iterator[tuple[str, str]]:
-    for each in variables:
-        reference = each.get("valueFrom", {}).get("configMapKeyRef")
-        if reference is not None:
-            yield each["name"], maps[reference["name"]][reference["key"]]
-        else:
-            yield each["name"], each.get("value", secret)

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _NAMED = Path("/var/run/netns")
@@ -28,19 +27,11 @@ def missing() -> str:
     absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
     if absent:
         return f"{' and '.join(absent)} not installed (make install-system)"
-    name = f"sluicegate-{secrets.token_hex(3)}"
     try:
-        _run("ip", "netns", "add", name)
-    except subprocess.CalledProcessError:
-        return "the kernel does not let network namespaces be made"
-    try:
-        _run(
-            "ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-s", "10.87.0.9", "-j", "DROP"
-        )
-    except subprocess.CalledProcessError:
-        return "the kernel does not let packets be dropped in a network namespace"
-    finally:
-        _run("ip", "netns", "del", name)
+        with NamespaceNetwork(["a", "b"]) as network:
+            network.drop("a", "b")
+    except subprocess.CalledProcessError as error:
+        return f"the kernel refuses `{' '.join(error.cmd)}`"
     return ""
 
 
@@ -63,12 +54,7 @@ class NamespaceNetwork:
             stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._delete()
 
     def address(self, name: str) -> str:

@@ -42,26 +42,15 @@ class Prometheus:
         found: list[Result] = result
         return found
 
-    def query_range(self, expr: str, *, since: float, until: float, step: float) -> list[Result]:
-        """Return the series of a range query: `values` are pairs of a time and a text."""
-        times = {"start": str(since), "end": str(until), "step": str(step)}
-        answer = get(f"{self.url}/api/v1/query_range", params={"query": expr} | times)
-        found: list[Result] = answer.json()["data"]["result"]
-        return found
-
     def value(self, expr: str) -> float:
         """Return the only value of a query, or 0 if there is none."""
         found = self.query(expr)
         return float(found[0]["value"][1]) if found else 0.0
 
-    def firing(self) -> dict[str, list[dict[str, str]]]:
-        """Return the labels of the alerts that fire, by the alert's name."""
+    def firing(self) -> set[str]:
+        """Return the names of the alerts that fire."""
         alerts = get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
-        found: dict[str, list[dict[str, str]]] = {}
-        for each in alerts:
-            if each["state"] == "firing":
-                found.setdefault(each["labels"]["alertname"], []).append(each["labels"])
-        return found
+        return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
 
 
 @contextmanager

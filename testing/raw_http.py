@@ -1,16 +1,25 @@
-"""Sends raw HTTP/1.1 requests byte for byte and reads the responses."""
+"""Sends raw HTTP/1.1 requests byte for byte and reads the responses, strictly by RFC 9112."""
 
 import asyncio
-import contextlib
-from collections.abc import Mapping
-from typing import Any, Self
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, SupportsIndex
 
 import msgspec
+from typing_extensions import override
 
 from testing.waiting import WAIT_LIMIT
 
 KEY = "sk-a-key-of-the-worker-under-test"
 _END = b"\r\n\r\n"
+_STATUS = re.compile(r"HTTP/1\.1 (\d{3}) [^\r\n\x00]*")
+_FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
+_ONLY_ONCE = ("content-length", "x-request-id", "content-type")
+_KEPT = 4096
+
+
+class MalformedResponse(Exception):
+    """The bytes received are no response."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +34,21 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body)
 
 
+class _KeepingReader(asyncio.StreamReader):
+    """Keeps the last bytes received; what came before a reset can still be read."""
+
+    received = b""
+
+    @override
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.received = (self.received + bytes(data))[-_KEPT:]
+        super().feed_data(data)
+
+    @override
+    def set_exception(self, exc: BaseException) -> None:
+        self.feed_eof()
+
+
 class Connection:
     """A connection that sends exactly the given bytes."""
 
@@ -32,26 +56,16 @@ class Connection:
         self._port = port
 
     async def __aenter__(self) -> Self:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        loop = asyncio.get_running_loop()
+        self.reader = _KeepingReader()
+        protocol = asyncio.StreamReaderProtocol(self.reader)
+        transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", self._port)
+        self.transport = transport
+        self._writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.reset()
-
-    def close_half(self) -> None:
-        """Close the sending side of the connection; the other side can still be read."""
-        self._writer.write_eof()
-
-    async def send_while_read(self, part: bytes, times: int) -> bool:
-        """Send the part `times` times; return whether the worker read everything."""
-        with contextlib.suppress(ConnectionError):
-            for _ in range(times):
-                if self._reader.at_eof():
-                    return False
-                self._writer.write(part)
-                await self._writer.drain()
-            return not self._reader.at_eof()
-        return False
 
     def reset(self) -> None:
         """Abort the connection."""
@@ -66,34 +80,48 @@ class Connection:
             await asyncio.sleep(0)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Return the status and headers of the next response."""
+        """Return the status and headers of the next response.
+
+        Raises:
+            MalformedResponse: the bytes are no head of a response.
+        """
         async with asyncio.timeout(WAIT_LIMIT):
-            text = (await self._reader.readuntil(_END)).decode("latin-1")
-        first, *lines = text.strip().split("\r\n")
-        pairs = (line.split(": ", 1) for line in lines)
-        return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
+            text = (await self.reader.readuntil(_END))[: -len(_END)].decode("latin-1")
+        first, *lines = text.split("\r\n")
+        status = _STATUS.fullmatch(first)
+        if status is None:
+            raise MalformedResponse(f"no status line: {first[:60]!r}")
+        headers: dict[str, str] = {}
+        for line in lines:
+            field = _FIELD.fullmatch(line)
+            if field is None:
+                raise MalformedResponse(f"no field: {line[:60]!r}")
+            name = field[1].lower()
+            if name in headers and name in _ONLY_ONCE:
+                raise MalformedResponse(f"the field {name!r} is there twice")
+            headers[name] = field[2]
+        return int(status[1]), headers
 
     async def response(self, *, to_head: bool = False) -> Response:
-        """Return the next response, which must have a `Content-Length`."""
-        status, headers = await self.head()
-        length = 0 if to_head else int(headers["content-length"])
-        async with asyncio.timeout(WAIT_LIMIT):
-            body = await self._reader.readexactly(length)
-        return Response(status=status, headers=headers, body=body)
+        """Return the next response but 100 (Continue).
 
-    async def chunk(self) -> bytes:
-        """Return the next chunk of a body; an empty one is the last."""
+        Raises:
+            MalformedResponse: the bytes are no response, or have no valid `Content-Length`.
+        """
+        while (found := await self.head())[0] < 200:
+            pass
+        status, headers = found
+        length = "0" if to_head or status in (204, 304) else headers.get("content-length", "")
+        if "transfer-encoding" in headers or not length.isdecimal():
+            raise MalformedResponse(f"the response of {status} does not say its length")
         async with asyncio.timeout(WAIT_LIMIT):
-            length = int(await self._reader.readuntil(b"\r\n"), 16)
-            return (await self._reader.readexactly(length + 2))[:-2]
+            body = await self.reader.readexactly(int(length))
+        return Response(status=status, headers=headers, body=body)
 
     async def is_closed(self) -> bool:
         """Return whether the worker closed the connection without sending more."""
         async with asyncio.timeout(WAIT_LIMIT):
-            try:
-                return await self._reader.read(1) == b""
-            except ConnectionResetError:  # it closed while more was sent
-                return True
+            return await self.reader.read(1) == b""
 
 
 def post(

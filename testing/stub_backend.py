@@ -14,6 +14,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -67,7 +68,6 @@ class Reply:
         self._writer = writer
         self._closed = closed
         self._has_begun = False
-        self.headers: dict[str, str] = {}
         self.is_cut = False
 
     async def send(self, *frames: Frame) -> None:
@@ -136,18 +136,6 @@ def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
     return behave
 
 
-def answer_after(service_time: float) -> Behaviour:
-    """Answer each item after `service_time` seconds, one after the other."""
-
-    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        for index in range(len(call.items)):
-            await asyncio.sleep(service_time)
-            await reply.send(echo(call, index, stub.backend_id))
-        await reply.end(stub.report)
-
-    return behave
-
-
 def cut_after(answers: int) -> Behaviour:
     """Answer `answers` items, then reset the connection."""
 
@@ -188,21 +176,15 @@ def fail_items(
     return behave
 
 
-def send_bytes(content: bytes) -> Behaviour:
-    """Answer with bytes that are not a frame."""
-
-    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        await reply.send_raw(_chunk(content) + b"0\r\n\r\n")
-
-    return behave
-
-
 def _chunk(content: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(content), content)
 
 
 class StubBackend:
-    """An HTTP server on loopback; all attributes may be changed while it runs."""
+    """An HTTP server on loopback, with a `certificate` over TLS.
+
+    All attributes may be changed while it runs.
+    """
 
     def __init__(
         self,
@@ -214,10 +196,10 @@ class StubBackend:
         port: int = 0,
         path: str = "",
         host: str = "127.0.0.1",
-        tls: ssl.SSLContext | None = None,
+        certificate: Path | None = None,
     ) -> None:
         self._host = host
-        self._tls = tls
+        self._certificate = certificate
         self.path = path
         """Stands before the paths of the wire."""
         self.backend_id = backend_id
@@ -244,7 +226,7 @@ class StubBackend:
     @property
     def url(self) -> str:
         """The URL of the backend."""
-        scheme = "http" if self._tls is None else "https"
+        scheme = "http" if self._certificate is None else "https"
         return f"{scheme}://{self._host}:{self._port}{self.path}"
 
     @property
@@ -266,9 +248,12 @@ class StubBackend:
 
     async def start(self) -> None:
         """Listen; after a stop, on the same port as before."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._protocol, self._host, self._port, backlog=1024, ssl=self._tls
+        tls = None
+        if self._certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(self._certificate)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._protocol, self._host, self._port, backlog=1024, ssl=tls
         )
         self._port = self._server.sockets[0].getsockname()[1]
 

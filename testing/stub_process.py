@@ -3,10 +3,8 @@
 `with stub_process(backend_id="eu-1") as stub: ... stub.process.kill()`
 """
 
-import argparse
 import asyncio
 import importlib
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from testing.stub_backend import StubBackend, answer_after
+from testing.stub_backend import StubBackend
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -32,8 +30,6 @@ def stub_process(
     *,
     backend_id: str = "stub",
     region: str = "eu",
-    service_time: float = 0.0,
-    port: int = 0,
     certificate: Path | None = None,
     module: str = "testing.stub_backend",
 ) -> Iterator[StubProcess]:
@@ -41,9 +37,8 @@ def stub_process(
 
     It answers by `answer` of a module, for its `models()` if there are any.
     """
-    command = [sys.executable, "-m", "testing.stub_process", backend_id, region]
-    command += [f"--service-time={service_time}", f"--port={port}", f"--module={module}"]
-    command += [f"--certificate={certificate}"] if certificate else []
+    command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
+    command += [str(certificate)] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
             assert process.stdout is not None
@@ -52,27 +47,14 @@ def stub_process(
             process.kill()
 
 
-async def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("backend_id")
-    parser.add_argument("region")
-    parser.add_argument("--service-time", type=float, default=0.0)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--certificate", type=Path)
-    parser.add_argument("--module")
-    options = parser.parse_args()
-    context: ssl.SSLContext | None = None
-    if options.certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.certificate)
-    module = importlib.import_module(options.module)
+async def _main(backend_id: str, region: str, module: str, certificate: str = "") -> None:
+    answers = importlib.import_module(module)
     stub = StubBackend(
-        backend_id=options.backend_id,
-        region=options.region,
-        models=module.models() if hasattr(module, "models") else None,
-        behaviour=answer_after(options.service_time) if options.service_time else module.answer,
-        port=options.port,
-        tls=context,
+        backend_id=backend_id,
+        region=region,
+        models=answers.models() if hasattr(answers, "models") else None,
+        behaviour=answers.answer,
+        certificate=Path(certificate) if certificate else None,
     )
     async with stub:
         print(stub.url, flush=True)
@@ -80,4 +62,4 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(_main(*sys.argv[1:]))

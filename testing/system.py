@@ -46,12 +46,9 @@ class System:
         config: Path | None = None,
         environment: dict[str, str] | None = None,
         arguments: tuple[str, ...] = (),
-        port: int | None = None,
-        admin_port: int | None = None,
     ) -> None:
         self.data_dir = data_dir
-        self.port = port or free_port()
-        self.admin_port = admin_port or free_port()
+        self.port, self.admin_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin_url = f"http://127.0.0.1:{self.admin_port}"
         self.key = DEMO_KEY
@@ -148,17 +145,11 @@ class System:
 
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the demo key."""
-        headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.Client(
-            base_url=self.url, headers=headers, timeout=60, verify=no_authorities(), **options
-        )
+        return httpx.Client(**self._options(), **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """Return an asynchronous client with the demo key."""
-        headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=60, verify=no_authorities(), **options
-        )
+        return httpx.AsyncClient(**self._options(), **options)
 
     def admin(self) -> httpx.Client:
         """Return a client of the operators' listener."""
@@ -166,6 +157,11 @@ class System:
         return httpx.Client(
             base_url=self.admin_url, headers=headers, timeout=60, verify=no_authorities()
         )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of a client with the demo key."""
+        headers = {"authorization": f"Bearer {self.key}"}
+        return {"base_url": self.url, "headers": headers, "timeout": 60, "verify": no_authorities()}
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._child is not None

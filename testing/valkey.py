@@ -24,12 +24,6 @@ def server_program() -> str:
     return process_environment().get(_PROGRAM) or get_binary_path()
 
 
-def server_programs() -> list[str]:
-    """Return the paths of all servers: the server for tests, and those on `PATH`."""
-    found = (server_program(), shutil.which("redis-server"), shutil.which("valkey-server"))
-    return list(dict.fromkeys(program for program in found if program))
-
-
 class Valkey:
     """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
@@ -114,15 +108,19 @@ class Valkey:
 
     def flush(self) -> None:
         """Delete every key."""
-        assert self._talk(b"FLUSHALL\r\n") == b"+OK\r\n"
+        assert self.ask("FLUSHALL") == b"+OK\r\n"
 
     def configure(self, name: str, value: str) -> None:
         """Set a parameter of the running server."""
-        assert self._talk(f"CONFIG SET {name} {value}\r\n".encode()) == b"+OK\r\n"
+        assert self.ask(f"CONFIG SET {name} {value}") == b"+OK\r\n"
 
     def ask(self, command: str) -> bytes:
         """Return the raw reply to a command."""
-        return self._talk(command.encode() + b"\r\n")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5.0)
+            connection.connect(str(self.socket))
+            connection.sendall(command.encode() + b"\r\n")
+            return connection.recv(65_536)
 
     def _file(self) -> list[str]:
         if not self.configuration:
@@ -139,13 +137,6 @@ class Valkey:
         assert self._process is not None, "Valkey is not running"
         assert self._process.poll() is None, (self.directory / "log").read_text()
         try:
-            return self._talk(b"PING\r\n") == b"+PONG\r\n"
+            return self.ask("PING") == b"+PONG\r\n"
         except OSError:
             return False
-
-    def _talk(self, command: bytes) -> bytes:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5.0)
-            connection.connect(str(self.socket))
-            connection.sendall(command)
-            return connection.recv(65_536)

@@ -25,18 +25,6 @@ def write_safetensors(path: Path, tensors: Tensors, *, dtype: str = "F32") -> No
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(contents))
 
 
-def write_shards(folder: Path, tensors: Tensors, *, shards: int = 2) -> None:
-    """Write tensors to several files, and the index that names them."""
-    names = sorted(tensors)
-    files = [f"model-{shard + 1:05}-of-{shards:05}.safetensors" for shard in range(shards)]
-    places = {name: files[at % shards] for at, name in enumerate(names)}
-    for shard in files:
-        own = {name: tensors[name] for name in names if places[name] == shard}
-        write_safetensors(folder / shard, own)
-    index = {"metadata": {}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def _bytes(tensor: NDArray[np.float32], dtype: str) -> bytes:
     if dtype == "BF16":
         return (tensor.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()

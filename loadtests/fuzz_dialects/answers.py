@@ -8,8 +8,7 @@ import hashlib
 import struct
 from typing import Any  # Any: JSON
 
-DIMENSIONS = 8
-_OTHER = "negative"
+_DIMENSIONS = 8
 
 
 def tokens(text: str) -> int:
@@ -21,7 +20,7 @@ def vector(
     scope: str, text: str, *, dimensions: int | None = None, normalize: bool = True
 ) -> list[float]:
     """Return the vector of a text: exact as float32, and without a zero."""
-    digest = _digest(dimensions or DIMENSIONS, scope, text, dimensions, normalize)
+    digest = _digest(dimensions or _DIMENSIONS, scope, text, dimensions, normalize)
     return [(2 * byte - 255) / 256 for byte in digest]
 
 
@@ -30,17 +29,12 @@ def in_form(numbers: list[float], form: str) -> Any:
     if form == "float":
         return numbers
     if form == "base64":
-        return base64.b64encode(packed(numbers)).decode()
+        return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
     if form == "int8":
         most = max(map(abs, numbers))
         return [round(number * (127 / most)) for number in numbers]
     bits = "".join("1" if number > 0 else "0" for number in numbers)
     return [int(bits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(bits), 8)]
-
-
-def packed(numbers: list[float]) -> bytes:
-    """Return the numbers as little-endian float32."""
-    return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 def score(scope: str, *texts: str) -> float:
@@ -51,7 +45,7 @@ def score(scope: str, *texts: str) -> float:
 def labels(scope: str, text: str) -> list[dict[str, Any]]:
     """Return two labels of a text; the first one names scope and text."""
     best = 0.5 + score(scope, text) / 4
-    return [{"label": f"{scope}|{text}", "score": best}, {"label": _OTHER, "score": 1 - best}]
+    return [{"label": f"{scope}|{text}", "score": best}, {"label": "negative", "score": 1 - best}]
 
 
 def chosen(scope: str, text: str, names: list[str]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 `read` makes what `expected` says of every dialect's answer, in the same words.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             case Task.ZERO_SHOT:
                 return [_pairs(answers.chosen(self.scope, t, self.names)) for t in self.texts]
             case Task.ENTITIES:
-                return [_entity(answers.entity(self.scope, text)) for text in self.texts]
+                return _entities([answers.entity(self.scope, text)] for text in self.texts)
             case _:
                 return [_pairs(answers.labels(self.scope, text)) for text in self.texts]
 
@@ -66,7 +66,6 @@ class DialectRoute(NamedTuple):
     read: Callable[[Any, Asked], Any]
     """Returns the answer's results; raises `UnexpectedResponse` where the rest is wrong."""
     forms: tuple[str, ...] = ("float",)
-    headers: Mapping[str, str] = {}
 
 
 def same(found: object, expected: object) -> None:
@@ -77,6 +76,22 @@ def same(found: object, expected: object) -> None:
 
 def _pairs(labels: list[Fields]) -> list[tuple[str, float]]:
     return [(one["label"], one["score"]) for one in labels]
+
+
+def _labels(found: Any, _: Asked) -> Any:
+    return [_pairs(labels) for labels in found]
+
+
+def _native_labels(found: Any, asked: Asked) -> Any:
+    return [_pairs(one["labels"]) for one in _results(found, asked)]
+
+
+def _as_is(found: Any, _: Asked) -> Any:
+    return found
+
+
+def _entities(found: Iterable[list[Fields]]) -> list[tuple[Any, ...]]:
+    return [_entity(one) for each in found for one in each]
 
 
 def _entity(one: Fields) -> tuple[Any, ...]:
@@ -229,72 +244,56 @@ def _scored(payload: Any, asked: Asked) -> Any:
     return [sorted(row, key=lambda one: -one[1]) for row in rows]
 
 
-def _tensor_ranks(payload: Any, asked: Asked) -> Any:
-    return _best_first(_output(payload, asked, "SCORE"))
-
-
 _TENSORS = "/v2/models/{model}/infer"
 _FORMS = ("float", "base64")
 _MANY_FORMS = (*_FORMS, "int8", "ubinary")
 _E, _C, _R = Task.EMBED, Task.CLASSIFY, Task.RERANK
 _Z, _N = Task.ZERO_SHOT, Task.ENTITIES
 ROUTES: tuple[DialectRoute, ...] = (
-    DialectRoute(
-        "native embed", _E, "/v1/embed", _native,
-        lambda payload, asked: [one["embedding"] for one in _results(payload, asked)],
-        _MANY_FORMS,
-    ),
+    DialectRoute("native embed", _E, "/v1/embed", _native,
+                 lambda found, asked: [one["embedding"] for one in _results(found, asked)],
+                 _MANY_FORMS),
     DialectRoute("openai embeddings", _E, "/v1/embeddings", _openai, _openai_vectors, _FORMS),
     DialectRoute("cohere embed", _E, "/v2/embed", _cohere, _cohere_vectors, _MANY_FORMS),
-    DialectRoute("hf model", _E, "/models/{model}/pipeline/feature-extraction", _texts,
-                 lambda payload, _: payload),
-    DialectRoute("hf of an owner", _E, "/models/acme/{model}", _texts, lambda payload, _: payload),
+    DialectRoute("hf model", _E, "/models/{model}/pipeline/feature-extraction", _texts, _as_is),
+    DialectRoute("hf of an owner", _E, "/models/acme/{model}", _texts, _as_is),
     DialectRoute("hf similarity", _E, "/models/{model}", _sentences, _similarities),
-    DialectRoute("tei embed", _E, "/tei/{model}/embed", _texts, lambda payload, _: payload),
+    DialectRoute("tei embed", _E, "/tei/{model}/embed", _texts, _as_is),
     DialectRoute("tei similarity", _E, "/tei/{model}/similarity", _sentences, _similarities),
-    DialectRoute("native classify", _C, "/v1/classify", _native,
-                 lambda payload, asked: [_pairs(o["labels"]) for o in _results(payload, asked)]),
+    DialectRoute("native classify", _C, "/v1/classify", _native, _native_labels),
     DialectRoute("openai moderations", _C, "/v1/moderations",
                  lambda asked: {"model": asked.model, "input": asked.texts}, _moderated),
     DialectRoute("cohere classify", _C, "/v1/classify",
                  lambda asked: {"model": asked.model, "inputs": asked.texts}, _cohere_labels),
-    DialectRoute("hf labels", _C, "/models/{model}", _texts,
-                 lambda payload, _: [_pairs(labels) for labels in payload]),
+    DialectRoute("hf labels", _C, "/models/{model}", _texts, _labels),
     DialectRoute("tei predict", _C, "/tei/{model}/predict",
-                 lambda asked: {"inputs": [[text] for text in asked.texts]},
-                 lambda payload, _: [_pairs(labels) for labels in payload]),
+                 lambda asked: {"inputs": [[text] for text in asked.texts]}, _labels),
     DialectRoute("native rerank", _R, "/v1/rerank", _query,
-                 lambda payload, asked: _ranked(_results(payload, asked))),
+                 lambda found, asked: _ranked(_results(found, asked))),
     DialectRoute("cohere rerank", _R, "/v2/rerank", _query, _cohere_ranked),
     DialectRoute("hf ranking", _R, "/models/{model}",
                  lambda asked: {"inputs": {"query": asked.query, "texts": asked.texts}},
-                 lambda payload, _: _ranked(payload)),
+                 lambda found, _: _ranked(found)),
     DialectRoute("tei rerank", _R, "/tei/{model}/rerank",
                  lambda asked: {"query": asked.query, "texts": asked.texts},
-                 lambda payload, _: _ranked(payload)),
+                 lambda found, _: _ranked(found)),
     DialectRoute("native zero-shot", _Z, "/v1/zero-shot",
                  lambda asked: {"model": asked.model, "input": asked.texts, "labels": asked.names},
-                 lambda payload, asked: [_pairs(o["labels"]) for o in _results(payload, asked)]),
-    DialectRoute("hf zero-shot", _Z, "/models/{model}", _candidates,
-                 lambda payload, _: [_pairs(labels) for labels in payload]),
+                 _native_labels),
+    DialectRoute("hf zero-shot", _Z, "/models/{model}", _candidates, _labels),
     DialectRoute("native entities", _N, "/v1/entities", _native,
-                 lambda payload, asked: [
-                     _entity(one) for o in _results(payload, asked) for one in o["entities"]
-                 ]),
-    DialectRoute("hf entities", _N, "/models/{model}", _texts,
-                 lambda payload, _: [_entity(one) for found in payload for one in found]),
+                 lambda found, asked: _entities(o["entities"] for o in _results(found, asked))),
+    DialectRoute("hf entities", _N, "/models/{model}", _texts, lambda found, _: _entities(found)),
     DialectRoute("tensors embed", _E, _TENSORS, _tensors,
-                 lambda payload, asked: _output(payload, asked, "EMBEDDING")),
+                 lambda found, asked: _output(found, asked, "EMBEDDING")),
     DialectRoute("tensors classify", _C, _TENSORS, _tensors, _best_labels),
     DialectRoute("tensors rerank", _R, _TENSORS,
-                 lambda asked: _tensors(asked, QUERY=[asked.query]), _tensor_ranks),
+                 lambda asked: _tensors(asked, QUERY=[asked.query]),
+                 lambda found, asked: _best_first(_output(found, asked, "SCORE"))),
     DialectRoute("tensors zero-shot", _Z, _TENSORS,
                  lambda asked: _tensors(asked, LABELS=asked.names), _scored),
     DialectRoute("tensors entities", _N, _TENSORS, _tensors,
-                 lambda payload, asked: [
-                     _entity(one)
-                     for found in _output(payload, asked, "ENTITIES")
-                     for one in msgspec.json.decode(found)
-                 ]),
+                 lambda found, asked: _entities(
+                     map(msgspec.json.decode, _output(found, asked, "ENTITIES")))),
 )  # fmt: skip
 TENSOR_ROUTES = tuple(route for route in ROUTES if route.path == _TENSORS)

@@ -3,29 +3,31 @@
 import gzip
 import random
 import re
-from collections.abc import Container, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any  # Any: JSON
 
+import grpc
 import msgspec
+from typing_extensions import override
 
-from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, SHARED
-from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from loadtests.fuzz_dialects.backend import MODELS, SHARED
+from loadtests.fuzz_dialects.routes import ROUTES, TENSOR_ROUTES, Asked, DialectRoute
+from loadtests.fuzz_dialects.rpc import infer, payload_of, tensor_message
 from loadtests.fuzz_http.callers import NAMES, Caller
-from loadtests.fuzz_http.expect import (
-    OK,
-    OVERLOADED,
-    ExpectedResponse,
-    Response,
-    UnexpectedResponse,
-)
-from loadtests.fuzz_http.hostile import FinalMessage
+from loadtests.fuzz_http.expect import OVERLOADED, ExpectedResponse, UnexpectedResponse
 from loadtests.fuzz_http.requests import Request
-from loadtests.fuzz_http.run import CallSender, Traffic
-from loadtests.fuzz_http.script import Script, make_script
+from loadtests.fuzz_http.run import Traffic
+from loadtests.fuzz_http.script import Script, make_script, script
+from testing.raw_http import Response
 
 _PIPELINED = (1, 1, 2, 4, 8, 16)
 _KNOWN_TEXTS, _KNOWN_QUERIES, _KEYS = 24, 4, 40
 _NAMES = ("sport", "trade", "art", "law")
+_CALLS_AT_ONCE = 4
+_BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _IN_USE = 409
 # The errors of a busy machine, and of another request with the same key.
 _CODES = re.compile(rb'"code": ?"(overloaded|upstream_unavailable|idempotency_key_in_use)"')
@@ -44,10 +46,17 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Its idempotency key, if it has one."""
 
 
-class DialectTraffic:
-    """Generates the scripts of connections, and keeps the ids of all answers."""
+class DialectTraffic(Traffic):
+    """Generates the scripts of connections, and keeps the ids of all answers.
 
-    def __init__(self) -> None:
+    With `alternates`, half of the connections send odd HTTP in place of dialects.
+    """
+
+    name = "dialects"
+    has_calls = True
+
+    def __init__(self, *, alternates: bool = False) -> None:
+        self._alternates = alternates
         self._ids: dict[str, SentRequest] = {}
         self._named: list[tuple[str, SentRequest]] = []
         self.hits = 0
@@ -55,32 +64,23 @@ class DialectTraffic:
         self.calls = 0
         """Answers over gRPC."""
 
-    def traffic(self, beside: CallSender | None = None) -> Traffic:
-        """Return this traffic for the fuzzer of HTTP, with calls `beside`."""
-        return Traffic(
-            script=self.script,
-            backend="loadtests.fuzz_dialects.backend",
-            models=DOCUMENT_MODELS,
-            beside=beside,
-            afterwards=self.afterwards,
-        )
-
-    def script(
-        self, seed: int, number: int, callers: list[Caller], *, without: Container[str] = ()
-    ) -> Script:
-        """Return the script of connection `number`."""
+    @override
+    def script(self, seed: int, number: int, people: list[Caller]) -> Script:
+        # Of two connections one goes to each gateway.
+        if self._alternates and number // 2 % 2 == 0:
+            return script(seed, number, people)
         chance = random.Random(f"{seed}/dialects/{number}")
-        count = chance.choice(_PIPELINED)
         requests = [
-            self._request(chance, seed, f"{number}-{place}", callers) for place in range(count)
+            self._request(chance, seed, f"{number}-{place}", people)
+            for place in range(chance.choice(_PIPELINED))
         ]
         last = None
         if chance.random() < 0.25:
             # Its caller, and those of the requests before it, may leave before their answers.
-            left = self._request(chance, seed, f"{number}-last", callers)
-            pace = (0, chance.choice([0.0, 0.001, 0.01, 0.05]))
-            last = FinalMessage(
-                name="left", content=left.content, expect=left.expect, resets=True, pace=pace
+            last = msgspec.structs.replace(
+                self._request(chance, seed, f"{number}-last", people),
+                resets=True,
+                pace=(0, chance.choice([0.0, 0.001, 0.01, 0.05])),
             )
         return make_script(chance, number, requests, last, cuts=(0, 0, 0, 2))
 
@@ -100,10 +100,10 @@ class DialectTraffic:
         )
         expect = ExpectedResponse(
             name=route.name,
-            statuses=frozenset({OK}),
+            statuses=frozenset({200}),
             check=lambda response: self._check(sent, response),
         )
-        return Request(content=_bytes(sent, zipped=chance.random() < 0.3), expect=expect)
+        return Request(_bytes(sent, zipped=chance.random() < 0.3), expect)
 
     def _check(self, sent: SentRequest, response: Response) -> int:
         """Return the status of the answer to `sent`, 503 for an overload in every dialect.
@@ -112,32 +112,32 @@ class DialectTraffic:
             UnexpectedResponse: it is not the right answer.
         """
         status, headers, body = response.status, response.headers, response.body
-        if headers.get(b"content-encoding") == b"gzip":
+        if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        wrong = self.wrong_ids(sent, headers)
-        if not wrong and status == OK:
-            self.hits += b"; hit" in headers.get(b"cache-status", b"")
-            wrong = self.wrong_payload(sent, msgspec.json.decode(body))
+        wrong = self._wrong_ids(sent, headers)
+        if not wrong and status == 200:
+            self.hits += "; hit" in headers.get("cache-status", "")
+            wrong = self._wrong_payload(sent, msgspec.json.decode(body))
         elif not wrong:
             is_known = _CODES.search(body) is not None and not any(s in body for s in _SCOPES)
             wrong = "" if is_known else f"{status}, {body!r}"
         if wrong:
             raise UnexpectedResponse(f"{sent.route.name} of {sent.caller.tenant}: {wrong}")
-        return status if status in (OK, _IN_USE) else OVERLOADED
+        return status if status in (200, _IN_USE) else OVERLOADED
 
-    def wrong_ids(self, sent: SentRequest, headers: dict[bytes, bytes]) -> str:
+    def _wrong_ids(self, sent: SentRequest, headers: Mapping[str, str]) -> str:
         """Return the fault in the ids of an answer's headers, empty if they are right."""
-        id_ = headers[b"x-request-id"].decode()
+        id_ = headers["x-request-id"]
         known = self._ids.setdefault(id_, sent)
-        if headers.get(b"idempotency-replayed") == b"true":
+        if headers.get("idempotency-replayed") == "true":
             if (known.caller, known.key, known.asked) != (sent.caller, sent.key, sent.asked):
                 return f"a replay of {known}"
         elif known is not sent and not (sent.key and known.key == sent.key):
             return f"the id {id_} of {known}"
-        own = headers.get(b"x-client-request-id", b"").decode()
+        own = headers.get("x-client-request-id", "")
         return "" if own == sent.client_id else f"the caller's id is {own}, not {sent.client_id}"
 
-    def wrong_payload(self, sent: SentRequest, payload: Any) -> str:
+    def _wrong_payload(self, sent: SentRequest, payload: Any) -> str:
         """Return the fault in a decoded answer, empty if it is right."""
         try:
             found = sent.route.read(payload, sent.asked)
@@ -148,6 +148,7 @@ class DialectTraffic:
         expected = sent.asked.expected(sent.route.task)
         return "" if found == expected else f"crossed: {found} in place of {expected}"
 
+    @override
     def afterwards(self) -> list[str]:
         """Return which bodies name a request of another tenant.
 
@@ -158,6 +159,48 @@ class DialectTraffic:
             for id_, sent in self._named
             if id_ in self._ids and self._ids[id_].caller != sent.caller
         ]
+
+    @override
+    def call(self, addresses: Sequence[str], people: list[Caller], calls: int) -> list[str]:
+        numbers, findings = count(), list[str]()
+
+        def run(channel: grpc.Channel) -> None:
+            for number in numbers:
+                if number >= calls or findings:
+                    return
+                findings.extend(self._call(channel, people, number))
+
+        channels = [grpc.insecure_channel(address) for address in addresses]
+        with ThreadPoolExecutor(_CALLS_AT_ONCE * len(channels)) as pool:
+            for running in [pool.submit(run, each) for each in channels * _CALLS_AT_ONCE]:
+                running.result()
+        for channel in channels:
+            channel.close()
+        return findings
+
+    def _call(self, channel: grpc.Channel, people: list[Caller], number: int) -> Iterator[str]:
+        """Send a call, which its caller may cancel; yield the findings."""
+        chance, unique = random.Random(f"{people[0].key}/rpc/{number}"), f"rpc-{number}"
+        caller = chance.choice(people)
+        route, asked = question(chance, caller, unique, TENSOR_ROUTES)
+        sent = SentRequest(caller=caller, route=route, asked=asked, client_id=unique, key="")
+        call = infer(channel, tensor_message(route, asked, unique), caller.key, unique)
+        if chance.random() < 0.1:
+            threading.Event().wait(chance.choice([0.0, 0.002, 0.02]))
+            call.cancel()
+            return
+        error = call.exception()
+        if error is None:
+            answer = call.result()
+            self.calls += 1
+            wrong = self._wrong_ids(sent, dict(call.trailing_metadata()))
+            wrong = wrong or self._wrong_payload(sent, payload_of(answer))
+            if answer.id != unique:
+                wrong = f"the id {answer.id} in place of {unique}"
+            if wrong:
+                yield f"{route.name} of {caller.tenant} over gRPC: {wrong}"
+        elif call.code() not in _BUSY:
+            yield f"{route.name} of {caller.tenant} over gRPC: {error}"
 
 
 def question(

@@ -1,23 +1,26 @@
 """Generates requests that end a connection: wrong, ambiguous, too large, truncated, not HTTP."""
 
-import random
 from collections.abc import Callable
 
 import msgspec
 
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS
-from loadtests.fuzz_http.expect import LENIENT, ExpectedResponse
+from loadtests.fuzz_http.expect import ExpectedResponse
 from loadtests.fuzz_http.mutations import is_json, mutated, mutated_json
 from loadtests.fuzz_http.requests import (
-    OK,
+    Request,
     ValidRequestGenerator,
     inference_response,
-    response_with_status,
+    plain_response,
     sized,
 )
 
-HEAD_BYTES, HEAD_FIELDS = 64 * 1024, 100
+_HEAD_BYTES, _HEAD_FIELDS = 64 * 1024, 100
 """The limits of a head; a larger one is refused."""
+# The statuses of a request about which nothing is known: no 500, and no timeout.
+_LENIENT = frozenset(
+    {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
+)
 # `|` parts lines.
 _FRAMINGS = (
     "Content-Length: {size}|Transfer-Encoding: chunked",
@@ -85,30 +88,12 @@ _OTHER_PROTOCOLS = (
 )
 
 
-class FinalMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The last bytes of a connection.
+class RequestGenerator(ValidRequestGenerator):
+    """Generates the requests of one connection, and the message that ends it."""
 
-    Without an `expect` any responses may come that are of `scope`; the connection ends within a
-    bound all the same. `half_closes`: the sender closes its half after it.
-    """
-
-    name: str
-    content: bytes
-    expect: ExpectedResponse | None = None
-    scope: str = ""
-    half_closes: bool = False
-    resets: bool = False
-    pace: tuple[int, float] = (0, 0.0)
-    """Bytes at a time, and seconds between them."""
-
-
-class HostileGenerator:
-    """Generates final messages that end a connection."""
-
-    def __init__(self, chance: random.Random, right: ValidRequestGenerator) -> None:
-        self._chance = chance
-        self._right = right
-        self._makers: dict[Callable[[], FinalMessage], float] = {
+    def last(self) -> Request:
+        """Return a message that ends the connection."""
+        makers: dict[Callable[[], Request], float] = {
             self.framing: 4,
             self.mutated_head: 3,
             self.mutated_json: 4,
@@ -127,197 +112,170 @@ class HostileGenerator:
             self.trickled: 0.3,
             self.never_ending: 0.1,
         }
-
-    def next(self) -> FinalMessage:
-        """Return the next final message."""
-        (make,) = self._chance.choices(list(self._makers), list(self._makers.values()))
+        (make,) = self._chance.choices(list(makers), list(makers.values()))
         return make()
 
-    def framing(self) -> FinalMessage:
+    def framing(self) -> Request:
         """Return a body whose length is given wrongly, or twice."""
-        content = self._right.body().content
+        content = self.body().content
         # Where it were taken for a request of its own, another's answer would come back.
-        other = self._right.plain().content
+        other = self.plain().content
         size = len(content)
         lines = self._chance.choice(_FRAMINGS).format(
             size=size, more=size + 1, both=size + len(other)
         )
-        sent = self._right.post(content, *lines.encode("latin-1").split(b"|"))
+        sent = self.post(content, *lines.encode("latin-1").split(b"|"))
         return _refused("framing", sent + other, 400, 413, 501)
 
-    def coding(self) -> FinalMessage:
+    def coding(self) -> Request:
         """Return a chunked body with wrong chunks."""
         chunks = self._chance.choice(_CHUNKS)
-        sent = self._right.post(chunks, b"Transfer-Encoding: chunked")
-        return _refused("chunks", sent + self._right.plain().content, 400)
+        sent = self.post(chunks, b"Transfer-Encoding: chunked")
+        return _refused("chunks", sent + self.plain().content, 400)
 
-    def bad_field(self) -> FinalMessage:
+    def bad_field(self) -> Request:
         """Return a head with a line that is no field, or a strange one."""
-        caller, sent = self._right.caller(), self._right.body()
+        caller, sent = self.caller(), self.body()
         line = self._chance.choice(_NO_FIELDS + _ODD_FIELDS)
-        is_odd = line in _ODD_FIELDS
         has_length = b"Content-Length" in line
         lines = [line % len(sent.content)] if has_length else [line, sized(sent.content)]
-        key = b"Authorization: Bearer " + caller.key.encode()
-        head = b"\r\n".join([b"POST /v1/classify HTTP/1.1", b"Host: fuzz", key, *lines])
-        content = head + b"\r\n\r\n" + sent.content
-        if not is_odd:
+        first = b"POST /v1/classify HTTP/1.1\r\nHost: fuzz\r\nAuthorization: Bearer "
+        content = b"\r\n".join([first + caller.key.encode(), *lines, b"", sent.content])
+        if line in _NO_FIELDS:
             return _refused("field", content, 400)
-        expect = msgspec.structs.replace(
-            inference_response("field", caller, sent),
-            statuses=frozenset({200, 400}),
-            may_close=True,
-        )
-        return FinalMessage(name="field", content=content, expect=expect)
+        return Request(content, inference_response("field", caller, sent, 200, 400, may_close=True))
 
-    def host(self) -> FinalMessage:
+    def host(self) -> Request:
         """Return a request without `Host`, or with two (RFC 9112, 3.2)."""
-        content = self._right.body().content
+        content = self.body().content
         hosts = self._chance.choice([[], [b"Host: a", b"Host: b"], [b"Host: a", b"host: a"]])
-        sent = self._right.post(content, sized(content), hosts=hosts)
-        expect = msgspec.structs.replace(response_with_status("host", 400), may_close=True)
-        return FinalMessage(name="host", content=sent, expect=expect)
+        sent = self.post(content, sized(content), hosts=hosts)
+        return Request(sent, plain_response("host", 400, may_close=True))
 
-    def version(self) -> FinalMessage:
+    def version(self) -> Request:
         """Return a request of another version of HTTP."""
-        caller, sent = self._right.caller(), self._right.body()
-        plain = b"POST /v1/classify HTTP/%b\r\n" + b"\r\n".join(self._right.lines(caller))
+        caller, sent = self.caller(), self.body()
+        plain = b"POST /v1/classify HTTP/%b\r\n" + b"\r\n".join(self.lines(caller))
         length = b"\r\n" + sized(sent.content)
         chance = self._chance.random()
         if chance < 0.4:
             keep = self._chance.choice([b"", b"\r\nConnection: keep-alive"])
             content = plain % b"1.0" + length + keep + b"\r\n\r\n" + sent.content
-            expect = msgspec.structs.replace(
-                inference_response("HTTP/1.0", caller, sent), may_close=True, must_close=not keep
-            )
-            return FinalMessage(name="HTTP/1.0", content=content, expect=expect)
+            closing = {"may_close": True, "must_close": not keep}
+            return Request(content, inference_response("HTTP/1.0", caller, sent, **closing))
         if chance < 0.6:  # RFC 9112, 6.1: the framing is faulty
             content = plain % b"1.0" + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
-            content += self._right.in_chunks(sent.content) + self._right.plain().content
+            content += self.in_chunks(sent.content) + self.plain().content
             return _refused("chunked HTTP/1.0", content, 400)
         other = self._chance.choice([b"2.0", b"1.2", b"0.9", b"3", b"11", b"1.1x", b"x.y"])
         content = plain % other + length + b"\r\n\r\n" + sent.content
         return _anything("version", content, caller.scope)
 
-    def target(self) -> FinalMessage:
+    def target(self) -> Request:
         """Return a request with a malformed request line."""
-        caller, sent = self._right.caller(), self._right.body()
+        caller, sent = self.caller(), self.body()
         line = self._chance.choice(_REQUEST_LINES)
-        head = b"\r\n".join([line, *self._right.lines(caller), sized(sent.content)])
+        head = b"\r\n".join([line, *self.lines(caller), sized(sent.content)])
         return _anything("target", head + b"\r\n\r\n" + sent.content, caller.scope)
 
-    def mutated_head(self) -> FinalMessage:
+    def mutated_head(self) -> Request:
         """Return a valid request with some bytes changed."""
-        caller, content = self._right.caller(), self._right.body().content
-        sent = self._right.post(content, sized(content), caller=caller)
+        caller, content = self.caller(), self.body().content
+        sent = self.post(content, sized(content), caller=caller)
         return _anything("mutated", mutated(self._chance, sent), caller.scope)
 
-    def mutated_json(self) -> FinalMessage:
+    def mutated_json(self) -> Request:
         """Return a request whose JSON body is changed or broken."""
-        caller = self._right.caller()
-        content = mutated_json(self._chance, self._right.body().content)
-        sent = self._right.post(content, sized(content), caller=caller)
-        statuses = OK | {400, 403, 404, 413, 422} if is_json(content) else frozenset({400, 413})
-        expect = ExpectedResponse(name="JSON", statuses=statuses, scope=caller.scope)
-        return FinalMessage(name="JSON", content=sent, expect=expect)
+        caller = self.caller()
+        content = mutated_json(self._chance, self.body().content)
+        sent = self.post(content, sized(content), caller=caller)
+        statuses = {200, 400, 403, 404, 413, 422} if is_json(content) else {400, 413}
+        return Request(
+            sent, ExpectedResponse(name="JSON", statuses=frozenset(statuses), scope=caller.scope)
+        )
 
-    def garbage(self) -> FinalMessage:
+    def garbage(self) -> Request:
         """Return the first bytes of another protocol."""
         noise = self._chance.randbytes(self._chance.randint(1, 200))
         content = self._chance.choice(_OTHER_PROTOCOLS)
         return _anything("garbage", content.replace(b"%b", noise), "")
 
-    def cut(self) -> FinalMessage:
+    def cut(self) -> Request:
         """Return a truncated request, followed by a half close."""
-        whole = self._right.spelled().content
+        whole = self.spelled().content
         return _anything("cut", whole[: self._chance.randrange(1, len(whole))], "")
 
-    def half_closed(self) -> FinalMessage:
+    def half_closed(self) -> Request:
         """Return a whole request, followed by a half close."""
-        request = self._chance.choice([self._right.plain, self._right.chunked])()
+        request = self._chance.choice([self.plain, self.chunked])()
         expect = msgspec.structs.replace(request.expect, name="half-closed", must_close=True)
-        return FinalMessage(
-            name="half-closed", content=request.content, expect=expect, half_closes=True
-        )
+        return Request(request.content, expect, half_closes=True)
 
-    def reset(self) -> FinalMessage:
+    def reset(self) -> Request:
         """Return a whole or truncated request, followed by a reset."""
-        request = self._right.plain()
+        request = self.plain()
         size = len(request.content)
         size = self._chance.choice([size, self._chance.randrange(1, size)])
-        scope = request.expect.scope
-        return FinalMessage(name="reset", content=request.content[:size], scope=scope, resets=True)
+        expect = _any_response("reset", request.expect.scope)
+        return Request(request.content[:size], expect, resets=True)
 
-    def expecting(self) -> FinalMessage:
+    def expecting(self) -> Request:
         """Return a request with `Expect: 100-continue` that sends its body without waiting."""
-        caller, sent = self._right.caller(), self._right.body()
+        caller, sent = self.caller(), self.body()
         what = self._chance.choice([b"100-continue", b"100-Continue", b"200-ok"])
         lines = b"Expect: " + what, sized(sent.content)
-        expect = msgspec.structs.replace(
-            inference_response("expect", caller, sent),
-            statuses=frozenset({200, 417}),
-            may_close=True,
-        )
-        content = self._right.post(sent.content, *lines, caller=caller)
-        return FinalMessage(name="expect", content=content, expect=expect)
+        content = self.post(sent.content, *lines, caller=caller)
+        expect = inference_response("expect", caller, sent, 200, 417, may_close=True)
+        return Request(content, expect)
 
-    def too_large(self) -> FinalMessage:
+    def too_large(self) -> Request:
         """Return a body with too many bytes or items."""
         items = b",".join([b'"a"'] * (MAX_ITEMS + self._chance.randint(1, 9)))
-        content = self._chance.choice(
-            [
-                b'{"model":"stub","input":"%b"}' % (b"a" * MAX_BODY_BYTES),
-                b'{"model":"stub","input":[%b]}' % items,
-            ]
-        )
-        sent = self._right.post(content, sized(content))
-        expect = msgspec.structs.replace(response_with_status("too large", 413), may_close=True)
-        return FinalMessage(name="too large", content=sent, expect=expect)
+        long, many = b'"%b"' % (b"a" * MAX_BODY_BYTES), b"[%b]" % items
+        content = b'{"model":"stub","input":%b}' % self._chance.choice([long, many])
+        sent = self.post(content, sized(content))
+        return Request(sent, plain_response("too large", 413, may_close=True))
 
-    def long_head(self) -> FinalMessage:
+    def long_head(self) -> Request:
         """Return a head with too many bytes or fields."""
         lines = self._chance.choice(
             [
-                [b"X-Big: " + b"a" * HEAD_BYTES],
-                [b"X-%d: a" % number for number in range(HEAD_FIELDS + 1)],
+                [b"X-Big: " + b"a" * _HEAD_BYTES],
+                [b"X-%d: a" % number for number in range(_HEAD_FIELDS + 1)],
                 [b"X-%d: %b" % (number, b"a" * 900) for number in range(90)],
             ]
         )
-        return _refused("long head", self._right.post(b"{}", *lines, sized(b"{}")), 431)
+        return _refused("long head", self.post(b"{}", *lines, sized(b"{}")), 431)
 
-    def trickled(self) -> FinalMessage:
+    def trickled(self) -> Request:
         """Return a valid request that arrives a few bytes at a time."""
-        request = self._right.spelled()
+        request = self.spelled()
         # On a slow machine the head may take longer than a head may.
-        statuses = OK | {408}
         expect = msgspec.structs.replace(
-            request.expect, name="trickled", statuses=statuses, may_close=True
+            request.expect, name="trickled", statuses=frozenset({200, 408}), may_close=True
         )
         pace = (self._chance.randint(1, 9), self._chance.choice([0.0, 0.001, 0.01]))
-        return FinalMessage(name="trickled", content=request.content, expect=expect, pace=pace)
+        return Request(request.content, expect, pace=pace)
 
-    def never_ending(self) -> FinalMessage:
+    def never_ending(self) -> Request:
         """Return a truncated request whose sender keeps the connection open."""
-        content = self._right.body().content
-        whole = self._right.post(content, b"X-Request-Timeout: 1", sized(content))
+        content = self.body().content
+        whole = self.post(content, b"X-Request-Timeout: 1", sized(content))
         head = len(whole) - len(content)
         sent = whole[: self._chance.choice([9, head - 3, len(whole) - 1])]
-        expect = msgspec.structs.replace(
-            response_with_status("never ending", 408), must_close=True, may_be_silent=True
-        )
-        return FinalMessage(name="never ending", content=sent, expect=expect)
+        expect = plain_response("never ending", 408, must_close=True, may_be_silent=True)
+        return Request(sent, expect)
 
 
-def _refused(name: str, content: bytes, *statuses: int) -> FinalMessage:
+def _refused(name: str, content: bytes, *statuses: int) -> Request:
     """Return a refused message, after which the server must close the connection."""
-    expect = msgspec.structs.replace(response_with_status(name, *statuses), must_close=True)
-    return FinalMessage(name=name, content=content, expect=expect)
+    return Request(content, plain_response(name, *statuses, must_close=True))
 
 
-def _anything(name: str, content: bytes, scope: str) -> FinalMessage:
-    return FinalMessage(name=name, content=content, scope=scope, half_closes=True)
+def _anything(name: str, content: bytes, scope: str) -> Request:
+    """Return a message that may be answered by any responses within `scope`."""
+    return Request(content, _any_response(name, scope), half_closes=True)
 
 
-def any_response_in(scope: str, name: str) -> ExpectedResponse:
-    """Return the expectation of any response within `scope`."""
-    return ExpectedResponse(name=name, statuses=LENIENT, scope=scope)
+def _any_response(name: str, scope: str) -> ExpectedResponse:
+    return ExpectedResponse(name=name, statuses=_LENIENT, scope=scope, is_many=True)

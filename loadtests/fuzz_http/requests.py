@@ -4,7 +4,8 @@ Each request keeps its connection open for more.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any  # Any: fields of an expectation
 
 import msgspec
 
@@ -39,10 +40,6 @@ _UPGRADES = (
     (b"Connection: upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13"),
     (b"Upgrade: TLS/1.0", b"Connection: Upgrade"),
 )
-OK = frozenset({200})
-_NOT_FOUND = frozenset({404})
-# Servers may take several slashes for one.
-_FOUND_OR_NOT = OK | _NOT_FOUND
 _ROUTES = (
     (b"/v1/models", 200),
     (b"/v1/models/stub", 200),
@@ -52,29 +49,37 @@ _ROUTES = (
     (b"/v1/nothing", 404),
     (b"/", 200),
 )
-_TARGETS = (
-    (b"/v1/classify?", OK),
-    (b"/v1/classify?model=x&model=y%20", OK),
-    (b"http://fuzz/v1/classify", OK),
-    (b"HTTP://fuzz:80/v1/classify?a", OK),
-    (b"/v1/classif%79", OK),
-    (b"/v1/classify/", _FOUND_OR_NOT),
-    (b"//v1/classify", _FOUND_OR_NOT),
-    (b"/v1//classify", _FOUND_OR_NOT),
-    (b"/v1%2fclassify", _NOT_FOUND),
-    (b"/v1/classify%00", _NOT_FOUND),
-    (b"/v1/./classify", _NOT_FOUND),
-    (b"/V1/classify", _NOT_FOUND),
-    (b"/v1/inferno", _NOT_FOUND),
-    (b"/" + b"a" * 3000, _NOT_FOUND),
+# The right statuses of each target. Servers may take several slashes for one.
+_TARGETS: tuple[tuple[bytes, *tuple[int, ...]], ...] = (
+    (b"/v1/classify?", 200),
+    (b"/v1/classify?model=x&model=y%20", 200),
+    (b"http://fuzz/v1/classify", 200),
+    (b"HTTP://fuzz:80/v1/classify?a", 200),
+    (b"/v1/classif%79", 200),
+    (b"/v1/classify/", 200, 404),
+    (b"//v1/classify", 200, 404),
+    (b"/v1//classify", 200, 404),
+    (b"/v1%2fclassify", 404),
+    (b"/v1/classify%00", 404),
+    (b"/v1/./classify", 404),
+    (b"/V1/classify", 404),
+    (b"/v1/inferno", 404),
+    (b"/" + b"a" * 3000, 404),
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of a request with its expected response."""
+class Request(msgspec.Struct, frozen=True):
+    """The bytes of a request with its expected response.
+
+    The last request of a connection may be sent slowly, and be followed by a half-close or a reset.
+    """
 
     content: bytes
     expect: ExpectedResponse
+    half_closes: bool = False
+    resets: bool = False
+    pace: tuple[int, float] = (0, 0.0)
+    """Bytes at a time, 0 for all, and seconds between them."""
 
 
 class ValidRequestGenerator:
@@ -85,7 +90,12 @@ class ValidRequestGenerator:
         self._callers = callers
         self._connection = connection
         self._count = 0
-        self._makers: list[Callable[[], Request]] = [
+
+    def next(self) -> Request:
+        """Return the next request, mostly a plain one."""
+        if self._chance.random() < 0.6:
+            return self.plain()
+        makers = [
             self.plain,
             self.spelled,
             self.chunked,
@@ -95,12 +105,7 @@ class ValidRequestGenerator:
             self.other_method,
             self.other_target,
         ]
-
-    def next(self) -> Request:
-        """Return the next request, mostly a plain one."""
-        if self._chance.random() < 0.6:
-            return self.plain()
-        return self._chance.choice(self._makers)()
+        return self._chance.choice(makers)()
 
     def caller(self) -> Caller:
         """Return the next caller."""
@@ -118,7 +123,7 @@ class ValidRequestGenerator:
             b"POST /v1/classify HTTP/1.1\r\nHost: fuzz\r\nAuthorization: Bearer %b\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (caller.key.encode(), len(sent.content), sent.content)
         )
-        return Request(content=content, expect=inference_response("plain", caller, sent))
+        return Request(content, inference_response("plain", caller, sent))
 
     def spelled(self) -> Request:
         """Return a plain request in another spelling."""
@@ -127,21 +132,21 @@ class ValidRequestGenerator:
         content = self.post(sent.content, sized(sent.content), *more, caller=caller)
         if self._chance.random() < 0.1:
             content = b"\r\n" + content  # RFC 9112, 2.2
-        return Request(content=content, expect=inference_response("spelled", caller, sent))
+        return Request(content, inference_response("spelled", caller, sent))
 
     def chunked(self) -> Request:
         """Return a request with a chunked body."""
         caller, sent = self.caller(), self.body()
         chunks = self.in_chunks(sent.content)
         content = self.post(chunks, b"Transfer-Encoding: chunked", caller=caller)
-        return Request(content=content, expect=inference_response("chunked", caller, sent))
+        return Request(content, inference_response("chunked", caller, sent))
 
     def upgrade(self) -> Request:
         """Return a request that offers an upgrade, which is ignored (RFC 9110, 7.8)."""
         caller, sent = self.caller(), self.body()
         lines = *self._chance.choice(_UPGRADES), sized(sent.content)
         content = self.post(sent.content, *lines, caller=caller)
-        return Request(content=content, expect=inference_response("upgrade", caller, sent))
+        return Request(content, inference_response("upgrade", caller, sent))
 
     def unknown_key(self) -> Request:
         """Return a request with an unknown key."""
@@ -157,32 +162,27 @@ class ValidRequestGenerator:
             ]
         )
         head = self.head(b"POST", _CLASSIFY, [b"Host: fuzz", who, sized(content)])
-        return Request(content=head + content, expect=response_with_status("unknown key", 401))
+        return Request(head + content, plain_response("unknown key", 401))
 
     def other_route(self) -> Request:
         """Return a request to a read-only route."""
         path, status = self._chance.choice(_ROUTES)
         method = self._chance.choice([b"GET", b"GET", b"HEAD"])
         head = self.head(method, path, self.lines(self.caller()))
-        expect = response_with_status("other route", status, to_head=method == b"HEAD")
-        return Request(content=head, expect=expect)
+        return Request(head, plain_response("other route", status, to_head=method == b"HEAD"))
 
     def other_method(self) -> Request:
         """Return a request to an inference route with an unsupported method."""
         method = self._chance.choice([b"GET", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"HEAD"])
         head = self.head(method, _CLASSIFY, [*self.lines(self.caller()), b"Content-Length: 0"])
-        expect = response_with_status("method", 405, to_head=method == b"HEAD")
-        return Request(content=head, expect=expect)
+        return Request(head, plain_response("method", 405, to_head=method == b"HEAD"))
 
     def other_target(self) -> Request:
         """Return a request with another spelling of its target, or an unknown route."""
         caller, sent = self.caller(), self.body()
-        target, statuses = self._chance.choice(_TARGETS)
-        expect = msgspec.structs.replace(
-            inference_response("target", caller, sent), statuses=statuses
-        )
+        target, *statuses = self._chance.choice(_TARGETS)
         content = self.post(sent.content, sized(sent.content), caller=caller, target=target)
-        return Request(content=content, expect=expect)
+        return Request(content, inference_response("target", caller, sent, *statuses))
 
     def post(
         self,
@@ -241,15 +241,20 @@ def sized(content: bytes) -> bytes:
     return b"Content-Length: %d" % len(content)
 
 
-def inference_response(name: str, caller: Caller, sent: RequestBody) -> ExpectedResponse:
-    """Return the expected answer to `sent` for `caller`."""
+def inference_response(
+    name: str, caller: Caller, sent: RequestBody, *statuses: int, **more: Any
+) -> ExpectedResponse:
+    """Return the expected answer to `sent` for `caller`, with 200 or one of `statuses`."""
     return ExpectedResponse(
-        name=name, statuses=OK, scope=caller.scope, texts=sent.texts, continues=sent.continues
+        name=name,
+        statuses=frozenset(statuses or (200,)),
+        scope=caller.scope,
+        texts=sent.texts,
+        continues=sent.continues,
+        **more,
     )
 
 
-def response_with_status(name: str, *statuses: int, to_head: bool = False) -> ExpectedResponse:
+def plain_response(name: str, *statuses: int, **more: Any) -> ExpectedResponse:
     """Return the expectation of one of `statuses` without a model's answer."""
-    return ExpectedResponse(
-        name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False
-    )
+    return ExpectedResponse(name=name, statuses=frozenset(statuses), is_inference=False, **more)

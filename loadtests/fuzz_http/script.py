@@ -1,57 +1,52 @@
 """Builds the script of a connection from seed and number alone."""
 
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from loadtests.fuzz_http.callers import Caller
-from loadtests.fuzz_http.expect import ExpectedResponse
-from loadtests.fuzz_http.hostile import FinalMessage, HostileGenerator
-from loadtests.fuzz_http.requests import Request, ValidRequestGenerator
+from loadtests.fuzz_http.hostile import RequestGenerator
+from loadtests.fuzz_http.requests import Request
 
 _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of a connection in order, and perhaps a final message."""
+    """The requests of a connection in order."""
 
     number: int
-    parts: tuple[bytes, ...]
+    requests: list[Request]
     """The right requests, sent one behind the other."""
-    expects: tuple[ExpectedResponse, ...]
-    cuts: tuple[int, ...]
+    cuts: list[int]
     """Where they are cut, and sent apart."""
     reads_late: bool
     """Whether nothing is read for a while."""
-    last: FinalMessage | None
+    last: Request | None
+    """Ends the connection; it may be wrong."""
 
     @property
-    def requests(self) -> int:
+    def size(self) -> int:
         """The number of requests."""
-        return len(self.expects) + (self.last is not None)
+        return len(self.requests) + (self.last is not None)
 
 
-def script(seed: int, number: int, callers: list[Caller], *, without: Container[str]) -> Script:
-    """Return the script of connection `number`, without the kinds in `without`."""
+def script(seed: int, number: int, callers: list[Caller], *, is_plain: bool = False) -> Script:
+    """Return the script of connection `number`; if it `is_plain`, only the plainest requests."""
     chance = random.Random(f"{seed}/{number}")
-    right = ValidRequestGenerator(chance, callers, number)
-    requests = [
-        request
-        for request in (right.next() for _ in range(chance.choice(_PIPELINED)))
-        if request.expect.name not in without
-    ]
-    last = HostileGenerator(chance, right).next() if chance.random() < 0.5 else None
-    if last is not None and last.name in without:
-        last = None
-    return make_script(chance, number, requests, last, cuts=(0, 0, 0, 1, 3))
+    generator = RequestGenerator(chance, callers, number)
+    requests = [generator.next() for _ in range(chance.choice(_PIPELINED))]
+    if is_plain:
+        requests = [request for request in requests if request.expect.name == "plain"]
+    last = generator.last() if chance.random() < 0.5 else None
+    return make_script(chance, number, requests, None if is_plain else last, cuts=(0, 0, 0, 1, 3))
 
 
 def make_script(
     chance: random.Random,
     number: int,
-    requests: Sequence[Request],
-    last: FinalMessage | None,
+    requests: list[Request],
+    last: Request | None,
     *,
     cuts: Sequence[int],
 ) -> Script:
@@ -60,9 +55,8 @@ def make_script(
     places = chance.choice(cuts) if size else 0
     return Script(
         number=number,
-        parts=tuple(request.content for request in requests),
-        expects=tuple(request.expect for request in requests),
-        cuts=tuple(sorted(chance.sample(range(1, size), k=places))),
+        requests=requests,
+        cuts=sorted(chance.sample(range(1, size), k=places)),
         reads_late=chance.random() < 0.01,
         last=last,
     )

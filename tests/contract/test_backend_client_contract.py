@@ -13,7 +13,7 @@ from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
-from testing.stub_backend import Reply, StubBackend, echo, send_bytes
+from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
 
@@ -202,7 +202,10 @@ async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None
 
 @pytest.mark.parametrize("client", ["native", "httpx"])
 async def test_an_answer_that_is_no_frame_is_a_cut(client: Literal["native", "httpx"]) -> None:
-    async with StubBackend(behaviour=send_bytes(b"\xff" * 64)) as stub, HttpBackendClient() as http:
+    async def garble(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send_raw(b"40\r\n" + b"\xff" * 64 + b"\r\n0\r\n\r\n")
+
+    async with StubBackend(behaviour=garble) as stub, HttpBackendClient() as http:
         http.configure([endpoint_of(stub)], RoutingConfig(client=client))
         with pytest.raises(CallFailed) as caught:
             await send((http, endpoint_of(stub)), call_of(1), [])

@@ -1,7 +1,7 @@
 """What deploy/kubernetes makes agrees with itself, and with the code that it runs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from gateway.settings import PREFIX, load_settings
 from testing.manifests import (
     Manifest,
     containers,
-    environment,
     of_kind,
     pod_labels,
     pod_spec,
@@ -34,6 +33,29 @@ def own(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
     for workload in workloads(manifests).values():
         for container in containers(workload):
             yield workload, container
+
+
+def environment(
+    container: Manifest, manifests: Iterable[Manifest], *, secret: str = "x" * 16
+) -> dict[str, str]:
+    """Return the variables of a container; `secret` stands for each value of a secret."""
+    maps = {name: each["data"] for name, each in of_kind(manifests, "ConfigMap").items()}
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        if "configMapRef" in source:
+            found |= maps.get(source["configMapRef"]["name"], {})
+    return found | dict(_variables(container.get("env", []), maps, secret))
+
+
+def _variables(
+    variables: Iterable[Manifest], maps: Mapping[str, Mapping[str, str]], secret: str
+) -> Iterator[tuple[str, str]]:
+    for each in variables:
+        reference = each.get("valueFrom", {}).get("configMapKeyRef")
+        if reference is not None:
+            yield each["name"], maps[reference["name"]][reference["key"]]
+        else:
+            yield each["name"], each.get("value", secret)
 
 
 def told(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:

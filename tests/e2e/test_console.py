@@ -9,8 +9,8 @@ import pytest
 
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
-from testing.browser import CHROMIUM, Page, open_page
 from testing.system import ADMIN_KEY, System
+from tests.support.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.anyio,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.browser import CHROMIUM, Page, open_page
 from testing.system import System
+from tests.support.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.anyio,

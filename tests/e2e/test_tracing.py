@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from testing.otlp_sink import HttpSink
 from testing.system import System
 from testing.waiting import wait_until
+from tests.support.otlp_sink import HttpSink
 
 pytestmark = pytest.mark.e2e
 _STEPS = {

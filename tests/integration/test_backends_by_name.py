@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testing.certificates import Authority, server_context
+from testing.certificates import Authority
 from testing.raw_http import Connection, post
 from testing.stub_backend import StubBackend, answer_when
 from testing.waiting import eventually, until
@@ -133,11 +133,11 @@ async def test_certificates_are_held_against_the_name_and_not_the_address(
     tmp_path: Path, valkey: str
 ) -> None:
     authority = Authority(tmp_path / "authority")
-    right = server_context(authority.issue("right", "backends.example"))
-    wrong = server_context(authority.issue("wrong", "127.0.0.2"))
+    right = authority.issue("right", "backends.example")
+    wrong = authority.issue("wrong", "127.0.0.2")
     async with (
-        StubBackend(backend_id="one", tls=right) as one,
-        StubBackend(backend_id="two", tls=wrong, host="127.0.0.2", port=one.port) as two,
+        StubBackend(backend_id="one", certificate=right) as one,
+        StubBackend(backend_id="two", certificate=wrong, host="127.0.0.2", port=one.port) as two,
         running_worker(
             tmp_path,
             valkey,

@@ -34,12 +34,19 @@ from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.raw_http import Connection, Response
-from testing.waiting import until
+from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 TOKEN = "sesame"
+
+
+async def chunk_of(connection: Connection) -> bytes:
+    """Return the next chunk of a body; an empty one is the last."""
+    async with asyncio.timeout(WAIT_LIMIT):
+        length = int(await connection.reader.readuntil(b"\r\n"), 16)
+        return (await connection.reader.readexactly(length + 2))[:-2]
 
 
 @pytest.fixture
@@ -140,10 +147,10 @@ async def test_outcomes_are_sent_when_they_are_ready(
         await begun(server, connection)
         await connection.send(server.classify("good", "film", ""))
         status, headers = await connection.head()
-        early = await connection.chunk()
+        early = await chunk_of(connection)
         server.gate.open()
         later = b""
-        while chunk := await connection.chunk():
+        while chunk := await chunk_of(connection):
             later += chunk
         await connection.send(server.classify("text"))
         following = await connection.response()
@@ -181,9 +188,9 @@ async def test_an_outcome_of_a_request_waits_for_the_others_for_a_moment_only(
         await begun(server, connection)
         await connection.send(server.classify("the first", "good", atomic=True))
         await connection.head()
-        early = await connection.chunk()
+        early = await chunk_of(connection)
         server.gate.open()
-        later = await connection.chunk()
+        later = await chunk_of(connection)
 
     assert isinstance(FrameReader().feed(early)[0], Done)
     assert isinstance(FrameReader().feed(later)[0], Done)
@@ -198,9 +205,9 @@ async def test_a_failure_ends_the_wait_for_the_rest_of_a_request(
         await begun(server, connection)
         await connection.send(server.classify("the first", "", "good", atomic=True))
         await connection.head()
-        early = await connection.chunk()
+        early = await chunk_of(connection)
         server.gate.open()
-        await connection.chunk()
+        await chunk_of(connection)
 
     assert {type(frame) for frame in FrameReader().feed(early)} >= {Done, Failed}
 
@@ -217,9 +224,9 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
         await until(lambda: server.backend.engine.report().queued_rows == 1)
         server.gate.let_one_pass()
         await connection.head()
-        early = await connection.chunk()
+        early = await chunk_of(connection)
         server.gate.open()
-        later = await connection.chunk()
+        later = await chunk_of(connection)
 
     (report,) = FrameReader().feed(early)
     assert isinstance(report, Report)

@@ -24,7 +24,7 @@ from sluicegate import (
     Sluicegate,
     Usage,
 )
-from testing.certificates import Authority, server_context
+from testing.certificates import Authority
 from testing.raw_http import KEY
 from testing.stub_backend import Reply, StubBackend, answer, echo, hang
 from tests.support.worker import RunningWorker, running_worker
@@ -142,9 +142,8 @@ async def test_a_gateway_that_is_not_there_is_an_error_that_says_so() -> None:
 async def test_a_gateway_whose_certificate_nobody_vouches_for_is_told_no_key(
     tmp_path: Path,
 ) -> None:
-    tls = server_context(Authority(tmp_path).server())
     once = Options(retries=0)
-    async with StubBackend(tls=tls) as imposter:
+    async with StubBackend(certificate=Authority(tmp_path).server()) as imposter:
         async with AsyncSluicegate(imposter.url, key=KEY, options=once) as client:
             with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.list_models()

@@ -11,17 +11,12 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.errors import ConfigurationError
 from gateway.redis.url import read_servers
-from testing.redis_deployments import (
-    SentinelDeployment,
-    cluster_of,
-    is_primary,
-    move_slots,
-    sentinel_deployment,
-)
+from testing.redis_deployments import SentinelDeployment, is_primary, sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
+from tests.support.redis_cluster import cluster_of, move_slots
 
 pytestmark = pytest.mark.anyio
 _MANY = 300
@@ -30,7 +25,7 @@ _MANY = 300
 @asynccontextmanager
 async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A cache without memory, patient enough for a busy machine."""
-    document = CacheConfig(memory_enabled=False, redis_timeout=1.0)
+    document = CacheConfig(memory_enabled=False, redis_timeout=1.0, lease=60.0)
     loop = asyncio.get_running_loop()
     async with build_cache(
         document, url=url, clock=Clock(), monotonic=loop.time, random=lambda: 0.0

@@ -14,7 +14,9 @@ import pytest
 
 from gateway.types import Rule
 from testing.raw_http import Connection, post
-from testing.redis_faults import (
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
+from tests.support.redis_faults import (
     FAULTS,
     OPENING,
     STATE_FAULTS,
@@ -22,8 +24,6 @@ from testing.redis_faults import (
     FaultyRedis,
     failing_redis,
 )
-from testing.stub_backend import StubBackend
-from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

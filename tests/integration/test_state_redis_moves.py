@@ -24,13 +24,14 @@ from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.windows import local_share
 from testing.ports import free_port
-from testing.redis_deployments import cluster_of, move_slots, sentinel_deployment
+from testing.redis_deployments import sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 from tests.support.limits import charge, rule
 from tests.support.pipeline import open_pipeline, running
+from tests.support.redis_cluster import cluster_of, move_slots
 
 pytestmark = pytest.mark.anyio
 

@@ -4,6 +4,7 @@ Redis 7.0 forgets how many entries a group has read when it reads its append-onl
 when a replica takes over.
 """
 
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from gateway.redis.client import connect
 from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.stream import BILLING, EventStream
 from testing.ports import free_port
-from testing.valkey import Valkey, server_programs
+from testing.valkey import Valkey, server_program
 from testing.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +85,10 @@ def promoted(stack: ExitStack, program: str) -> tuple[Valkey, Move]:
     return server, move
 
 
-@pytest.fixture(params=server_programs(), ids=lambda program: Path(program).name)
+PROGRAMS = {server_program(), shutil.which("redis-server"), shutil.which("valkey-server")} - {None}
+
+
+@pytest.fixture(params=sorted(map(str, PROGRAMS)), ids=lambda program: Path(program).name)
 def program(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -3,12 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from backends.api.tls import ServerTls, TlsFiles
 from backends.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
+from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream import http
 from gateway.upstream.base import CallFailed, Cause
@@ -16,7 +19,7 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
-from testing.certificates import Authority, client_tls, server_context, server_tls
+from testing.certificates import Authority
 from testing.model_repository import write_repository
 from testing.raw_http import post
 from testing.stub_backend import StubBackend
@@ -31,9 +34,20 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=[BackendTransport, HttpxTransport], ids=["native", "httpx"], autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "BackendTransport", request.param)
+    # On a busy machine a handshake takes longer than half a second.
+    patient = partial(RoutingConfig, connect_timeout=PATIENCE)
+    monkeypatch.setattr(http, "RoutingConfig", patient)
 
 
-PATIENCE = 5.0
+PATIENCE = 60.0
+
+
+def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
+    return ServerTls(TlsFiles(certificate=certificate, client_ca=client_ca))
+
+
+def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
+    return ClientTls(ca=ca, certificate=certificate)
 
 
 @pytest.fixture
@@ -308,10 +322,10 @@ async def test_requests_go_to_others_while_a_certificate_is_not_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    bad, good = server_context(stranger.server()), server_context(authority.server())
+    bad, good = stranger.server(), authority.server()
     async with (
-        StubBackend(backend_id="eu-0", region="eu", tls=bad) as strange,
-        StubBackend(backend_id="us-0", region="us", tls=good) as trusted,
+        StubBackend(backend_id="eu-0", region="eu", certificate=bad) as strange,
+        StubBackend(backend_id="us-0", region="us", certificate=good) as trusted,
         running_worker(tmp_path, valkey, [strange, trusted], upstream_ca=authority.ca) as worker,
     ):
         answers = [await ask(worker, f"text {number}") for number in range(5)]

@@ -13,11 +13,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status as StatusCode
 from backends.protocol import Call
 from gateway.redis.client import connect
 from gateway.types import Rule
-from testing.otlp_sink import HttpSink
 from testing.ports import free_port
 from testing.raw_http import Response, post
 from testing.stub_backend import Reply, StubBackend, answer, refuse
 from testing.waiting import eventually, until
+from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink, Sink
 from tests.support.worker import RunningWorker, classify, running_worker
 

@@ -10,10 +10,21 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from backends.model_tools.graphs.weights import read_safetensors
-from testing.weight_files import write_safetensors, write_shards
+from testing.weight_files import Tensors, write_safetensors
 
 Change = Callable[[Path], None]
 WEIGHTS, GRAPH = "model.safetensors", "model.onnx"
+
+
+def write_shards(folder: Path, tensors: Tensors) -> None:
+    """Write tensors to two files, and the index that names them."""
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    places = {name: files[at % 2] for at, name in enumerate(sorted(tensors))}
+    for file in files:
+        own = {name: tensors[name] for name in tensors if places[name] == file}
+        write_safetensors(folder / file, own)
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def edit(name: str, **fields: Any) -> Change:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from backends.otlp import SpanQueue
 from gateway.telemetry.otel_tracer import OtelTracer
-from testing.otlp_sink import spans_of
+from tests.support.otlp_sink import spans_of
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 from backends.otlp import SpanQueue, open_provider, open_queue
 from backends.otlp_variables import OTLP, TracingProblem, drop_unusable, is_tracing_wanted
 from backends.settings import process_environment
-from testing.otlp_sink import HttpSink
 from testing.waiting import wait_until
+from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import BlockedExporter, GrpcSink, Sink
 
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}

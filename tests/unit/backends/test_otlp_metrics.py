@@ -15,8 +15,8 @@ from backends.otlp_variables import TracingProblem, is_push_wanted
 from gateway.telemetry.metric_files import add_up_dead, counted_since
 from gateway.telemetry.metric_push import NoPush, push_from
 from gateway.telemetry.metrics import GatewayMetrics
-from testing.otlp_sink import HttpSink
 from testing.waiting import until
+from tests.support.otlp_sink import HttpSink
 
 _ROUTE = "/v1/classify"
 

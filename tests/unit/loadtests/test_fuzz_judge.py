@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from loadtests.fuzz_http.callers import body
-from loadtests.fuzz_http.expect import ExpectedResponse, Response, UnexpectedResponse, judge
+from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, judge
+from testing.raw_http import Response
 
 EXPECT = ExpectedResponse(
     name="plain", statuses=frozenset({200}), scope="tenant", texts=("one", "two")
@@ -25,7 +26,7 @@ def failed(code: str) -> dict[str, Any]:
 
 def answer(*results: dict[str, Any]) -> Response:
     body = json.dumps({"results": results}).encode()
-    return Response(status=200, headers={b"x-request-id": b"req_1"}, body=body)
+    return Response(status=200, headers={"x-request-id": "req_1"}, body=body)
 
 
 def test_each_item_has_its_own_answer() -> None:

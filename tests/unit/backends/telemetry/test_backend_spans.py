@@ -15,10 +15,10 @@ from backends.protocol import Task
 from backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
 from backends.telemetry.spans import NO_SPAN, NO_TRACING
 from testing.model_repository import DIMENSIONS, write_repository
-from testing.otlp_sink import HttpSink
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
+from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink
 
 pytestmark = pytest.mark.anyio

@@ -35,11 +35,6 @@ _TEXT = """(expected => {
     look();
   });
 })"""
-# Where an element is in its document.
-_BOX = """(selector => {
-  const box = document.querySelector(selector).getBoundingClientRect();
-  return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height};
-})"""
 
 
 class Page:
@@ -82,22 +77,6 @@ class Page:
     async def screenshot(self) -> bytes:
         """Return a picture of the visible part, as PNG."""
         answer = await self._call("Page.captureScreenshot", format="png")
-        return base64.b64decode(answer["data"])
-
-    async def picture_of(self, selector: str, *, height: int, quality: int = 60) -> bytes:
-        """Return a picture of the first element of `selector`, as WebP.
-
-        It shows at most `height` pixels from the top; a lower `quality` is a smaller file.
-        """
-        box = await self.evaluate(f"{_BOX}({msgspec.json.encode(selector).decode()})")
-        clip = box | {"height": min(box["height"], height), "scale": 1}
-        answer = await self._call(
-            *("Page.captureScreenshot",),
-            format="webp",
-            quality=quality,
-            clip=clip,
-            captureBeyondViewport=True,
-        )
         return base64.b64decode(answer["data"])
 
     async def _loaded(self) -> None:

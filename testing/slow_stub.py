@@ -1,0 +1,14 @@
+"""Answers as the stub backend does, each item five milliseconds after the one before."""
+
+import asyncio
+
+from backends.protocol import Call
+from testing.stub_backend import Reply, StubBackend, echo
+
+
+async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
+    """Answer one item after the other."""
+    for index in range(len(call.items)):
+        await asyncio.sleep(0.005)
+        await reply.send(echo(call, index, stub.backend_id))
+    await reply.end(stub.report)
