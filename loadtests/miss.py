@@ -10,13 +10,20 @@ import click
 
 from loadtests.backend import calls
 from loadtests.bare_sessions import BareSessions, Batching
-from loadtests.demo import demo_models
-from loadtests.generator import Outcome, run_closed
+from loadtests.generator import OK, Outcome, run_closed
 from loadtests.machine import pin
-from loadtests.measured import backends_of, classify_bodies, give_core, memory_of, target_of
+from loadtests.measured import (
+    backends_of,
+    classify_bodies,
+    demo_models,
+    give_core,
+    memory_of,
+    metered,
+    target_of,
+)
 from loadtests.options import connections, rounds
 from loadtests.padded import write_padded
-from loadtests.report import rows, show
+from loadtests.report import show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.system import TWO_REGIONS, System
@@ -64,22 +71,24 @@ def measure(
             bodies = iter(classify_bodies(fresh()))
             return run_closed(target_of(system), bodies, connections=connections)
 
+        workers = [each.pid for each in system.processes("gateway")]
+        others = [each.pid for each in backends_of(system)]
+        variants = {
+            "a backend over HTTP": metered(backend, server=[running.pid]),
+            "through the gateway": metered(gateway, server=workers, others=others),
+        }
         bare = {
-            _name(form): partial(_bare, graph, served.parent, known, one_core=one_core)
+            f"bare session, {form} graph": metered(
+                partial(_bare, graph, served.parent, known, one_core=one_core)
+            )
             for form, graph in (("served", served), ("padded", padded))
         }
-        variants = {"a backend over HTTP": backend, "through the gateway": gateway}
-        measured = in_turns(variants | bare, rounds)
+        turns = in_turns(variants | bare, rounds)
         memory = memory_of(system)
-    # The bare session with the better median is first: the others are held against it.
-    best = max(bare, key=lambda what: median(run.rate for run in measured[what]))
+    best = max(bare, key=lambda what: median(turn.outcome.rate for turn in turns[what]))
     where = "one core" if one_core else "all cores"
-    table = {what: measured[what] for what in (best, *bare, *variants)}
-    show(f"Misses on {where}: {connections} connections", rows(table), memory)
-
-
-def _name(form: str) -> str:
-    return f"bare session, {form}, sorted, batches of {_BATCHING.rows}"
+    table = {what: turns[what] for what in (best, *bare, *variants)}
+    show(f"Misses on {where}: {connections} connections", table_of(table), memory)
 
 
 def _bare(graph: Path, folder: Path, texts: list[str], *, one_core: bool) -> Outcome:
@@ -93,4 +102,4 @@ def _bare(graph: Path, folder: Path, texts: list[str], *, one_core: bool) -> Out
     took = time.perf_counter() - started
     if one_core:
         pin([os.getpid()], _OTHER_CORE)
-    return Outcome(duration=took, statuses={}, latencies=[took / len(texts)] * len(texts))
+    return Outcome(duration=took, statuses={OK: len(texts)}, latencies=[])

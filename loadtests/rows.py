@@ -9,18 +9,16 @@ import msgspec
 
 from backends.protocol import Task, ZeroShotParameters
 from loadtests.backend import RunningBackend, backend, calls
-from loadtests.demo import demo_models
 from loadtests.entailment import JUDGE, LABELS, ZERO_SHOT, write_entailment
 from loadtests.generator import Outcome, Target, run_closed
-from loadtests.measured import target_of
+from loadtests.measured import demo_models, metered, target_of
 from loadtests.options import rounds
-from loadtests.report import rows, show
+from loadtests.report import Row, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.system import System
 
 _TEMPLATE = "this text is about {}"
-_ONE, _MANY = "requests of one row", f"zero-shot requests of {len(LABELS)} labels"
 
 Pair = tuple[str, str]
 Requests = Callable[[list[str], list[Pair]], tuple[Target, Iterator[bytes]]]
@@ -39,7 +37,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
     """
     texts = iter(sentences(2 * count * rounds, seed=8))
 
-    def compare(what: str, requests: Requests) -> None:
+    def compare(what: str, requests: Requests) -> list[Row]:
         own: list[str] = []
 
         def one() -> Outcome:
@@ -48,18 +46,23 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
             return run_closed(target, bodies, connections=connections)
 
         def many() -> Outcome:
-            target, bodies = requests(own, [])
-            return _by_row(run_closed(target, bodies, connections=connections))
+            found = run_closed(*requests(own, []), connections=connections)
+            rows = {status: len(LABELS) * number for status, number in found.statuses.items()}
+            return msgspec.structs.replace(found, statuses=rows)
 
-        measured = in_turns({_ONE: one, _MANY: many}, rounds)
-        show(f"Rows of {what}: {connections} connections", rows(measured))
+        variants = {
+            f"{what}: requests of one row": metered(one),
+            f"{what}: zero-shot requests of {len(LABELS)} labels": metered(many),
+        }
+        return table_of(in_turns(variants, rounds))
 
     with demo_models() as models:
         write_entailment(models)
         with backend(models) as running:
-            compare("a backend", lambda texts, pairs: _calls(running, texts, pairs))
+            table = compare("a backend", lambda texts, pairs: _calls(running, texts, pairs))
         with System(models.parent / "data", models=models) as system:
-            compare("the gateway", lambda texts, pairs: _requests(system, texts, pairs))
+            table += compare("the gateway", lambda texts, pairs: _requests(system, texts, pairs))
+    show(f"Rows: {connections} connections, rates of rows", table)
 
 
 def _single_rows(texts: Iterable[str]) -> list[Pair]:
@@ -73,12 +76,6 @@ def _single_rows(texts: Iterable[str]) -> list[Pair]:
             pairs.append((" ".join(words), _TEMPLATE.format(label)))
     chooser.shuffle(pairs)
     return pairs
-
-
-def _by_row(outcome: Outcome) -> Outcome:
-    """Return an outcome that counts rows in place of requests."""
-    latencies = [latency for latency in outcome.latencies for _ in LABELS]
-    return msgspec.structs.replace(outcome, latencies=latencies)
 
 
 def _calls(
