@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
@@ -36,7 +35,6 @@ from loadtests.workload import sentences
 
 _MODEL = "minilm"
 _BATCHING = Batching(rows=16, tokens=4096, together=2048)
-_NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_token": 0.0}
 _JOB = "sluicegate bulk"
 
 
@@ -44,24 +42,21 @@ _JOB = "sluicegate bulk"
 @click.option("--rows", default=30_000, help="Texts of all rounds together.")
 @rounds(3)
 @click.option("--bare-share", default=1.0, help="Of texts for bare sessions.")
-@click.option("--without-model", is_flag=True, help="Measure all that is beside the model.")
-def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
+def measure(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share of each round's texts, which are in no order. Without a model, no side
-    runs its sessions.
+    The sessions run a share of each round's texts, which are in no order.
     """
     size = rows // rounds
     own: list[str] = []
     memory: list[int] = []
     turns_done = itertools.count()
-    settings = _NO_MODEL if without_model else {}
     with (
         demo_models() as models,
-        BulkRunner(models, model=_MODEL, task="embed", **settings) as runner,
+        BulkRunner(models, model=_MODEL, task="embed") as runner,
     ):
         source = models.parent / "in.parquet"
-        bare = _bare_sessions(models, without_model=without_model)
+        bare = _bare_sessions(models)
 
         def prepare() -> None:
             """Write new texts before each round."""
@@ -95,16 +90,15 @@ def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -
     )
 
 
-def _bare_sessions(models: Path, *, without_model: bool) -> dict[str, BareSessions]:
+def _bare_sessions(models: Path) -> dict[str, BareSessions]:
     """Return bare sessions over the served graph, and over the padded one."""
     folder = models / _MODEL / "1"
-    graphs = {"served": folder / "model.onnx"}
-    if not without_model:
-        graphs["padded"] = write_padded(models.parent / "padded.onnx")
+    graphs = {
+        "served": folder / "model.onnx",
+        "padded": write_padded(models.parent / "padded.onnx"),
+    }
     return {
-        f"bare session, {form} graph": BareSessions(
-            graph, folder / "tokenizer.json", _BATCHING, without_model=without_model
-        )
+        f"bare session, {form} graph": BareSessions(graph, folder / "tokenizer.json", _BATCHING)
         for form, graph in graphs.items()
     }
 

@@ -1,5 +1,6 @@
 """Prints tables for people, and keeps them as JSON for later comparison."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,15 +51,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The requests for each second of the server's processor time, as a ratio."""
 
     def line(self) -> Line:
-        """Return the cells of those columns that are known."""
-        cells: Line = {"what": self.what, "a second": self.rate, "of the first": self.ratio}
-        cells |= {"p50 ms": self.p50, "p95 ms": self.p95, "p99 ms": self.p99, "p99.9": self.p999}
-        cells |= {"statuses": self.statuses or None}
-        if self.costs:
-            costs = msgspec.structs.asdict(self.costs)
-            cells |= {f"µs: {name}": cost for name, cost in costs.items()}
-            cells |= {"of the first by server time": self.economy}
-        return {column: cell for column, cell in cells.items() if cell is not None}
+        """Return the cells of all columns; those that are unknown are `None`."""
+        costs = self.costs
+        return {
+            "what": self.what,
+            "a second": self.rate,
+            "of the first": self.ratio,
+            "p50 ms": self.p50,
+            "p95 ms": self.p95,
+            "p99 ms": self.p99,
+            "p99.9 ms": self.p999,
+            "statuses": self.statuses or None,
+            "µs: server": costs.server if costs else None,
+            "µs: others": costs.others if costs else None,
+            "µs: generator": costs.generator if costs else None,
+            "of the first by server time": self.economy,
+        }
 
 
 def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
@@ -90,11 +98,7 @@ def table_of(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
             row_of(what, middle(runs, _rate).outcome, baseline=1.0),
             ratio=paired(list(map(_rate, runs)), list(map(_rate, first))),
             statuses=dict(sum((Counter(run.outcome.statuses) for run in runs), Counter[int]())),
-            costs=Costs(
-                server=median(run.costs.server for run in runs),
-                others=median(run.costs.others for run in runs),
-                generator=median(run.costs.generator for run in runs),
-            ),
+            costs=_costs(runs),
             economy=_economy(first, runs),
         )
         for what, runs in turns.items()
@@ -105,7 +109,11 @@ def show(title: str, rows: Sequence[Row | Line], *notes: str) -> None:
     """Print a table and notes under the machine, date and commit; keep them in `results`."""
     machine = heading(title)
     lines = [row.line() if isinstance(row, Row) else row for row in rows]
-    columns = list(dict.fromkeys(column for line in lines for column in line))
+    columns = [
+        column
+        for column in dict.fromkeys(itertools.chain(*lines))
+        if any(line.get(column) is not None for line in lines)
+    ]
     print_table(columns, ([_shown(line.get(column)) for column in columns] for line in lines))
     for note in notes:
         print(f"\n{note}")
@@ -142,6 +150,14 @@ def print_table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> No
 
 def _rate(run: Turn) -> float:
     return run.outcome.rate
+
+
+def _costs(runs: Sequence[Turn]) -> Costs | None:
+    """Return the medians, or `None` where no server was metered."""
+    server, others, generator = (
+        median(getattr(run.costs, name) for run in runs) for name in Costs.__struct_fields__
+    )
+    return Costs(server=server, others=others, generator=generator) if server else None
 
 
 def _economy(first: Sequence[Turn], runs: Sequence[Turn]) -> float | None:

@@ -119,7 +119,9 @@ def _measure(system: System, name: str, kind: _Kind, duration: float) -> tuple[l
     full = closed(kind.callers, max(6.0, 8 * alone))
     deadline, seconds = max(_LEAST_TIME, 3.0 * alone), max(duration, 20 * alone)
     target = target_of(system, kind.path, x_request_timeout=f"{deadline:.3f}")
-    rows, note = overloaded(system, target, bodies(), full, duration=seconds, items=kind.items)
+    rows, note = overloaded(
+        system, target, bodies(), full, duration=seconds, deadline=deadline, items=kind.items
+    )
     eager = closed(_EAGER, seconds, deadline)
     good = Outcome(
         duration=eager.duration, statuses={OK: eager.requests - eager.failed}, latencies=[]
