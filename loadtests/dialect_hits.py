@@ -39,7 +39,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
             for name, path in _PATHS.items():
                 fill(system, bodies, path)
                 there = candidate(system)._replace(target=target_of(system, path))
-                runs[f"{name}, {form}, {texts} texts"] = partial(load.run, there, bodies)
+                runs[f"{name}, {form}, texts a request: {texts}"] = partial(load.run, there, bodies)
             rows += table_of(in_turns(runs, rounds))
     show("Hits of dialects: ratios are to the native route above", rows)
 

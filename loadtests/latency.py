@@ -42,7 +42,7 @@ def measure(*, most: float, duration: float, rounds: int) -> None:
     """Measure hits at half the capacity of each system, up to a rate, beside LiteLLM."""
     require()
     bodies = popular_bodies()
-    notes = ["A second are offered about half of those that callers who wait get."]
+    notes = ["Each server is offered half of the rate that it reaches with 32 callers who wait."]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = hit.start_systems(stack, root, bodies, ways=(hit.FAST, hit.REDIS))

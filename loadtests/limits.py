@@ -151,6 +151,7 @@ def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
             state_timeout=state_timeout,
             batches=False,
             shutdown_delay=0.0,
+            max_loop_delay=0.0,  # refuses for the limit alone, also on a busy machine
         ) as gateway,
     ):
         yield gateway, state

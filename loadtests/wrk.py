@@ -23,7 +23,7 @@ function request()
 end
 function done(summary, latency, requests)
   local errors, latencies = summary.errors, {}
-  for i = 1, 1000 do latencies[i] = latency:percentile(i / 10) end
+  for i = 1, 1000 do latencies[i] = latency:percentile((i - 1) / 10) end
   io.write(string.format(
     '\\nRESULT {"requests":%d,"duration":%d,"refused":%d,"broken":%d,"latencies":[%s]}\\n',
     summary.requests, summary.duration, errors.status,
