@@ -137,15 +137,10 @@ def milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 2)
 
 
-def table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """Return a table as Markdown."""
-    every = (columns, ["---"] * len(columns), *lines)
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
-
-
 def print_table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a table as Markdown."""
-    print(table(columns, lines))
+    for line in (columns, ["---"] * len(columns), *lines):
+        print(f"| {' | '.join(map(str, line))} |")
 
 
 def _rate(run: Turn) -> float:
