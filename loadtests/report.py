@@ -125,6 +125,11 @@ def show(title: str, rows: Sequence[Row | Line], *notes: str) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 
+def milliseconds(seconds: float) -> float:
+    """Return a duration in milliseconds for a table."""
+    return round(seconds * 1000, 2)
+
+
 def heading(title: str) -> Machine:
     """Print a title, and the machine on which all below it depends; return the machine."""
     machine = this_machine()
@@ -132,15 +137,15 @@ def heading(title: str) -> Machine:
     return machine
 
 
-def milliseconds(seconds: float) -> float:
-    """Return a duration in milliseconds for a table."""
-    return round(seconds * 1000, 2)
+def table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table as Markdown."""
+    every = (columns, ["---"] * len(columns), *lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
 
 
 def print_table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a table as Markdown."""
-    for line in (columns, ["---"] * len(columns), *lines):
-        print(f"| {' | '.join(map(str, line))} |")
+    print(table(columns, lines))
 
 
 def _rate(run: Turn) -> float:
