@@ -73,14 +73,12 @@ imports: install-dev ## Check the directions of imports
 	@found=$$($(BIN)/lint-imports --no-logo) || { echo "$$found"; false; }
 	@echo "all import contracts are kept"
 
-# What a name needs beside the tools of `make install-dev`, the module that it runs where that is not
-# `python -m loadtests NAME`, and the interpreter of another environment.
-NEEDS_bulk-ray := .venv-ray/.installed
+# What a name needs beside the tools of `make install-dev`, and the module that it runs where that is
+# not `python -m loadtests NAME`.
 NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
 NEEDS_triton := .venv-peers/triton/.installed
-PYTHON_bulk-ray := .venv-ray/bin/python -P
 MODULE_doors := pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
 MODULE_cache := pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
 MODULE_clients := tests.clients
@@ -89,7 +87,7 @@ MODULE_openapi := pytest -v tests/unit/sluicegate tests/e2e/test_generated_clien
 MODULE_redis := pytest -q $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py \
 	idempotency_store.py cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) \
 	tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
-RUN_NAME = $(or $(PYTHON_$(NAME)),$(BIN)/python) -m $(or $(MODULE_$(NAME)),loadtests $(or $(NAME),--help)) $(ARGS)
+RUN_NAME = $(BIN)/python -m $(or $(MODULE_$(NAME)),loadtests $(or $(NAME),--help)) $(ARGS)
 
 bench: install-dev $(NEEDS_$(NAME)) ## Run the benchmark NAME=hit ...; without a name, list them
 	@# The peers that cannot be installed here are left out, and named in the tables.

@@ -77,7 +77,7 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
     running = RunningBackend(port=port, pid=child.pid)
     try:
         ready = f"{running.url}/health/ready"
-        wait_until(lambda: is_answered(ready), within=60, what="the backend is ready")
+        wait_until(lambda: is_answered(ready), within=240, what="the backend is ready")
         yield running
     finally:
         child.terminate()

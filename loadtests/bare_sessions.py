@@ -26,17 +26,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 class BareSessions:
     """Runs a graph alone: a one-thread session for each core, batches longest first."""
 
-    def __init__(
-        self,
-        graph: Path,
-        tokenizer: Path,
-        batching: Batching,
-        *,
-        cores: int = 0,
-        without_model: bool = False,
-    ) -> None:
+    def __init__(self, graph: Path, tokenizer: Path, batching: Batching) -> None:
         self._batching = batching
-        self._runs_model = not without_model
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
 
@@ -51,21 +42,19 @@ class BareSessions:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
             )
-            for _ in range(cores or usable_cores())
+            for _ in range(usable_cores())
         ]
 
     def run(self, texts: Sequence[str]) -> None:
         """Tokenize and run texts, both at a time; drop the results."""
         with ThreadPoolExecutor(len(self._free)) as pool:
-            before: list[Any] = []
+            before: Iterable[None] = ()
             for start in range(0, len(texts), self._batching.together):
                 own = texts[start : start + self._batching.together]
-                begun = [pool.submit(self._run, batch) for batch in self.batches(own)]
-                for future in before:
-                    future.result()
+                begun = pool.map(self._run, self.batches(own))
+                list(before)
                 before = begun
-            for future in before:
-                future.result()
+            list(before)
 
     def run_batches(self, batches: Iterable[Arrays]) -> None:
         """Run batches, and drop the results."""
@@ -74,8 +63,7 @@ class BareSessions:
 
     def _run(self, batch: Arrays) -> None:
         session = self._free.pop()
-        if self._runs_model:
-            session.run(["pooled"], batch)
+        session.run(["pooled"], batch)
         self._free.append(session)
 
     def batches(self, texts: Sequence[str]) -> Iterator[Arrays]:

@@ -1,10 +1,10 @@
 """Measures what a running batch does to other requests: their p95 beside it, and without it.
 
-The process that runs the batch is stopped and goes on in turns.
+The process that runs the batch is stopped and goes on in turns. The two runs without it are the
+control: by how much they differ, so much nobody can tell.
 """
 
 import asyncio
-import math
 import os
 import signal
 import tempfile
@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import click
-import httpx
 import msgspec
 
 from loadtests.faults.batch import create_batch, lines_done
 from loadtests.faults.model import MODEL, PATH, texts, write_revision
-from loadtests.generator import Target
-from loadtests.machine import this_machine
-from loadtests.open_loop import open_loop
+from loadtests.generator import Outcome
+from loadtests.measured import metered, target_of
+from loadtests.open_loop import open_loop, outcome
 from loadtests.options import rounds
-from loadtests.paired_latency import LatencyRound, p95, pair
+from loadtests.report import show, table_of
+from loadtests.turns import in_turns, paired
 from testing.system import System
 from testing.waiting import wait_until
 
@@ -66,27 +67,37 @@ def measure(*, lines: int, rounds: int) -> None:
             folder / "data", models=folder / "models", config=config, environment=_PACED
         )
         with system, system.client() as client:
-            more = (_body(text) for text in texts(2))
-            _latencies(system, more, 2.0)  # what starts late has started then
+            more = (msgspec.json.encode({"model": MODEL, "input": text}) for text in texts(2))
+
+            def beside(seconds: float = _WINDOW) -> Outcome:
+                target = target_of(system, PATH)
+                load = open_loop(target, more, rate=_RATE, duration=seconds, connections=4)
+                return outcome(asyncio.run(load), seconds)
+
+            def alone() -> Outcome:
+                with _paused(system):
+                    return beside()
+
+            beside(2.0)  # what starts late has started then
             batch = create_batch(client, list(islice(texts(1), lines)))
             wait_until(lambda: lines_done(client, batch) > 0, within=60.0, what="the batch runs")
-            found = pair([_round(system, more) for _ in range(rounds)])
-    print(this_machine())
-    for name, value in msgspec.structs.asdict(found).items():
-        print(f"{name:>14} {value:,.2f}")
-    if found.ratio > _BOUND > found.control:
-        raise SystemExit(f"p95 beside the batch is more than {_BOUND} times that alone")
-
-
-def _round(system: System, bodies: Iterator[bytes]) -> LatencyRound:
-    """Return latencies while the batch stands still, while it runs, and so again."""
-    with _paused(system):
-        before = _latencies(system, bodies, _WINDOW)
-    beside = _latencies(system, bodies, _WINDOW)
-    with _paused(system):
-        after = _latencies(system, bodies, _WINDOW)
-    print(f"p95 {p95(before):.1f}, beside {p95(beside):.1f}, {p95(after):.1f} ms")
-    return LatencyRound(before=before, beside=beside, after=after)
+            runs = {"alone": alone, "beside the batch": beside, "alone again": alone}
+            turns = in_turns({what: metered(run) for what, run in runs.items()}, rounds)
+    before, during, after = (
+        [run.outcome.percentile(0.95) for run in each] for each in turns.values()
+    )
+    ratio = paired(during, [(one + other) / 2 for one, other in zip(before, after, strict=True)])
+    control = median(max(a / b, b / a) for a, b in zip(before, after, strict=True))
+    show(
+        "Requests beside a batch",
+        table_of(turns),
+        f"The p95 beside the batch is {ratio:.2f} times that alone; control {control:.2f}.",
+    )
+    failed = sum(run.outcome.failed for each in turns.values() for run in each)
+    if failed or ratio > _BOUND > control:
+        raise SystemExit(
+            f"{failed} requests failed, or p95 beside the batch is over {_BOUND} times that alone"
+        )
 
 
 @contextmanager
@@ -98,17 +109,3 @@ def _paused(system: System) -> Iterator[None]:
         yield
     finally:
         os.kill(process.pid, signal.SIGCONT)
-
-
-def _latencies(system: System, bodies: Iterator[bytes], seconds: float) -> list[float]:
-    """Return milliseconds of new texts that somebody waits for; refused: infinite."""
-    headers = (("authorization", f"Bearer {system.key}"),)
-    target = Target(host="127.0.0.1", port=system.port, path=PATH, headers=headers)
-    found = asyncio.run(open_loop(target, bodies, rate=_RATE, duration=seconds, connections=4))
-    return [
-        answer.latency * 1000 if answer.status == httpx.codes.OK else math.inf for answer in found
-    ]
-
-
-def _body(text: str) -> bytes:
-    return msgspec.json.encode({"model": MODEL, "input": text})

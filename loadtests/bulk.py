@@ -5,16 +5,15 @@ what is equal, keeps answers and writes Parquet. Each round is a job of its own,
 are in memory: others would be traversed by every garbage collection.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
-import msgspec
 
 from backends.bulk.runner import BulkRunner
 from backends.protocol import Task
@@ -25,89 +24,82 @@ from bulk.options import BulkOptions, encoded_parameters, make_manifest
 from bulk.output import work_folder
 from bulk.shared_cache import NullCache
 from loadtests.bare_sessions import BareSessions, Batching
-from loadtests.demo import demo_models
+from loadtests.generator import OK, Outcome
 from loadtests.machine import resident_bytes
+from loadtests.measured import demo_models, metered
 from loadtests.options import rounds
 from loadtests.padded import write_padded
-from loadtests.report import heading, print_table
-from loadtests.turns import paired
+from loadtests.report import show, table_of
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
 _MODEL = "minilm"
 _BATCHING = Batching(rows=16, tokens=4096, together=2048)
-_NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_token": 0.0}
-
-
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """The wall time and this process's processor time of a number of texts, in seconds."""
-
-    texts: int
-    processor: float
-    wall: float
-
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
-            texts=self.texts + other.texts,
-            processor=self.processor + other.processor,
-            wall=self.wall + other.wall,
-        )
-
-    @property
-    def rate(self) -> float:
-        """Texts a second."""
-        return self.texts / self.wall
-
-    @property
-    def cost(self) -> float:
-        """Processor time of a text."""
-        return self.processor / self.texts
+_JOB = "sluicegate bulk"
 
 
 @click.command()
 @click.option("--rows", default=30_000, help="Texts of all rounds together.")
 @rounds(3)
 @click.option("--bare-share", default=1.0, help="Of texts for bare sessions.")
-@click.option("--without-model", is_flag=True, help="Measure all that is beside the model.")
-def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
+def measure(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share of each round's texts, which are in no order: half of it before the
-    job and half of it after. Without a model, no side runs its sessions.
+    The sessions run a share of each round's texts, which are in no order.
     """
     size = rows // rounds
-    spent: dict[str, list[Spent]] = {}
+    own: list[str] = []
     memory: list[int] = []
-    with demo_models() as models:
-        root, model = models.parent, models / _MODEL / "1"
-        forms = {"served": model / "model.onnx"}
-        if not without_model:
-            forms["padded"] = write_padded(root / "padded.onnx")
-        bare = {
-            f"bare session, {form}": BareSessions(
-                graph, model / "tokenizer.json", _BATCHING, without_model=without_model
-            )
-            for form, graph in forms.items()
-        }
-        settings = _NO_MODEL if without_model else {}
-        with BulkRunner(models, model=_MODEL, task="embed", **settings) as runner:
-            for number in range(rounds):
-                own = sentences(size, seed=4 + number)
-                middle = max(1, round(bare_share * size / 2))
-                before = _run_bare(bare, own[:middle])
-                source = write_texts(root / f"in-{number}.parquet", own)
-                done = _spent(_bulk_job(runner, source, root / f"out-{number}"), size)
-                after = _run_bare(bare, own[middle : 2 * middle])
-                for what in bare:
-                    spent.setdefault(what, []).append(before[what] + after[what])
-                spent.setdefault("sluicegate bulk", []).append(done)
-                memory.append(resident_bytes(os.getpid()))
-                print(f"round {number + 1} of {rounds}: {done.rate:,.0f} texts/s", flush=True)
-    _show(spent, size, memory)
+    turns_done = itertools.count()
+    with (
+        demo_models() as models,
+        BulkRunner(models, model=_MODEL, task="embed") as runner,
+    ):
+        source = models.parent / "in.parquet"
+        bare = _bare_sessions(models)
+
+        def prepare() -> None:
+            """Write new texts before each round."""
+            turn = next(turns_done)
+            if turn % (1 + len(bare)) == 0:
+                own[:] = sentences(size, seed=4 + turn)
+                _write_texts(source, own)
+
+        def job() -> Outcome:
+            found = _timed(_bulk_job(runner, source, models.parent / f"out-{len(memory)}"), size)
+            memory.append(resident_bytes(os.getpid()) >> 20)
+            return found
+
+        def alone(sessions: BareSessions) -> Outcome:
+            texts = own[: max(1, round(bare_share * size))]
+            return _timed(lambda: sessions.run(texts), len(texts))
+
+        variants = {_JOB: job} | {what: partial(alone, each) for what, each in bare.items()}
+        here = [os.getpid()]
+        prepare()
+        turns = in_turns(
+            {what: metered(run, server=here) for what, run in variants.items()},
+            rounds,
+            rest=prepare,
+        )
+    best = max(bare, key=lambda what: median(run.outcome.rate for run in turns[what]))
+    show(
+        f"Bulk: {size:,} texts a round",
+        table_of({best: turns[best]} | turns),
+        f"Resident MiB after each round of the bulk job: {memory}.",
+    )
 
 
-def _run_bare(bare: dict[str, BareSessions], texts: list[str]) -> dict[str, Spent]:
+def _bare_sessions(models: Path) -> dict[str, BareSessions]:
+    """Return bare sessions over the served graph, and over the padded one."""
+    folder = models / _MODEL / "1"
+    graphs = {
+        "served": folder / "model.onnx",
+        "padded": write_padded(models.parent / "padded.onnx"),
+    }
     return {
-        what: _spent(partial(sessions.run, texts), len(texts)) for what, sessions in bare.items()
+        f"bare session, {form} graph": BareSessions(graph, folder / "tokenizer.json", _BATCHING)
+        for form, graph in graphs.items()
     }
 
 
@@ -125,35 +117,13 @@ def _bulk_job(runner: BulkRunner, source: Path, target: Path) -> Callable[[], No
     return run
 
 
-def write_texts(path: Path, texts: list[str], *, group: int | None = None) -> Path:
-    """Write a Parquet file with a column of texts, in row groups of `group` rows."""
+def _write_texts(path: Path, texts: list[str]) -> None:
+    """Write a Parquet file with a column of texts."""
     arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": texts}), path, row_group_size=group)
-    return path
+    parquet.write_table(arrow.table({"text": texts}), path)
 
 
-def _spent(run: Callable[[], None], texts: int) -> Spent:
-    used, started = time.process_time(), time.perf_counter()
+def _timed(run: Callable[[], None], texts: int) -> Outcome:
+    started = time.perf_counter()
     run()
-    wall, processor = time.perf_counter() - started, time.process_time() - used
-    return Spent(texts=texts, processor=processor, wall=wall)
-
-
-def _show(spent: dict[str, list[Spent]], size: int, memory: list[int]) -> None:
-    heading(f"Bulk: {size:,} texts a round")
-    *bare, _ = spent
-    best = spent[max(bare, key=lambda what: median([each.rate for each in spent[what]]))]
-    print_table(
-        ("what", "texts/s", "of the bare session", "µs of processors a text", "of it"),
-        [
-            (
-                *(what, f"{median([each.rate for each in own]):,.0f}"),
-                f"{paired([each.rate for each in own], [each.rate for each in best]):.3f}",
-                f"{median([each.cost for each in own]) * 1e6:,.1f}",
-                f"{paired([each.cost for each in best], [each.cost for each in own]):.3f}",
-            )
-            for what, own in spent.items()
-        ],
-    )
-    grown = ", ".join(f"{each / 2**20:,.0f}" for each in memory)
-    print(f"\nResident MiB after each round of the bulk job: {grown}")
+    return Outcome(duration=time.perf_counter() - started, statuses={OK: texts}, latencies=[])

@@ -1,15 +1,19 @@
 """Generates a closed-loop HTTP/1.1 load: each connection sends again once it is answered.
 
-Loopback only, bounded in time, and cheap beside the server that it measures: 20 µs a request.
+Loopback only, bounded in time, and cheap beside the server that it measures: 20 to 30 µs a request.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import uvloop
 from typing_extensions import override
+
+OK = 200
+_clock = time.perf_counter
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +24,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     headers: tuple[tuple[str, str], ...] = ()
 
-    def request(self, body: bytes) -> bytes:
-        """Return a whole request."""
-        return b"%bcontent-length: %d\r\n\r\n%b" % (self.head(), len(body), body)
-
     def head(self) -> bytes:
         """Return the beginning of all requests: every line but the length of the body."""
         headers = {"host": self.host, "content-type": "application/json"} | dict(self.headers)
@@ -32,16 +32,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run; latencies in seconds, sorted."""
+    """The result of a run; latencies in seconds, sorted: of all requests, or a sample of them."""
 
     duration: float
     statuses: dict[int, int]
     latencies: list[float]
 
     @property
+    def requests(self) -> int:
+        """The number of requests that ended."""
+        return sum(self.statuses.values())
+
+    @property
+    def failed(self) -> int:
+        """The number of requests without a good answer."""
+        return self.requests - self.statuses.get(OK, 0)
+
+    @property
     def rate(self) -> float:
         """Requests a second."""
-        return len(self.latencies) / self.duration
+        return self.requests / self.duration
 
     def percentile(self, share: float) -> float:
         """Return the latency that `share` of the requests did not exceed, in seconds."""
@@ -53,24 +63,33 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
+_Answered = Callable[[int, bytes, bytes], None]
+"""Takes the status, the head and the body of an answer; status 0 is none."""
+
+
 class ClientConnection(asyncio.Protocol):
-    """Sends requests one by one, and hands each whole response to `answered`."""
+    """A connection with at most one request on it."""
 
     def __init__(self, head: bytes) -> None:
         self._head = head
         self._buffer = b""
-        self.sent_at = 0.0
+        self._answered: _Answered | None = None
+        self.is_open = True
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(transport)
-        self.transport = transport
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
-    def send(self, body: bytes) -> None:
-        """Send a request."""
-        self.sent_at = time.perf_counter()
+    def send(self, body: bytes, answered: _Answered) -> None:
+        """Send a request, and call `answered` once it has ended."""
+        self._answered = answered
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
+
+    def close(self) -> None:
+        """End the connection; a request on it has no answer."""
+        self.is_open = False
+        self.transport.abort()
+        self._end(0, b"", b"")
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -87,11 +106,20 @@ class ClientConnection(asyncio.Protocol):
             return
         body = self._buffer[end + 4 :]
         self._buffer = b""
-        self.answered(head, body if start >= 0 else b"".join(_chunks(body)))
+        if b"\r\nconnection: close" in head:
+            self.is_open = False
+            self.transport.close()
+        self._end(int(head[9:12]), head, body if start >= 0 else b"".join(_chunks(body)))
 
-    def answered(self, head: bytes, body: bytes) -> None:
-        """Take a response; names and values of the head are in lower case."""
-        raise NotImplementedError
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._end(0, b"", b"")
+
+    def _end(self, status: int, head: bytes, body: bytes) -> None:
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            answered(status, head, body)
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
@@ -102,73 +130,56 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         body = rest[length + 2 :]
 
 
-class _Caller(ClientConnection):
-    """Sends the next body as soon as the last one is answered."""
-
-    def __init__(self, head: bytes, bodies: Iterator[bytes], run: "_Run") -> None:
-        super().__init__(head)
-        self._bodies = bodies
-        self._run = run
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._send_next()
-
-    @override
-    def answered(self, head: bytes, body: bytes) -> None:
-        self._run.statuses[int(head[9:12])] += 1
-        self._run.latencies.append(time.perf_counter() - self.sent_at)
-        self._send_next()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._run.left()
-
-    def _send_next(self) -> None:
-        body = next(self._bodies, None) if time.perf_counter() < self._run.until else None
-        if body is None:
-            self.transport.close()
-        else:
-            self.send(body)
-
-
-class _Run:
-    """Counts answers until the time or the bodies run out."""
-
-    def __init__(self, connections: int, duration: float) -> None:
-        self.statuses: Counter[int] = Counter()
-        self.latencies: list[float] = []
-        self.done = asyncio.get_running_loop().create_future()
-        self.until = time.perf_counter() + duration
-        self._open = connections
-
-    def left(self) -> None:
-        self._open -= 1
-        if self._open == 0 and not self.done.done():
-            self.done.set_result(None)
+async def connect(target: Target) -> ClientConnection:
+    """Open a connection."""
+    head = target.head()
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: ClientConnection(head), target.host, target.port
+    )
+    return connection
 
 
 async def closed_loop(
     target: Target, bodies: Iterator[bytes], *, connections: int, duration: float
 ) -> Outcome:
-    """Send over `connections` for `duration` seconds, or until `bodies` end."""
-    run, head = _Run(connections, duration), target.head()
-    loop = asyncio.get_running_loop()
-    started = time.perf_counter()
-    await asyncio.gather(
-        *(
-            loop.create_connection(lambda: _Caller(head, bodies, run), target.host, target.port)
-            for _ in range(connections)
-        )
-    )
-    await run.done
-    took = time.perf_counter() - started
-    return Outcome(duration=took, statuses=dict(run.statuses), latencies=sorted(run.latencies))
+    """Send over `connections` for `duration` seconds, or until `bodies` end.
+
+    Each connection sends again once it is answered.
+    """
+    statuses: Counter[int] = Counter()
+    latencies: list[float] = []
+    callers = set(await asyncio.gather(*(connect(target) for _ in range(connections))))
+    done = asyncio.Event()
+    started = _clock()
+
+    def call(caller: ClientConnection) -> None:
+        has_time = _clock() < started + duration and caller.is_open
+        body = next(bodies, None) if has_time else None
+        if body is None:
+            callers.discard(caller)
+            caller.close()
+            if not callers:
+                done.set()
+            return
+        sent = _clock()
+
+        def answered(status: int, _head: bytes, _body: bytes) -> None:
+            statuses[status] += 1
+            latencies.append(_clock() - sent)
+            call(caller)
+
+        caller.send(body, answered)
+
+    for caller in list(callers):
+        call(caller)
+    await done.wait()
+    took = _clock() - started
+    return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))
 
 
 def run_closed(
     target: Target, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
 ) -> Outcome:
     """Run a closed loop in an event loop of its own."""
-    return asyncio.run(closed_loop(target, bodies, connections=connections, duration=duration))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(closed_loop(target, bodies, connections=connections, duration=duration))

@@ -1,8 +1,8 @@
 """Measures a worker's cache hits, beside rivals and a server without logic.
 
 Servers are measured in turns; the measured one has a core, and everything else the other one.
-Beside the rates stands the processor time of a request: of the server, of all that it needs (Redis,
-the processes of events until a request is billed), and of the load generator.
+Beside the rates stands the processor time of a request: of the server, of all others that it needs
+(Redis, the processes of events until a request is billed), and of the load generator.
 """
 
 import shutil
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import click
@@ -19,7 +18,7 @@ import click
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
-from loadtests.machine import pin, processor_seconds
+from loadtests.machine import pin
 from loadtests.measured import (
     BARE,
     OTHERS,
@@ -28,36 +27,25 @@ from loadtests.measured import (
     fill,
     give_core,
     memory_of,
+    metered,
     popular_bodies,
     settle,
     target_of,
 )
 from loadtests.options import connections, duration, rounds
-from loadtests.report import Costs, Row, milliseconds, show
+from loadtests.report import Turn, show, table_of
 from loadtests.rivals import nginx
-from loadtests.turns import in_turns, middle
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.system import System
 
-__all__ = [
-    "OTHERS",
-    "SERVER",
-    "Candidate",
-    "Load",
-    "Run",
-    "answer_of",
-    "rivals",
-    "settle",
-    "start_systems",
-    "target_of",
-]
+__all__ = ["OTHERS", "SERVER", "settle", "table_of", "target_of"]
 
 FAST, APPLICATION, REDIS = (
     *("memory hit, fast path", "memory hit, application", "Redis hit (memory tier off)"),
 )
 _ROOT = Path(__file__).parents[1]
 _NEEDED = ("shipper", "billing", "request-log", "valkey-cache", "valkey-state")
-_MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
 class Candidate(NamedTuple):
@@ -68,13 +56,6 @@ class Candidate(NamedTuple):
     others: list[int]
 
 
-class Run(NamedTuple):
-    """A run of one server: the result of the load generator, and the costs of a request."""
-
-    sent: wrk.WrkResult
-    costs: Costs
-
-
 class Load(NamedTuple):
     """A load that fills one core; `systems` have billed one run before the next begins."""
 
@@ -83,10 +64,10 @@ class Load(NamedTuple):
     duration: float
     systems: Sequence[System]
 
-    def run(self, candidate: Candidate, bodies: Sequence[bytes]) -> Run:
+    def run(self, candidate: Candidate, bodies: Sequence[bytes]) -> Turn:
         """Load a server."""
-        before = _used(candidate.server), _used(candidate.others)
-        sent = wrk.send(
+        send = partial(
+            wrk.send,
             candidate.target,
             bodies,
             connections=self.connections,
@@ -94,14 +75,8 @@ class Load(NamedTuple):
             core=OTHERS,
             folder=self.folder,
         )
-        server = _used(candidate.server)
-        settle(self.systems)
-        used = server, _used(candidate.others)
-        each = (1e6 * (b - a) / sent.requests for a, b in zip(before, used, strict=True))
-        costs = Costs(
-            server=next(each), others=next(each), generator=1e6 * sent.processor / sent.requests
-        )
-        return Run(sent, costs)
+        server, others = candidate.server, candidate.others
+        return metered(send, server=server, others=others, rest=partial(settle, self.systems))()
 
 
 @click.command()
@@ -122,14 +97,12 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
             texts = sentences(len(bodies), seed=1)
             candidates |= rivals(stack, root, texts, answer=answer_of(systems, bodies[0]))
         load = Load(root, connections, duration, list(systems.values()))
-        runs = in_turns(
-            {what: partial(load.run, each, bodies) for what, each in candidates.items()}, rounds
-        )
-        memory = memory_of(systems[FAST])
-    table = table_of(runs)
+        runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
+        turns = in_turns(runs, rounds)
+        notes = [memory_of(systems[FAST])]
     if not nginx.is_installed():
-        table += [Row(what=f"nginx + Lua, {_MISSING}", rate=0, ratio=0)]
-    show("Hits: one worker on one core", table, memory)
+        notes.append("nginx with Lua is missing: `make install-system` installs it")
+    show("Hits: one worker on one core", table_of(turns), *notes)
 
 
 def start_systems(
@@ -189,29 +162,3 @@ def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> di
 def answer_of(systems: Mapping[str, System], body: bytes) -> str:
     """Return an answer of the product, for rivals to send."""
     return fill(next(iter(systems.values())), [body])[0].decode()
-
-
-def table_of(runs: Mapping[str, Sequence[Run]]) -> list[Row]:
-    """Return the median run of each by rate, and the medians of costs; ratios are to the first."""
-    medians = {what: middle(each, lambda run: run.sent.rate).sent for what, each in runs.items()}
-    baseline = next(iter(medians.values())).rate
-    return [
-        Row(
-            what=what,
-            rate=round(sent.rate, 1),
-            ratio=round(sent.rate / baseline, 3),
-            p50=milliseconds(sent.p50),
-            p99=milliseconds(sent.p99),
-            statuses={200: sent.requests - sent.refused, 0: sent.refused + sent.broken},
-            costs=Costs(
-                server=median(run.costs.server for run in runs[what]),
-                others=median(run.costs.others for run in runs[what]),
-                generator=median(run.costs.generator for run in runs[what]),
-            ),
-        )
-        for what, sent in medians.items()
-    ]
-
-
-def _used(processes: list[int]) -> float:
-    return sum(map(processor_seconds, processes))

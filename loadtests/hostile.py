@@ -5,27 +5,19 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import count
 
 import click
 import httpx
 
-from backends.protocol import (
-    CALL_PATH,
-    Done,
-    Failed,
-    FrameReader,
-    InferParameters,
-    ModelInfo,
-    Task,
-)
+from backends.protocol import CALL_PATH, Done, Failed, FrameReader, InferParameters, ModelInfo, Task
 from loadtests.backend import RunningBackend, backend, call, calls
-from loadtests.demo import demo_models
-from loadtests.generator import percentile
-from loadtests.machine import this_machine
-from loadtests.open_loop import Answer, run_open
+from loadtests.generator import Outcome
+from loadtests.measured import demo_models, metered
+from loadtests.open_loop import outcome, run_open
 from loadtests.options import rounds
+from loadtests.report import show, table_of
+from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from testing.loopback import get, no_authorities
@@ -47,8 +39,7 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
 
     Each algorithm gets one harmful item after another, none twice.
     """
-    alone: list[Answer] = []
-    beside: list[Answer] = []
+    ended: Counter[str] = Counter()
     with demo_models() as models:
         for name, harm in HARM.items():
             text = f"{HEAD}    {harm.strip()}\n".replace('"mood"', f'"{_MODEL}"')
@@ -57,51 +48,55 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
             write_algorithm(models, name, text, import_time=1.0, uses=_MODEL)
         with backend(models) as running:
             seeds = count(1000)
-            run = partial(_answers, running, rate=rate, seconds=seconds)
-            run(seed=next(seeds))  # warm
-            for _ in range(rounds):
-                alone += _shown("alone", run(seed=next(seeds)))
-                with _harm(running) as harmed:
-                    beside += _shown("beside hostile algorithms", run(seed=next(seeds)))
-                print(f"harmful items ended: {sum(harmed.values())} {dict(harmed)}", flush=True)
+
+            def alone() -> Outcome:
+                texts = iter(sentences(int(rate * seconds * 2), seed=next(seeds)))
+                bodies = calls(texts, running.model(_MODEL))
+                answers = run_open(running.target, bodies, rate=rate, duration=seconds)
+                return outcome(answers, seconds)
+
+            def beside() -> Outcome:
+                with _harm(running, ended):
+                    return alone()
+
+            alone()  # warm
+            variants = {"alone": metered(alone), "beside hostile algorithms": metered(beside)}
+            turns = in_turns(variants, rounds)
             page = get(f"{running.url}/metrics").text
-    ratio = _p95(beside) / _p95(alone)
-    print(
-        f"p95 of all: {_p95(alone) * 1e3:.1f} ms alone, {_p95(beside) * 1e3:.1f} ms beside them: "
+    harmed, quiet = (
+        [run.outcome.percentile(0.95) for run in turns[what]]
+        for what in ("beside hostile algorithms", "alone")
     )
-    print(f"{ratio:.2f} times (aim: 2)")
-    print("processes lost:", ", ".join(f"{n} {m} {r}" for m, r, n in _LOST.findall(page)))
-    print(this_machine().headline)
-
-
-def _answers(running: RunningBackend, *, rate: float, seconds: float, seed: int) -> list[Answer]:
-    texts = iter(sentences(int(rate * seconds * 2), seed=seed))
-    bodies = calls(texts, running.model(_MODEL))
-    return run_open(running.target, bodies, rate=rate, duration=seconds)
+    lost = ", ".join(f"{number} {model} {why}" for model, why, number in _LOST.findall(page))
+    show(
+        "Hostile algorithms",
+        table_of(turns),
+        f"The p95 beside them is {paired(harmed, quiet):.2f} times that alone (aim: 2).",
+        f"Harmful items ended: {dict(ended)}.",
+        f"Processes lost: {lost}.",
+    )
 
 
 @contextlib.contextmanager
-def _harm(running: RunningBackend) -> Iterator[Counter[str]]:
+def _harm(running: RunningBackend, ended: Counter[str]) -> Iterator[None]:
     """Send harmful items to every algorithm until the block ends; count how they ended."""
-    ended: Counter[str] = Counter()
     is_over = threading.Event()
     threads = [
-        threading.Thread(target=_send, args=(running.port, running.model(name), is_over, ended))
+        threading.Thread(target=_send, args=(running.url, running.model(name), is_over, ended))
         for name in HARM
     ]
     for thread in threads:
         thread.start()
     try:
-        yield ended
+        yield
     finally:
         is_over.set()
         for thread in threads:
             thread.join()
 
 
-def _send(port: int, info: ModelInfo, is_over: threading.Event, ended: Counter[str]) -> None:
-    base = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=base, verify=no_authorities(), timeout=60) as client:
+def _send(url: str, info: ModelInfo, is_over: threading.Event, ended: Counter[str]) -> None:
+    with httpx.Client(base_url=url, verify=no_authorities(), timeout=60) as client:
         for number in count():
             if is_over.wait(_BETWEEN):
                 return
@@ -113,13 +108,3 @@ def _send(port: int, info: ModelInfo, is_over: threading.Event, ended: Counter[s
             for frame in FrameReader().feed(answer.content):
                 if isinstance(frame, Done | Failed):
                     ended[frame.code if isinstance(frame, Failed) else "answered"] += 1
-
-
-def _shown(what: str, answers: list[Answer]) -> list[Answer]:
-    statuses = dict(Counter(answer.status for answer in answers))
-    print(f"{what}: p95 {_p95(answers) * 1e3:.1f} ms, {statuses}", flush=True)
-    return answers
-
-
-def _p95(answers: list[Answer]) -> float:
-    return percentile(sorted(answer.latency for answer in answers), 0.95)

@@ -85,10 +85,7 @@ def processor_seconds(pid: int) -> float:
 
 def resident_mib(pid: int) -> float:
     """Return a process's memory, shared pages counted in part (PSS)."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(pid)
+    return _kib(pid, "smaps_rollup", "Pss:") / 1024
 
 
 def resident_bytes(pid: int) -> int:
@@ -97,9 +94,13 @@ def resident_bytes(pid: int) -> int:
     Raises:
         OSError: the process has ended.
     """
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
+    return _kib(pid, "status", "VmRSS:") * 1024
+
+
+def _kib(pid: int, file: str, field: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
     raise ProcessLookupError(pid)  # it waits to be collected
 
 

@@ -4,18 +4,23 @@ The measured process has a core, and everything else another one.
 """
 
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend
-from loadtests.generator import Target
-from loadtests.machine import busy_seconds, pin, resident_mib
+from loadtests.generator import Outcome, Target
+from loadtests.machine import pin, processor_seconds, resident_mib
+from loadtests.report import Costs, Turn
 from loadtests.workload import sentences
 from testing.ports import free_port
 from testing.system import System
@@ -27,6 +32,15 @@ BARE = "bare uvicorn, which does nothing"
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
 _LATER = ("shipper", "billing", "request-log")
+
+
+@contextlib.contextmanager
+def demo_models() -> Iterator[Path]:
+    """Build the demo models in a folder beside which there is room for more, and delete both."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        build_demo_models(models, print)
+        yield models
 
 
 def classify_bodies(texts: Iterable[str]) -> list[bytes]:
@@ -60,12 +74,13 @@ def give_core(system: System, role: str, core: int = SERVER, *, others: int = OT
     pin((each.pid for each in system.processes() if each.role != role), others)
 
 
-def memory_of(system: System) -> dict[str, float]:
-    """Return the MiB of each process."""
-    return {
-        f"{process.role} {process.region or process.index}": resident_mib(process.pid)
-        for process in system.processes()
-    }
+def memory_of(system: System) -> str:
+    """Return the memory of each process, for people."""
+    sizes = (
+        f"{each.role} {each.region or each.index} {resident_mib(each.pid):.0f}"
+        for each in system.processes()
+    )
+    return f"Proportional memory in MiB: {', '.join(sizes)}"
 
 
 def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") -> list[bytes]:
@@ -80,10 +95,10 @@ def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") ->
 def settle(systems: Iterable[System]) -> None:
     """Wait until the events of the last run are shipped and billed: the next run needs the core."""
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
-    seen = [sum(map(busy_seconds, processes))]
+    seen = [sum(map(processor_seconds, processes))]
 
     def is_quiet() -> bool:
-        used = sum(map(busy_seconds, processes))
+        used = sum(map(processor_seconds, processes))
         rests = used - seen[0] < 0.03
         seen[0] = used
         time.sleep(0.5)
@@ -93,7 +108,40 @@ def settle(systems: Iterable[System]) -> None:
     wait_until(is_quiet, within=60, what="events are billed")
 
 
-class BareServer(msgspec.Struct, frozen=True, kw_only=True):
+def metered(
+    run: Callable[[], Outcome],
+    *,
+    server: Sequence[int] = (),
+    others: Sequence[int] = (),
+    rest: Callable[[], None] = lambda: None,
+) -> Callable[[], Turn]:
+    """Return a turn of `run`, then `rest`, with the processor time that processes took for both."""
+
+    def turn() -> Turn:
+        before = _used(server), _used(others), own_seconds()
+        outcome = run()
+        own = own_seconds() - before[2]
+        rest()
+        each = 1e6 / max(1, outcome.requests)
+        used = _used(server) - before[0], _used(others) - before[1]
+        return Turn(
+            outcome, Costs(server=each * used[0], others=each * used[1], generator=each * own)
+        )
+
+    return turn
+
+
+def own_seconds() -> float:
+    """Return the processor time of this process, and of its children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _used(processes: Sequence[int]) -> float:
+    return sum(map(processor_seconds, processes))
+
+
+class BareServer(NamedTuple):
     """A server that sends the same bytes, whatever it is asked."""
 
     target: Target
@@ -113,16 +161,13 @@ def bare_server(
         wait_until(lambda: _listens(port), what="the bare server listens")
         if core is not None:
             pin([child.pid], core)
-        target = Target(host="127.0.0.1", port=port, path="/")
-        yield BareServer(target=target, pid=child.pid)
+        yield BareServer(Target(host="127.0.0.1", port=port, path="/"), child.pid)
     finally:
         child.terminate()
         child.wait()
 
 
 def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False

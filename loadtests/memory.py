@@ -15,7 +15,7 @@ from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
 from loadtests.machine import resident_bytes
-from loadtests.report import heading, print_table
+from loadtests.report import show
 from loadtests.w_tinylfu import lru_ratio, w_tinylfu_ratio
 
 _MIB = 1024 * 1024
@@ -35,25 +35,23 @@ _ALLOWED_POINTS = 0.03
 @click.option("--universe", default=1_000_000, help="Items of the Zipf stream.")
 def measure(*, items: int, requests: int, universe: int) -> None:
     """Measure the memory tier: its bound, and its hit ratio beside W-TinyLFU and LRU."""
-    heading("The memory tier")
     grown, most = _flood(items)
-    print(
-        f"{items:,} distinct items through {_CAPACITY // _MIB} MiB: RSS {grown:+.1f} MiB at the"
-        f" end, {most:+.1f} at most\n"
-    )
     stream = _zipf(requests, universe=universe, seed=7)
     places = _CAPACITY // (ENTRY_OVERHEAD_BYTES + _PAYLOAD)
-    print(f"Zipf {_SKEW}, {requests:,} requests for {universe:,} items, {places:,} places\n")
     ours, cost = _tier_ratio(stream, places)
     lru = lru_ratio(stream, places)
     best, share = max((w_tinylfu_ratio(stream, places, window_share=s), s) for s in _WINDOWS)
-    print_table(
-        ("cache", "hits", "µs a request"),
+    exact = f"W-TinyLFU, exact counts, the best window ({share:.1%})"
+    show(
+        f"The memory tier: Zipf {_SKEW}, {requests:,} requests for {universe:,} items",
         [
-            ("memory tier", f"{ours:.1%}", f"{cost * 1e6:.2f}"),
-            (f"W-TinyLFU, exact counts, the best window ({share:.1%})", f"{best:.1%}", "-"),
-            ("LRU", f"{lru:.1%}", "-"),
+            {"cache": "memory tier", "hits": f"{ours:.1%}", "µs a request": cost * 1e6},
+            {"cache": exact, "hits": f"{best:.1%}"},
+            {"cache": "LRU", "hits": f"{lru:.1%}"},
         ],
+        f"Each cache has {places:,} places.",
+        f"{items:,} distinct items through {_CAPACITY // _MIB} MiB: RSS {grown:+.1f} MiB at the"
+        f" end, {most:+.1f} at most.",
     )
     if most > _ALLOWED_MIB or ours < best - _ALLOWED_POINTS or ours <= lru:
         raise click.ClickException("a bound does not hold")

@@ -10,14 +10,13 @@ from pathlib import Path
 import click
 
 from backends.protocol import Done, FrameReader
-from loadtests.backend import RunningBackend, backend, calls, run_closed
-from loadtests.capacity import capacity, sustained
-from loadtests.demo import demo_models
-from loadtests.generator import Outcome
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.generator import OK, Outcome, run_closed
+from loadtests.measured import demo_models, metered
 from loadtests.open_loop import Answer, outcome, run_open
 from loadtests.options import duration, rounds
 from loadtests.padded import write_padded
-from loadtests.report import rows, show
+from loadtests.report import show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
@@ -26,7 +25,6 @@ _SHARE = 0.05
 _LONG = 256  # tokens: what the demo encoder reads at most
 _OFFERED = 0.7
 _TIMEOUT = 2.0  # seconds that a caller waits: the queue must not grow towards it
-_BY_LENGTH, _BY_ARRIVAL = "by length", "by arrival, padded"
 # As a common batcher is set up: up to 32 rows, and no budget of tokens.
 _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
 
@@ -37,34 +35,25 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 def measure(*, duration: float, rounds: int) -> None:
     """Measure the wait of short sentences among long documents, batched by length and by arrival.
 
-    The load is 0.7 of the rate that batches by arrival sustain.
+    The load is 0.7 of the rate of batches by arrival when 32 callers wait.
     """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
         write_padded(exported / _ENCODER / "1" / "model.onnx")
-        rate = _sustained(exported)
-        seeds = itertools.count()
+        with backend(exported, **_ARRIVAL) as running:
+            bodies = _warm(running, seed=99)
+            able = run_closed(running.target, bodies, connections=32, duration=duration).rate
+        rate = _OFFERED * able
+        # Both ways answer the same texts.
+        seeds = (seed for seed in itertools.count() for _ in range(2))
         run = partial(_run, seeds, rate=rate, duration=duration)
         variants = {
-            _BY_LENGTH: partial(run, _BY_LENGTH, models),
-            _BY_ARRIVAL: partial(run, _BY_ARRIVAL, exported, **_ARRIVAL),
+            "by length": metered(partial(run, models)),
+            "by arrival, padded": metered(partial(run, exported, **_ARRIVAL)),
         }
-        measured = in_turns(variants, rounds)
-    show(f"Mixed lengths: {rate:.0f}/s offered", rows(measured))
-    for way, runs in measured.items():
-        p95 = sorted(round(run.percentile(0.95) * 1000) for run in runs)
-        print(f"{way}: p95 of the short ones {p95[len(p95) // 2]} ms; each run {p95}")
-
-
-def _sustained(exported: Path) -> float:
-    """Return 0.7 of the rate that batches by arrival sustain."""
-    with backend(exported, **_ARRIVAL) as running:
-        bodies = _warm(running, seed=99)
-
-        def run(rate: float, seconds: float) -> list[Answer]:
-            return run_open(running.target, bodies, rate=rate, duration=seconds)
-
-        return _OFFERED * capacity(run, lambda answers: sustained(answers, _TIMEOUT, _is_done))
+        turns = in_turns(variants, rounds)
+    title = f"Mixed lengths: {rate:.0f} requests a second offered, answers to short ones"
+    show(title, table_of(turns))
 
 
 def mixed(*, seed: int) -> Iterator[str]:
@@ -78,31 +67,27 @@ def mixed(*, seed: int) -> Iterator[str]:
 
 
 def _run(
-    seeds: Iterator[int], way: str, models: Path, *, rate: float, duration: float, **settings: str
+    seeds: Iterator[int], models: Path, *, rate: float, duration: float, **settings: str
 ) -> Outcome:
     """Return the answers to short texts."""
     with backend(models, **settings) as running:
-        bodies = _warm(running, seed=next(seeds) // 2)  # both ways answer the same texts
+        bodies = _warm(running, seed=next(seeds))
         answers = run_open(running.target, bodies, rate=rate, duration=duration)
         waste = running.counter("padding_waste_ratio", _ENCODER)
-    print(f"{way}: padding made {waste:.2f} of the work")
+    print(f"padding made {waste:.2f} of the work of {settings or 'batches by length'}")
     return outcome([answer for answer in answers if 0 < _tokens(answer) < _LONG], duration)
 
 
 def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
     """Return the calls of a seed, after the backend has answered a hundred of them."""
     bodies = calls(mixed(seed=seed), running.model("sentiment"), remaining=_TIMEOUT)
-    run_closed(running, itertools.islice(bodies, 100), connections=8, duration=20.0)
+    run_closed(running.target, itertools.islice(bodies, 100), connections=8, duration=20.0)
     return bodies
-
-
-def _is_done(answer: Answer) -> bool:
-    return _tokens(answer) > 0
 
 
 def _tokens(answer: Answer) -> int:
     """Return how many tokens the backend ran for a text, 0 where it did not."""
-    if answer.status != 200:
+    if answer.status != OK:
         return 0
     frame = FrameReader().feed(answer.body)[0]
     return frame.tokens if isinstance(frame, Done) else 0

@@ -8,15 +8,17 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from typing_extensions import override
 
-from loadtests.generator import ClientConnection, Outcome, Target
+from loadtests.generator import ClientConnection, Outcome, Target, connect
+
+_clock = time.perf_counter
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: when it was due, sent and came, in seconds of the run, its status and body.
 
     A request whose connection ended, or that got no answer in time, has status 0.
+    Names and values of `head` are in lower case.
     """
 
     due: float
@@ -41,117 +43,77 @@ def outcome(answers: Sequence[Answer], duration: float) -> Outcome:
     )
 
 
-class _Caller(ClientConnection):
-    """A connection with at most one request on it, which was `due` at some time of the run."""
-
-    def __init__(self, head: bytes, run: "_Run") -> None:
-        super().__init__(head)
-        self._run = run
-        self.due = 0.0
-
-    @override
-    def answered(self, head: bytes, body: bytes) -> None:
-        self._run.land(self, int(head[9:12]), head, body)
-        if b"\r\nconnection: close" in head:
-            self.transport.close()
-        else:
-            self._run.idle.append(self)
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self in self._run.flying:
-            self._run.land(self, 0, b"", b"")
-        elif self in self._run.idle:
-            self._run.idle.remove(self)
-
-
-class _Run:
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._head = target.head()
-        self.started = 0.0
-        self.answers: list[Answer] = []
-        self.idle: deque[_Caller] = deque()
-        self.flying: set[_Caller] = set()
-        self.landed = asyncio.Event()
-        self.landed.set()
-
-    async def connect(self) -> _Caller:
-        loop = asyncio.get_running_loop()
-        _, caller = await loop.create_connection(
-            lambda: _Caller(self._head, self), self._target.host, self._target.port
-        )
-        return caller
-
-    async def send(self, body: bytes, due: float) -> None:
-        caller = self.idle.popleft() if self.idle else await self.connect()
-        self.flying.add(caller)
-        self.landed.clear()
-        caller.due = due
-        caller.send(body)
-
-    def give_up(self) -> None:
-        """End the connections of requests that have had no answer, and all others."""
-        for caller in list(self.flying):
-            self.land(caller, 0, b"", b"")
-            caller.transport.abort()
-        for caller in self.idle:
-            caller.transport.close()
-
-    def land(self, caller: _Caller, status: int, head: bytes, body: bytes) -> None:
-        """Note how a request ended."""
-        self.flying.discard(caller)
-        self.answers.append(
-            Answer(
-                due=caller.due,
-                sent=caller.sent_at - self.started,
-                came=time.perf_counter() - self.started,
-                status=status,
-                body=body,
-                head=head,
-            )
-        )
-        if not self.flying:
-            self.landed.set()
-
-
 async def open_loop(
     target: Target,
     bodies: Iterator[bytes],
     *,
     rate: float,
     duration: float,
-    seed: int = 1,
+    seed: int | None = 1,
     connections: int = 0,
     since: float | None = None,
     patience: float = 10.0,
 ) -> list[Answer]:
-    """Send at `rate` a second, spaced at random, for `duration`; return each request's end.
+    """Send at `rate` a second for `duration`, answered or not; return each request's end.
 
+    Requests are spaced at random by `seed`, or evenly where it is `None`.
     `connections` are opened before the start and used in turns; more when none of them is free.
     `patience` is how long the last requests may take after the end of the load.
     Times count from `since`, a reading of `time.perf_counter`, or else from the first request's.
     """
-    chooser = random.Random(seed)
-    run = _Run(target)
-    for _ in range(connections):
-        run.idle.append(await run.connect())
-    run.started = time.perf_counter()
-    due = 0.0
-    while due < duration:
-        due += chooser.expovariate(rate)
-        await asyncio.sleep(max(0.0, run.started + due - time.perf_counter()))
-        await run.send(next(bodies), due)
+    chooser = None if seed is None else random.Random(seed)
+    idle = deque([await connect(target) for _ in range(connections)])
+    opened = set(idle)
+    answers: list[Answer] = []
+    landed = asyncio.Event()
+    started = _clock()
+    zero = started if since is None else since
+
+    def send(caller: ClientConnection, body: bytes, due: float) -> None:
+        sent = _clock()
+
+        def answered(status: int, head: bytes, reply: bytes) -> None:
+            answers.append(
+                Answer(
+                    due=due - zero,
+                    sent=sent - zero,
+                    came=_clock() - zero,
+                    status=status,
+                    body=reply,
+                    head=head,
+                )
+            )
+            if caller.is_open:
+                idle.append(caller)
+            if len(answers) == number:
+                landed.set()
+
+        caller.send(body, answered)
+
+    due, number = started, 0
+    while due < started + duration:
+        due += chooser.expovariate(rate) if chooser else 1 / rate
+        await asyncio.sleep(max(0.0, due - _clock()))
+        caller = _free(idle) or await connect(target)
+        opened.add(caller)
+        number += 1
+        landed.clear()
+        send(caller, next(bodies), due)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience):
-            await run.landed.wait()
-    run.give_up()
-    return run.answers if since is None else [_shifted(a, run.started - since) for a in run.answers]
+            await landed.wait()
+    for caller in opened:
+        caller.close()
+    return answers
 
 
-def _shifted(answer: Answer, seconds: float) -> Answer:
-    due, sent, came = answer.due + seconds, answer.sent + seconds, answer.came + seconds
-    return msgspec.structs.replace(answer, due=due, sent=sent, came=came)
+def _free(idle: deque[ClientConnection]) -> ClientConnection | None:
+    """Take the connection that is idle for longest."""
+    while idle:
+        caller = idle.popleft()
+        if caller.is_open:
+            return caller
+    return None
 
 
 def run_open(

@@ -10,36 +10,30 @@ _STORE_BYTES = 100 << 20
 
 
 class RayCluster:
-    """Holds a head, which has no processors for work unless told, and nodes with one each."""
+    """Holds a head, which has no processors for work, and nodes with one each."""
 
-    def __init__(self, nodes: int, *, head_cores: int = 0) -> None:
+    def __init__(self, nodes: int) -> None:
         utilities = import_ray("ray.cluster_utils")
-        head = {"num_cpus": head_cores, "object_store_memory": _STORE_BYTES}
-        self._cluster: Any = utilities.Cluster(initialize_head=True, head_node_args=head)
-        self._nodes = [self._add() for _ in range(nodes)]
-
-    def _add(self) -> Any:
-        return self._cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES)
+        head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES}
+        self.cluster: Any = utilities.Cluster(initialize_head=True, head_node_args=head)
+        node = {"num_cpus": 1, "object_store_memory": _STORE_BYTES}
+        self._nodes = [self.cluster.add_node(**node) for _ in range(nodes)]
 
     @property
     def address(self) -> str:
-        """Where the cluster is reached."""
-        return str(self._cluster.address)
+        """The address of the head."""
+        return str(self.cluster.address)
 
     def kill_node(self) -> None:
         """Kill all processes of one node."""
-        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
-
-    def close(self) -> None:
-        """End every node."""
-        self._cluster.shutdown()
+        self.cluster.remove_node(self._nodes.pop(), allow_graceful=False)
 
 
 @contextmanager
-def running_cluster(nodes: int, *, head_cores: int = 0) -> Iterator[RayCluster]:
+def running_cluster(nodes: int) -> Iterator[RayCluster]:
     """Start a cluster, and end it."""
-    cluster = RayCluster(nodes, head_cores=head_cores)
+    running = RayCluster(nodes)
     try:
-        yield cluster
+        yield running
     finally:
-        cluster.close()
+        running.cluster.shutdown()

@@ -1,13 +1,20 @@
-"""Prints tables for people and JSON for later comparison."""
+"""Prints tables for people, and keeps them as JSON for later comparison."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
 from loadtests.generator import Outcome
 from loadtests.machine import Machine, this_machine
-from loadtests.turns import middle
+from loadtests.turns import middle, paired
+
+Line = dict[str, object]
+"""The cells of a line of a table, by column."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,36 +28,101 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     generator: float
 
 
+class Turn(NamedTuple):
+    """One run of a variant: its outcome, and the costs of a request."""
+
+    outcome: Outcome
+    costs: Costs
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a table. Latencies in milliseconds; `ratio` is to the table's first line."""
+    """One line of the usual table. Latencies in milliseconds; ratios are to its first line."""
 
     what: str
     rate: float
     ratio: float
     p50: float | None = None
+    p95: float | None = None
     p99: float | None = None
+    p999: float | None = None
     statuses: dict[int, int] = {}
     costs: Costs | None = None
+    economy: float | None = None
+    """The requests for each second of the server's processor time, as a ratio."""
+
+    def line(self) -> Line:
+        """Return the cells of all columns; those that are unknown are `None`."""
+        costs = self.costs
+        return {
+            "what": self.what,
+            "a second": self.rate,
+            "of the first": self.ratio,
+            "p50 ms": self.p50,
+            "p95 ms": self.p95,
+            "p99 ms": self.p99,
+            "p99.9 ms": self.p999,
+            "statuses": self.statuses or None,
+            "µs: server": costs.server if costs else None,
+            "µs: others": costs.others if costs else None,
+            "µs: generator": costs.generator if costs else None,
+            "of the first by server time": self.economy,
+        }
 
 
 def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
     """Return the line of a run; each of its requests has `items` items."""
-    rate = run.rate * items
+    p50, p95, p99, p999 = (
+        milliseconds(run.percentile(share)) if run.latencies else None
+        for share in (0.5, 0.95, 0.99, 0.999)
+    )
     return Row(
         what=what,
-        rate=round(rate, 1),
-        ratio=round(rate / baseline, 3),
-        p50=milliseconds(run.percentile(0.5)) if run.latencies else None,
-        p99=milliseconds(run.percentile(0.99)) if run.latencies else None,
+        rate=run.rate * items,
+        ratio=run.rate * items / baseline,
+        p50=p50,
+        p95=p95,
+        p99=p99,
+        p999=p999,
         statuses=run.statuses,
     )
 
 
-def rows(measured: Mapping[str, Sequence[Outcome]]) -> list[Row]:
-    """Return the median run of each; the first is the baseline of the ratios."""
-    medians = {what: middle(runs, lambda run: run.rate) for what, runs in measured.items()}
-    baseline = next(iter(medians.values())).rate
-    return [row_of(what, run, baseline=baseline) for what, run in medians.items()]
+def table_of(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+    """Return the median run of each variant by rate, with the medians of ratios and costs.
+
+    The statuses are those of all runs.
+    """
+    first = next(iter(turns.values()))
+    return [
+        msgspec.structs.replace(
+            row_of(what, middle(runs, _rate).outcome, baseline=1.0),
+            ratio=paired(list(map(_rate, runs)), list(map(_rate, first))),
+            statuses=dict(sum((Counter(run.outcome.statuses) for run in runs), Counter[int]())),
+            costs=_costs(runs),
+            economy=_economy(first, runs),
+        )
+        for what, runs in turns.items()
+    ]
+
+
+def show(title: str, rows: Sequence[Row | Line], *notes: str) -> None:
+    """Print a table and notes under the machine, date and commit; keep them in `results`."""
+    machine = heading(title)
+    lines = [row.line() if isinstance(row, Row) else row for row in rows]
+    columns = [
+        column
+        for column in dict.fromkeys(itertools.chain(*lines))
+        if any(line.get(column) is not None for line in lines)
+    ]
+    print_table(columns, ([_shown(line.get(column)) for column in columns] for line in lines))
+    for note in notes:
+        print(f"\n{note}")
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    name = title.split(":", maxsplit=1)[0].lower().replace(" ", "-")
+    result = {"title": title, "machine": machine, "rows": rows, "notes": notes}
+    path = folder / f"{machine.date}-{name}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
 
 def milliseconds(seconds: float) -> float:
@@ -58,59 +130,48 @@ def milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 2)
 
 
-def heading(title: str, machine: Machine | None = None) -> Machine:
+def heading(title: str) -> Machine:
     """Print a title, and the machine on which all below it depends; return the machine."""
-    machine = machine or this_machine()
+    machine = this_machine()
     print(f"\n## {title}\n\n{machine.headline}\n")
     return machine
 
 
+def table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table as Markdown."""
+    every = (columns, ["---"] * len(columns), *lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
+
+
 def print_table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a table as Markdown."""
-    for line in (columns, ["---"] * len(columns), *lines):
-        print(f"| {' | '.join(map(str, line))} |")
+    print(table(columns, lines))
 
 
-def show(
-    title: str,
-    table: list[Row],
-    memory: Mapping[str, float] | None = None,
-    machine: Machine | None = None,
-) -> None:
-    """Print a table with the costs and the memory that are known, and keep it."""
-    machine = heading(title, machine)
-    print_table(
-        ("what", "a second", "of the baseline", "p50 ms", "p99 ms", "statuses"),
-        [
-            (row.what, f"{row.rate:,.0f}", f"{row.ratio:.2f}", *_latencies(row), row.statuses)
-            for row in table
-        ],
+def _rate(run: Turn) -> float:
+    return run.outcome.rate
+
+
+def _costs(runs: Sequence[Turn]) -> Costs | None:
+    """Return the medians, or `None` where no server was metered."""
+    server, others, generator = (
+        median(getattr(run.costs, name) for run in runs) for name in Costs.__struct_fields__
     )
-    if costs := [(row.what, row.costs) for row in table if row.costs]:
-        print()
-        columns = ("what, in µs a request", "server", "what it needs", "both", "load generator")
-        each = ((w, c.server, c.others, c.server + c.others, c.generator) for w, c in costs)
-        print_table(columns, [(what, *(f"{cost:.1f}" for cost in of)) for what, *of in each])
-    if memory:
-        print()
-        print_table(("process", "MiB (PSS)"), [(n, f"{mib:.0f}") for n, mib in memory.items()])
-    keep(title, table, memory or {}, machine)
+    return Costs(server=server, others=others, generator=generator) if server else None
 
 
-def _latencies(row: Row) -> tuple[object, object]:
-    return ("-", "-") if row.p50 is None else (row.p50, row.p99)
+def _economy(first: Sequence[Turn], runs: Sequence[Turn]) -> float | None:
+    if not all(run.costs.server for run in (*first, *runs)):
+        return None
+    return paired([run.costs.server for run in first], [run.costs.server for run in runs])
 
 
-def keep(
-    title: str,
-    table: Sequence[msgspec.Struct],
-    memory: Mapping[str, float],
-    machine: Machine,
-) -> None:
-    """Keep a table under `loadtests/results`, for later comparison."""
-    folder = Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    name = title.split(":", maxsplit=1)[0].lower().replace(" ", "-")
-    result = {"title": title, "machine": machine, "rows": table, "memory_mib": memory}
-    path = folder / f"{machine.date}-{name}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+def _shown(cell: object) -> str:
+    """Return a cell with the digits that matter."""
+    if isinstance(cell, float):
+        size = abs(cell)
+        shown = ",.0f" if size >= 100 else ",.1f" if size >= 10 else ".2f" if size >= 1 else ".3g"
+        return f"{cell:{shown}}"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return "-" if cell is None else str(cell)

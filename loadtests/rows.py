@@ -2,29 +2,21 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import click
 import msgspec
 
-from backends.protocol import Task, ZeroShotParameters
-from loadtests.backend import RunningBackend, backend, calls
-from loadtests.demo import demo_models
 from loadtests.entailment import JUDGE, LABELS, ZERO_SHOT, write_entailment
-from loadtests.generator import Outcome, Target, run_closed
-from loadtests.measured import target_of
+from loadtests.generator import Outcome, run_closed
+from loadtests.measured import backends_of, demo_models, metered, target_of
 from loadtests.options import rounds
-from loadtests.report import rows, show
+from loadtests.report import show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.system import System
 
 _TEMPLATE = "this text is about {}"
-_ONE, _MANY = "requests of one row", f"zero-shot requests of {len(LABELS)} labels"
-
-Pair = tuple[str, str]
-Requests = Callable[[list[str], list[Pair]], tuple[Target, Iterator[bytes]]]
-"""Makes requests of zero-shot texts or, where there are none, of pairs that are one row each."""
 
 
 @click.command()
@@ -32,38 +24,39 @@ Requests = Callable[[list[str], list[Pair]], tuple[Target, Iterator[bytes]]]
 @click.option("--count", default=300, help="Zero-shot requests of each run.")
 @rounds(3)
 def measure(*, connections: int, count: int, rounds: int) -> None:
-    """Measure a backend over HTTP, then the whole path through the gateway.
+    """Measure both kinds of requests in turns, through the gateway.
 
     No text is asked twice, and the rows of both sides have the same lengths: the text of a single
     row is that of a zero-shot request, words mixed.
     """
-    texts = iter(sentences(2 * count * rounds, seed=8))
-
-    def compare(what: str, requests: Requests) -> None:
-        own: list[str] = []
-
-        def one() -> Outcome:
-            own[:] = itertools.islice(texts, count)
-            target, bodies = requests([], _single_rows(own))
-            return run_closed(target, bodies, connections=connections)
-
-        def many() -> Outcome:
-            target, bodies = requests(own, [])
-            return _by_row(run_closed(target, bodies, connections=connections))
-
-        measured = in_turns({_ONE: one, _MANY: many}, rounds)
-        show(f"Rows of {what}: {connections} connections", rows(measured))
-
+    texts = iter(sentences(count * rounds, seed=8))
+    own: list[str] = []
     with demo_models() as models:
         write_entailment(models)
-        with backend(models) as running:
-            compare("a backend", lambda texts, pairs: _calls(running, texts, pairs))
         with System(models.parent / "data", models=models) as system:
-            compare("the gateway", lambda texts, pairs: _requests(system, texts, pairs))
+
+            def one() -> Outcome:
+                own[:] = itertools.islice(texts, count)
+                target = target_of(system, "/v1/classify", x_request_timeout="60")
+                return run_closed(target, _single_rows(own), connections=connections)
+
+            def many() -> Outcome:
+                target = target_of(system, "/v1/zero-shot", x_request_timeout="60")
+                found = run_closed(target, _zero_shot(own), connections=connections)
+                rows = {status: len(LABELS) * each for status, each in found.statuses.items()}
+                return msgspec.structs.replace(found, statuses=rows)
+
+            backends = [each.pid for each in backends_of(system)]
+            variants = {
+                "requests of one row": metered(one, server=backends),
+                f"zero-shot requests of {len(LABELS)} labels": metered(many, server=backends),
+            }
+            turns = in_turns(variants, rounds)
+    show(f"Rows: {connections} connections, rates and costs of rows", table_of(turns))
 
 
-def _single_rows(texts: Iterable[str]) -> list[Pair]:
-    """Return as many pairs as the zero-shot requests have rows, of the same lengths."""
+def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
+    """Return requests for as many pairs as zero-shot requests have rows, of the same lengths."""
     chooser = random.Random(5)
     pairs = []
     for text in texts:
@@ -72,31 +65,9 @@ def _single_rows(texts: Iterable[str]) -> list[Pair]:
             chooser.shuffle(words)
             pairs.append((" ".join(words), _TEMPLATE.format(label)))
     chooser.shuffle(pairs)
-    return pairs
+    return iter([msgspec.json.encode({"model": JUDGE, "input": [pair]}) for pair in pairs])
 
 
-def _by_row(outcome: Outcome) -> Outcome:
-    """Return an outcome that counts rows in place of requests."""
-    latencies = [latency for latency in outcome.latencies for _ in LABELS]
-    return msgspec.structs.replace(outcome, latencies=latencies)
-
-
-def _calls(
-    running: RunningBackend, texts: list[str], pairs: list[Pair]
-) -> tuple[Target, Iterator[bytes]]:
-    if pairs:
-        return running.target, calls(pairs, running.model(JUDGE), remaining=60.0)
-    parameters = ZeroShotParameters(labels=LABELS, hypothesis_template=_TEMPLATE)
-    model = running.model(ZERO_SHOT)
-    bodies = calls(texts, model, task=Task.ZERO_SHOT, parameters=parameters, remaining=60.0)
-    return running.target, bodies
-
-
-def _requests(
-    system: System, texts: list[str], pairs: list[Pair]
-) -> tuple[Target, Iterator[bytes]]:
-    path, model = ("/v1/zero-shot", ZERO_SHOT) if texts else ("/v1/classify", JUDGE)
-    labels = {"labels": LABELS, "hypothesis_template": _TEMPLATE} if texts else {}
-    inputs: Sequence[object] = texts or [[pair] for pair in pairs]
-    bodies = [msgspec.json.encode({"model": model, "input": each} | labels) for each in inputs]
-    return target_of(system, path, x_request_timeout="60"), iter(bodies)
+def _zero_shot(texts: Iterable[str]) -> Iterator[bytes]:
+    fields = {"model": ZERO_SHOT, "labels": LABELS, "hypothesis_template": _TEMPLATE}
+    return iter([msgspec.json.encode(fields | {"input": text}) for text in texts])

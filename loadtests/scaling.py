@@ -2,47 +2,41 @@
 
 Backends of declared speed stand for pools of an overlay: idle first, then two of them loaded. A
 Prometheus scrapes them with the labels that the PodMonitor gives. The queries of the ScaledObjects
-are sent to it as they are rendered. The samples it stored, and those that this program scraped
-itself meanwhile, are averaged here by a few lines of Python.
+are sent to it as they are rendered, and the samples it stored are averaged here.
 """
 
 import asyncio
 import contextlib
-import re
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Self  # Any: JSON
+from typing import Any  # Any: JSON
 
 import click
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import closed_loop
+from loadtests.measured import demo_models
+from loadtests.report import Line, show
 from loadtests.workload import cycle, sentences
-from testing.loopback import get
 from testing.manifests import of_kind, render
 from testing.prometheus import Prometheus, running_prometheus
 from testing.replicas import Scaling, read_scaling
 from testing.waiting import wait_until
 
 _OVERLAY, _REGION = "production/eu", "eu"
-_LOADED, _IDLE = "sentiment", "minilm"
+_LOADED, _IDLE, _EMPTY = "sentiment", "minilm", "sentiment-overflow"
 _BACKENDS = {_LOADED: 2, _IDLE: 2}
-_TOKEN = 0.005
-"""Seconds of a token: a sentence takes about a tenth of one."""
+_PACED = {
+    "provider": "paced",
+    "threads": "1",
+    "paced_token": "0.005",  # seconds: a sentence takes about a tenth of one
+    "row_cache_bytes": "0",
+}
 _CONNECTIONS = 64
 """Rows at a time that a loaded backend is asked for: a batch runs, the others wait."""
-_METRIC = re.compile(r"avg_over_time\((\w+)\{.*?sluicegate_pool=\"([\w-]+)\"\}\[(\w+)\]\)")
-_LIMIT = 0.15
-"""How far the averages of two programs that scrape at different moments may be apart."""
-
-Samples = dict[tuple[str, str], list[list[float]]]
-"""By metric and pool: the values of each series."""
 
 
 @click.command("scaling")
@@ -52,40 +46,25 @@ def scaling_command(*, idle: float, loaded: float) -> None:
     """Compare what KEDA's queries give with the same averages computed by hand."""
     found = of_kind(render(_OVERLAY), "ScaledObject").values()
     pools = {each.target.removeprefix("backend-"): each for each in map(read_scaling, found)}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        root = Path(folder)
-        build_demo_models(root / "models", print)
+    with demo_models() as models, contextlib.ExitStack() as stack:
         running = {
-            pool: [stack.enter_context(_backend(root / "models")) for _ in range(count)]
+            pool: [stack.enter_context(backend(models, **_PACED)) for _ in range(count)]
             for pool, count in _BACKENDS.items()
         }
         prometheus = stack.enter_context(running_prometheus([_scrape(running)]))
-        up = "count(up == 1)"
-        every = float(sum(_BACKENDS.values()))
+        up, every = "count(up == 1)", float(sum(_BACKENDS.values()))
         wait_until(lambda: prometheus.value(up) == every, what="all are scraped")
-        own = stack.enter_context(_OwnScrapes(running))
         threading.Event().wait(idle)
-        problems = _compare("idle", prometheus, pools, own, {_LOADED: 2, "sentiment-overflow": 0})
+        lines, problems = _compare("idle", prometheus, pools, {_LOADED: 2, _EMPTY: 0})
         asyncio.run(_load(running[_LOADED], loaded))
-        wanted = {_LOADED: 20, _IDLE: 2}
-        problems += _compare("loaded", prometheus, pools, own, wanted)
-    if problems:
-        sys.exit("\n".join(problems))
-
-
-def _backend(models: Path) -> contextlib.AbstractContextManager[RunningBackend]:
-    return backend(
-        models,
-        provider="paced",
-        threads="1",
-        paced_token=str(_TOKEN),
-        row_cache_bytes="0",
-    )
+        more, others = _compare("loaded", prometheus, pools, {_LOADED: 20, _IDLE: 2})
+    show("Scaling", lines + more)
+    if problems or others:
+        sys.exit("\n".join(problems + others))
 
 
 async def _load(running: Sequence[RunningBackend], duration: float) -> None:
-    info = running[0].model("sentiment")
-    bodies = cycle(list(calls(sentences(2000, seed=1), info)))
+    bodies = cycle(list(calls(sentences(2000, seed=1), running[0].model("sentiment"))))
     loops = (
         closed_loop(each.target, bodies, connections=_CONNECTIONS, duration=duration)
         for each in running
@@ -105,98 +84,40 @@ def _scrape(running: Mapping[str, Sequence[RunningBackend]]) -> dict[str, Any]:
     return {"job_name": "backend", "static_configs": targets}
 
 
-class _OwnScrapes:
-    """Reads the backends' metrics pages once a second, beside Prometheus."""
-
-    def __init__(self, running: Mapping[str, Sequence[RunningBackend]]) -> None:
-        self._running = running
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._values: dict[tuple[str, str, int, str], list[float]] = {}
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def samples(self) -> Samples:
-        """Return what was read so far."""
-        found: Samples = {}
-        for (metric, pool, _, _), values in list(self._values.items()):
-            found.setdefault((metric, pool), []).append(list(values))
-        return found
-
-    def _run(self) -> None:
-        while not self._stop.wait(1.0):
-            for pool, backends in self._running.items():
-                for each in backends:
-                    page = get(f"http://127.0.0.1:{each.port}/metrics").text
-                    for metric, labels, value in re.findall(
-                        r"^(sluicegate_backend_(?:queued_seconds|device_busy_share))(\S*) (\S+)$",
-                        page,
-                        re.MULTILINE,
-                    ):
-                        key = (metric, pool, each.port, labels)
-                        self._values.setdefault(key, []).append(float(value))
-
-
 def _compare(
     phase: str,
     prometheus: Prometheus,
     pools: Mapping[str, Scaling],
-    own: _OwnScrapes,
     expected: Mapping[str, int],
-) -> list[str]:
-    """Print answers and numbers of replicas by all three ways, and return where they differ."""
-    problems = []
+) -> tuple[list[Line], list[str]]:
+    """Return answers and numbers of replicas, and where they differ from those computed by hand."""
+    lines: list[Line] = []
+    problems: list[str] = []
     now = time.time()
     for pool, scaling in pools.items():
         current = _BACKENDS.get(pool, 0)
-        answers = {}
+        answers = {each.name: _answer(prometheus, each.query, now) for each in scaling.triggers}
+        replicas = scaling.replicas(answers, current)
         for trigger in scaling.triggers:
-            answer = _query(prometheus, trigger.query, now)
-            by_hand = _average(_stored(prometheus, trigger.query, now))
-            read = _average(own.samples().get(_asked(trigger.query), []))
-            answers[trigger.name] = answer
-            print(
-                f"{phase:7} {pool:19} {trigger.name:15} Prometheus {answer:7.3f}"
-                f"  by hand {by_hand:7.3f}  own scrapes {read:7.3f}"
-                f"  / {trigger.threshold:g} -> {trigger.replicas(answer, current)}"
-            )
+            answer, by_hand = answers[trigger.name], _by_hand(prometheus, trigger.query, now)
+            line = {"phase": phase, "pool": pool, "trigger": trigger.name, "answer": answer}
+            wanted = trigger.replicas(answer, current)
+            lines.append(line | {"by hand": by_hand, "wants": wanted, "replicas": replicas})
             if abs(answer - by_hand) > 1e-9 * max(1.0, by_hand):
                 problems.append(f"{phase}: {pool}: {trigger.name}: {answer} is not {by_hand}")
-            if abs(answer - read) > max(0.02, _LIMIT * read):
-                problems.append(f"{phase}: {pool}: {trigger.name}: {answer} is far from {read}")
-        replicas = scaling.replicas(answers, current)
-        print(f"{phase:7} {pool:19} replicas {current} -> {replicas}")
         if replicas != expected.get(pool, replicas):
             problems.append(f"{phase}: {pool}: {replicas} replicas, not {expected[pool]}")
-    return problems
+    return lines, problems
 
 
-def _query(prometheus: Prometheus, query: str, now: float) -> float:
+def _answer(prometheus: Prometheus, query: str, now: float) -> float:
     """Return the answer as KEDA reads it: one number, 0 where there is none."""
     result = prometheus.query(query, now)
     return float(result[0]["value"][1]) if result else 0.0
 
 
-def _stored(prometheus: Prometheus, query: str, now: float) -> list[list[float]]:
-    """Return the samples that a query is about, by series."""
+def _by_hand(prometheus: Prometheus, query: str, now: float) -> float:
+    """Return the sum of the averages of the samples that a query is about."""
     selector = query.removeprefix("sum(avg_over_time(").removesuffix("))")
-    result = prometheus.query(selector, now)
-    return [[float(value) for _, value in each["values"]] for each in result]
-
-
-def _asked(query: str) -> tuple[str, str]:
-    """Return the metric and the pool of a query."""
-    found = _METRIC.search(query)
-    if found is None:
-        raise ValueError(f"a query of another form: {query}")
-    return found[1], found[2]
-
-
-def _average(series: Sequence[Sequence[float]]) -> float:
-    return sum(fmean(values) for values in series)
+    stored = prometheus.query(selector, now)
+    return sum(fmean(float(value) for _, value in each["values"]) for each in stored)

@@ -6,14 +6,16 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
-import msgspec
 
-from loadtests.backend import RunningBackend, backend, calls, run_closed
-from loadtests.demo import demo_models
-from loadtests.machine import pin, this_machine
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.generator import run_closed
+from loadtests.machine import pin
+from loadtests.measured import demo_models
 from loadtests.open_loop import open_loop, outcome
+from loadtests.report import Line, show
 from loadtests.workload import sentences
 
 _BACKEND, _GENERATOR = 1, 0
@@ -22,7 +24,7 @@ _FOLLOW = 10.0  # seconds after which shares must have followed
 _ENCODERS = ("minilm", "minilm-twin")
 
 
-class DeviceTimeSample(msgspec.Struct, frozen=True, kw_only=True):
+class _Sample(NamedTuple):
     """Device seconds that each encoder had used by `at`, in seconds of the clock."""
 
     at: float
@@ -44,27 +46,28 @@ def measure(*, phase: float, overload: float, deadline: float) -> None:
                 calls(iter(sentences(150_000, seed=seed)), running.model(name), remaining=deadline)
                 for seed, name in ((7, "sentiment"), (8, "sentiment-twin"))
             )
-            able = run_closed(running, mixed(first, second), connections=32, duration=5.0).rate
+            mixture = _mixed(first, second)
+            able = run_closed(running.target, mixture, connections=32, duration=5.0).rate
+            bodies = _swapped(first, second, round(overload * able * phase))
             samples = asyncio.run(
-                _sampled(
-                    running,
-                    swapped(first, second, round(overload * able * phase)),
-                    rate=overload * able,
-                    duration=2 * phase,
-                )
+                _sampled(running, bodies, rate=overload * able, duration=2 * phase)
             )
     start = samples[0].at
-    swap = start + phase
-    print(f"offered {overload * able:.0f}/s, {overload:.1f} times {able:.0f}/s, ten to one")
-    for begin in range(0, round(2 * phase), 2):
-        print(f"{begin:4} s  {ratio(samples, start + begin, start + begin + 2):6.2f} : 1")
-    before = ratio(samples, start + _FOLLOW / 2, swap)
-    after = ratio(samples, swap + _FOLLOW, start + 2 * phase)
-    print(f"before the swap {before:.2f} : 1; {_FOLLOW:.0f} s after it 1 : {1 / after:.2f}")
-    print(this_machine().headline)
+    swap, end = start + phase, start + 2 * phase
+    lines: list[Line] = [
+        {"seconds": begin, "to 1": _ratio(samples, start + begin, start + begin + 2)}
+        for begin in range(0, round(2 * phase), 2)
+    ]
+    before = _ratio(samples, start + min(_FOLLOW, phase) / 2, swap)
+    after = _ratio(samples, swap + min(_FOLLOW, phase / 2), end)
+    show(
+        f"Shares of a device: ten to one, {overload:.1f} times the capacity of {able:.0f}/s",
+        lines,
+        f"Before the swap {before:.2f} : 1; {_FOLLOW:.0f} s after it 1 : {1 / after:.2f}",
+    )
 
 
-def mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
+def _mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
     """Yield ten of `busy` to one of `other`."""
     while True:
         for _ in range(_BUSY):
@@ -72,15 +75,15 @@ def mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
         yield next(other)
 
 
-def swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
+def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
     """Yield `count` calls, ten of `first` to one of `second`, from then on the other way."""
-    before = mixed(first, second)
+    before = _mixed(first, second)
     for _ in range(count):
         yield next(before)
-    yield from mixed(second, first)
+    yield from _mixed(second, first)
 
 
-def ratio(samples: list[DeviceTimeSample], begin: float, end: float) -> float:
+def _ratio(samples: list[_Sample], begin: float, end: float) -> float:
     """Return the first encoder's device seconds over the second's, between two times."""
     inside = [sample for sample in samples if begin <= sample.at <= end]
     if not inside:  # the machine was too busy
@@ -93,22 +96,21 @@ def ratio(samples: list[DeviceTimeSample], begin: float, end: float) -> float:
 
 async def _sampled(
     running: RunningBackend, bodies: Iterator[bytes], *, rate: float, duration: float
-) -> list[DeviceTimeSample]:
+) -> list[_Sample]:
     """Run an open loop and read the device's seconds meanwhile."""
     load = asyncio.create_task(open_loop(running.target, bodies, rate=rate, duration=duration))
-    samples: list[DeviceTimeSample] = []
+    samples: list[_Sample] = []
     while not load.done():
         samples.append(await asyncio.to_thread(_sample, running))
         await asyncio.wait([load], timeout=0.4)
-    answers = await load
-    ended = outcome(answers, duration)
+    ended = outcome(await load, duration)
     print(f"{ended.rate:.0f}/s answered or refused: {ended.statuses}")
     return samples
 
 
-def _sample(running: RunningBackend) -> DeviceTimeSample:
+def _sample(running: RunningBackend) -> _Sample:
     used = tuple(running.counter("busy_seconds_total", encoder) for encoder in _ENCODERS)
-    return DeviceTimeSample(at=time.perf_counter(), used=used)
+    return _Sample(time.perf_counter(), used)
 
 
 def _add_twin(models: Path) -> None:

@@ -1,16 +1,16 @@
 """Measures adaptive threads beside fixed ones, and the memory of sessions."""
 
 import contextlib
-from functools import partial
+from collections.abc import Callable
 
 import click
 
-from loadtests.backend import RunningBackend, backend, calls, run_closed
-from loadtests.demo import demo_models
-from loadtests.generator import Outcome
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.generator import Outcome, run_closed
 from loadtests.machine import resident_mib
+from loadtests.measured import demo_models, metered
 from loadtests.options import duration, rounds
-from loadtests.report import rows, show
+from loadtests.report import Line, Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
@@ -29,13 +29,15 @@ _WAYS = {"narrow": "never", "wide": "always", "adaptive": "auto"}
 def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
     """Measure adaptive threads beside fixed ones, and the memory of the sessions."""
     if not weigh_only:
-        _compare(tuple(map(int, clients.split(","))), duration, rounds)
-    _weigh()
+        numbers = tuple(map(int, clients.split(",")))
+        show("Threads", _compare(numbers, duration, rounds))
+    show("Memory of sessions", _weigh())
 
 
-def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> None:
-    """Measure each number of clients in turns over the three ways; print a table for each."""
+def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Line]:
+    """Measure each number of clients in turns over the three ways."""
     texts = iter(sentences(400_000, seed=4))
+    lines: list[Line] = []
     with demo_models() as models, contextlib.ExitStack() as stack:
         running = {
             way: stack.enter_context(backend(models, wide=setting))
@@ -43,29 +45,34 @@ def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> None:
         }
         info = running["adaptive"].model("sentiment")
 
-        def run(way: RunningBackend, number: int) -> Outcome:
-            return run_closed(way, calls(texts, info), connections=number, duration=duration)
+        def variant(way: RunningBackend, number: int) -> Callable[[], Turn]:
+            def run() -> Outcome:
+                bodies = calls(texts, info)
+                return run_closed(way.target, bodies, connections=number, duration=duration)
+
+            return metered(run, server=[way.pid])
 
         for number in clients:
-            variants = {way: partial(run, each, number) for way, each in running.items()}
-            measured = in_turns(variants, rounds)
-            show(f"Threads {number}: clients {number}", rows(measured))
+            variants = {way: variant(each, number) for way, each in running.items()}
+            turns = in_turns(variants, rounds)
+            lines += [{"clients": number} | row.line() for row in table_of(turns)]
+    return lines
 
 
-def _weigh() -> None:
-    """Print the memory of a backend with one session, and of one with three.
+def _weigh() -> list[Line]:
+    """Return the memory of a backend with one session, and of one with three.
 
     Each runs alone, after a start that packed the weights, so that none shares pages with another.
     """
     texts = iter(sentences(100_000, seed=5))
+    lines: list[Line] = []
     with demo_models() as models:
         with backend(models):
             pass
-        weights: list[float] = []
         for what, settings in _SESSIONS.items():
             with backend(models, **settings) as running:
                 bodies = calls(texts, running.model("sentiment"))
                 for connections in (1, 8):
-                    run_closed(running, bodies, connections=connections, duration=3.0)
-                weights.append(resident_mib(running.pid))
-            print(f"{what}: {weights[-1]:.0f} MiB (PSS), {weights[-1] / weights[0]:.2f}")
+                    run_closed(running.target, bodies, connections=connections, duration=3.0)
+                lines.append({"what": what, "MiB (PSS)": resident_mib(running.pid)})
+    return lines

@@ -1,6 +1,5 @@
-"""Runs wrk as the load generator: one thread in C, faster than a Python server."""
+"""Runs wrk as a closed loop: one thread in C, faster than a Python server."""
 
-import resource
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -9,13 +8,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from loadtests.generator import Target
+from loadtests.generator import OK, Outcome, Target
 
 _SCRIPT = """
-local bodies = {{BODIES}}
-local requests, number = {{}}, 0
+local bodies = {BODIES}
+local requests, number = {}, 0
 function init(args)
-  local headers = {{["content-type"] = "application/json"HEADERS}}
+  local headers = {["content-type"] = "application/json"HEADERS}
   for i, body in ipairs(bodies) do requests[i] = wrk.format("POST", "PATH", headers, body) end
 end
 function request()
@@ -23,34 +22,24 @@ function request()
   return requests[number]
 end
 function done(summary, latency, requests)
-  local errors = summary.errors
+  local errors, latencies = summary.errors, {}
+  for i = 1, 1000 do latencies[i] = latency:percentile((i - 1) / 10) end
   io.write(string.format(
-    '\\nRESULT {{"requests":%d,"duration":%d,"refused":%d,"broken":%d,"p50":%d,"p99":%d}}\\n',
+    '\\nRESULT {"requests":%d,"duration":%d,"refused":%d,"broken":%d,"latencies":[%s]}\\n',
     summary.requests, summary.duration, errors.status,
-    errors.connect + errors.read + errors.write + errors.timeout,
-    latency:percentile(50), latency:percentile(99)))
+    errors.connect + errors.read + errors.write + errors.timeout, table.concat(latencies, ",")))
 end
 """
 
 
-class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of wrk: answers, unsuccessful ones, and latencies in seconds.
-
-    `processor` is the processor time of wrk itself, in seconds.
-    """
+class _Result(msgspec.Struct, frozen=True):
+    """What the script prints; times in microseconds."""
 
     requests: int
     duration: float
     refused: int
     broken: int
-    p50: float
-    p99: float
-    processor: float
-
-    @property
-    def rate(self) -> float:
-        """Answers a second."""
-        return self.requests / self.duration
+    latencies: list[float]
 
 
 def is_installed() -> bool:
@@ -72,16 +61,17 @@ def send(
     duration: float,
     core: int,
     folder: Path,
-) -> WrkResult:
-    """Send `bodies` over and over from `core`; each connection waits for its answer."""
+) -> Outcome:
+    """Send `bodies` over and over from `core`; each connection waits for its answer.
+
+    Refused and broken requests have status 0, and latencies are a thousand percentiles.
+    """
     headers = "".join(f", [ {_quoted(name)} ] = {_quoted(value)}" for name, value in target.headers)
-    script = _SCRIPT.replace("{{", "{").replace("}}", "}")
-    script = script.replace("HEADERS", headers).replace("PATH", target.path)
+    script = _SCRIPT.replace("HEADERS", headers).replace("PATH", target.path)
     script = script.replace("BODIES", ", ".join(_quoted(body.decode()) for body in bodies))
     path = folder / "bodies.lua"
     path.write_text(script)
     url = f"http://{target.host}:{target.port}"
-    before = _children_seconds()
     options = ["-t1", f"-c{connections}", f"-d{max(1, round(duration))}s", "-s", str(path), url]
     done = subprocess.run(
         ["taskset", "-c", str(core), "wrk", *options],  # noqa: S607 - PATH says where
@@ -89,22 +79,13 @@ def send(
         text=True,
         check=True,
     )
-    result = msgspec.json.decode(done.stdout.rpartition("RESULT ")[2], type=dict[str, int])
-    return WrkResult(
-        requests=result["requests"],
-        duration=result["duration"] / 1e6,
-        refused=result["refused"],
-        broken=result["broken"],
-        p50=result["p50"] / 1e6,
-        p99=result["p99"] / 1e6,
-        processor=_children_seconds() - before,
+    result = msgspec.json.decode(done.stdout.rpartition("RESULT ")[2], type=_Result)
+    statuses = {OK: result.requests - result.refused, 0: result.refused + result.broken}
+    return Outcome(
+        duration=result.duration / 1e6,
+        statuses=statuses,
+        latencies=[latency / 1e6 for latency in result.latencies],
     )
-
-
-def _children_seconds() -> float:
-    """Return the processor time of all children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _quoted(text: str) -> str:

@@ -62,9 +62,9 @@ def measure_hits(
                     folder=root,
                 )
                 hit.settle(systems)
-                if sent.refused or sent.broken:
+                if sent.failed:
                     missing[subject.peer] = "requests were refused or broken"
-                p50, p99 = round(sent.p50 * 1000, 2), round(sent.p99 * 1000, 2)
+                p50, p99 = (round(sent.percentile(share) * 1000, 2) for share in (0.5, 0.99))
                 run = Run(rate=round(sent.rate, 1), p50=p50, p99=p99)
                 runs.setdefault(subject, []).append(run)
     if OURS in missing:

@@ -4,7 +4,7 @@ from itertools import islice
 from pathlib import Path
 from shutil import copytree
 
-from loadtests.pipeline import PacedDevice, PipelineMeter, sharing_backends
+from loadtests.pipeline import PacedDevice, Pipeline, sharing_backends
 from loadtests.workload import sentences
 from testing.system import System
 from testing.waiting import wait_until
@@ -23,10 +23,10 @@ def test_all_backends_that_share_a_device_are_asked(demo_models: Path, tmp_path:
         ) as system,
         sharing_backends(system, demo_models, config, device.environment(), count=2) as backends,
     ):
-        meter = PipelineMeter(system, device, backends)
+        pipeline = Pipeline(system, backends)
 
         def are_all_asked() -> bool:
-            meter.run(list(islice(texts, 64)), items=4, connections=4)
+            pipeline.run(list(islice(texts, 64)), items=4, connections=4)
             return all(backend.counter("rows_total", "minilm") for backend in backends)
 
         wait_until(are_all_asked, within=90, what="both backends compute rows")

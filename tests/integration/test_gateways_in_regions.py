@@ -31,7 +31,7 @@ def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:
 
     assert result.over <= 0.0
     assert result.other == 0
-    assert result.phases[0].admitted > 0
+    assert result.phases[0]["admitted"]
     # Some seconds after what is allowed at the latest: until then the load went on.
     assert isfinite(result.took)
 
