@@ -7,30 +7,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-import msgspec
 import uvloop
 from typing_extensions import override
+
+from loadtests.generator import ClientConnection, Outcome
 
 _OPENED_AT_A_TIME = 100
 _LONGEST = 60.0
 """Seconds that answers may take after the last request of a phase."""
 ClockT = TypeVar("ClockT")
-
-
-class PhaseResult(msgspec.Struct, Generic[ClockT], frozen=True, kw_only=True):
-    """The result of a phase: what clocks showed before and after, and latencies in seconds."""
-
-    before: ClockT
-    after: ClockT
-    took: float
-    statuses: dict[int, int]
-    latencies: list[float]
-
-    def percentile(self, share: float) -> float:
-        """Return the latency that `share` of the requests did not exceed."""
-        return self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
+Phase = tuple[ClockT, Outcome, ClockT]
+"""What clocks showed before a phase, its result, and what they showed after it."""
 
 
 def send(
@@ -40,125 +29,100 @@ def send(
     *,
     connections: int,
     phases: Sequence[float],
-) -> list[PhaseResult[ClockT]]:
-    """Send requests in each of `phases`, given in seconds; return the result of each."""
-    load = _Load(port, requests)
+) -> list[Phase[ClockT]]:
+    """Send whole requests in each of `phases`, given in seconds; return the result of each."""
+
+    async def run() -> list[Phase[ClockT]]:
+        load = _Load(requests)
+        await load.open(port, connections)
+        try:
+            return [(clocks(), await load.run(seconds), clocks()) for seconds in phases]
+        finally:
+            load.close()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(load.run(clocks, connections=connections, phases=phases))
+        return runner.run(run())
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(ClientConnection):
     """Sends a request, and the next one as soon as the answer is there."""
 
-    transport: asyncio.Transport
-
     def __init__(self, load: "_Load") -> None:
+        super().__init__(b"")
         self._load = load
-        self._buffer = b""
-        self._sent_at = 0.0
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
     @override
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self._buffer[:end].lower()
-        start = head.find(b"content-length:")
-        if len(self._buffer) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
-            return
-        self._buffer = b""
-        self._load.count(int(head[9:12]), time.perf_counter() - self._sent_at)
-        self.send()
+    def answered(self, head: bytes, body: bytes) -> None:
+        self._load.statuses[int(head[9:12])] += 1
+        self._load.latencies.append(time.perf_counter() - self.sent_at)
+        self.send_next()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._load.lose()
 
-    def send(self) -> None:
+    def send_next(self) -> None:
         """Send the next request, unless the phase is over."""
-        request = self._load.next_request()
-        if request is not None:
-            self._sent_at = time.perf_counter()
-            self.transport.write(request)
+        self.sent_at = time.perf_counter()
+        if self.sent_at < self._load.until:
+            self.transport.write(next(self._load.requests))
+        else:
+            self._load.rest()
 
 
 class _Load:
     """Counts the answers of a phase."""
 
-    def __init__(self, port: int, requests: Iterator[bytes]) -> None:
-        self._port = port
-        self._requests = requests
-        self._until = 0.0
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self.requests = requests
+        self.until = 0.0
+        self.statuses: Counter[int] = Counter()
+        self.latencies: list[float] = []
+        self._connections: list[_Connection] = []
         self._busy = 0
         self._idle = asyncio.Event()
         self._is_closing = False
-        self._statuses: Counter[int] = Counter()
-        self._latencies: list[float] = []
 
-    async def run(
-        self, clocks: Callable[[], ClockT], *, connections: int, phases: Sequence[float]
-    ) -> list[PhaseResult[ClockT]]:
-        opened = await self._open(connections)
-        results = [await self._phase(opened, seconds, clocks) for seconds in phases]
-        self._is_closing = True
-        for connection in opened:
-            connection.transport.close()
-        return results
+    async def open(self, port: int, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        while (missing := count - len(self._connections)) > 0:
+            made = (
+                loop.create_connection(lambda: _Connection(self), "127.0.0.1", port)
+                for _ in range(min(_OPENED_AT_A_TIME, missing))
+            )
+            self._connections += [connection for _, connection in await asyncio.gather(*made)]
 
-    def next_request(self) -> bytes | None:
-        """Return a request, or count a connection as idle."""
-        if time.perf_counter() < self._until:
-            return next(self._requests)
+    async def run(self, seconds: float) -> Outcome:
+        self.statuses, self.latencies = Counter(), []
+        started = time.perf_counter()
+        self.until = started + seconds
+        self._busy = len(self._connections)
+        self._idle.clear()
+        for connection in self._connections:
+            connection.send_next()
+        async with asyncio.timeout(seconds + _LONGEST):
+            await self._idle.wait()
+        took = time.perf_counter() - started
+        latencies = sorted(self.latencies)
+        return Outcome(duration=took, statuses=dict(self.statuses), latencies=latencies)
+
+    def rest(self) -> None:
+        """Count a connection as idle."""
         self._busy -= 1
         if self._busy == 0:
             self._idle.set()
-        return None
-
-    def count(self, status: int, latency: float) -> None:
-        """Count an answer."""
-        self._statuses[status] += 1
-        self._latencies.append(latency)
 
     def lose(self) -> None:
-        """Count a lost connection as an answer without a status."""
+        """Count a lost connection as an answer without a status, and end the phase."""
         if not self._is_closing:
-            self._statuses[0] += 1
-            self._busy -= 1
+            self.statuses[0] += 1
             self._idle.set()
 
-    async def _open(self, count: int) -> list[_Connection]:
-        loop = asyncio.get_running_loop()
-        opened: list[_Connection] = []
-        while len(opened) < count:
-            more = min(_OPENED_AT_A_TIME, count - len(opened))
-            made = (
-                loop.create_connection(lambda: _Connection(self), "127.0.0.1", self._port)
-                for _ in range(more)
-            )
-            opened += [connection for _, connection in await asyncio.gather(*made)]
-        return opened
-
-    async def _phase(
-        self, connections: list[_Connection], seconds: float, clocks: Callable[[], ClockT]
-    ) -> PhaseResult[ClockT]:
-        self._statuses, self._latencies = Counter(), []
-        before, started = clocks(), time.perf_counter()
-        self._until = started + seconds
-        self._busy = len(connections)
-        self._idle.clear()
-        for connection in connections:
-            connection.send()
-        async with asyncio.timeout(seconds + _LONGEST):
-            await self._idle.wait()
-        return PhaseResult(
-            before=before,
-            took=time.perf_counter() - started,
-            after=clocks(),
-            statuses=dict(self._statuses),
-            latencies=sorted(self._latencies),
-        )
+    def close(self) -> None:
+        self._is_closing = True
+        for connection in self._connections:
+            connection.transport.close()

@@ -18,8 +18,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run, by role of process where they are a mapping.
 
     `processor` is microseconds for each request, `idle` those for each second without requests,
-    `memory` MiB (PSS), `p50` and `p99` milliseconds. `others` is the share of the machine that
-    unrelated processes used.
+    `memory` MiB (PSS), `p50` and `p99` milliseconds.
     """
 
     rate: float
@@ -28,7 +27,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     p50: float
     p99: float
     memory: dict[str, float]
-    others: float
 
 
 class GrowthPoint(Measured, frozen=True, kw_only=True):
@@ -40,36 +38,26 @@ class GrowthPoint(Measured, frozen=True, kw_only=True):
     machine: Machine
 
 
-class PointFile:
-    """Keeps points in a file, a line of JSON each."""
+def read_points(path: Path) -> list[GrowthPoint]:
+    """Return the points of a file with a line of JSON each."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=GrowthPoint) for line in lines]
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        points = (msgspec.json.decode(line, type=GrowthPoint) for line in lines)
-        self._points = {(point.section, point.curve, point.size): point for point in points}
 
-    def add(self, point: GrowthPoint) -> None:
-        """Keep a point in the place of an older one, and write the file."""
-        self._points[point.section, point.curve, point.size] = point
-        lines = (msgspec.json.encode(each) + b"\n" for each in self._points.values())
-        self._path.write_bytes(b"".join(lines))
+def add_point(path: Path, point: GrowthPoint) -> None:
+    """Keep a point in the place of an older one."""
+    place = (point.section, point.curve, point.size)
+    kept = [one for one in read_points(path) if (one.section, one.curve, one.size) != place]
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (*kept, point)))
 
-    def has(self, section: str, curve: str, size: int, machine: Machine) -> bool:
-        """Return whether the point was measured on this machine, with this version and commit."""
-        found = self._points.get((section, curve, size))
-        return found is not None and (
-            (found.machine.cpu, found.machine.python, found.machine.commit)
-            == (machine.cpu, machine.python, machine.commit)
-        )
 
-    def curves(self, section: str) -> dict[str, list[GrowthPoint]]:
-        """Return the points of a section by curve, sorted by size."""
-        found: dict[str, list[GrowthPoint]] = {}
-        for point in sorted(self._points.values(), key=lambda point: point.size):
-            if point.section == section:
-                found.setdefault(point.curve, []).append(point)
-        return found
+def curves(points: Sequence[GrowthPoint], section: str) -> dict[str, list[GrowthPoint]]:
+    """Return the points of a section by curve, sorted by size."""
+    found: dict[str, list[GrowthPoint]] = {}
+    for point in sorted(points, key=lambda point: point.size):
+        if point.section == section:
+            found.setdefault(point.curve, []).append(point)
+    return found
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
