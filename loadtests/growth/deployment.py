@@ -16,7 +16,7 @@ from loadtests.backend import backend
 from loadtests.gateway import WIDE_LIMITS, Gateway, add_tenants
 from loadtests.generator import Outcome, run_closed
 from loadtests.growth.load import Phase, send
-from loadtests.growth.points import Measured
+from loadtests.growth.points import Point
 from loadtests.machine import processor_seconds, resident_mib
 from loadtests.pipeline import PacedDevice
 from testing.stub_process import stub_process
@@ -53,7 +53,9 @@ class Deployment:
         self.gateway = gateway
         self._pids = pids
 
-    def measure(self, requests: Iterator[bytes], *, connections: int, seconds: float) -> Measured:
+    def measure(
+        self, curve: str, size: int, requests: Iterator[bytes], *, connections: int, seconds: float
+    ) -> Point:
         """Send `requests` for `seconds`, and return their use above the use of an idle system.
 
         Of several phases the one counts that took the least: other work on a machine adds only.
@@ -65,8 +67,8 @@ class Deployment:
         phases = (_WARM, *[seconds / _PHASES] * _PHASES)
         port = self.gateway.port
         _, *runs = send(port, requests, self.use, connections=connections, phases=phases)
-        found = (_measured(run, idle) for run in runs)
-        return min(found, key=lambda one: sum(one.processor.values()))
+        points = (_point(curve, size, run, idle) for run in runs)
+        return min(points, key=lambda point: sum(point.processor.values()))
 
     def fill(self, bodies: Iterable[bytes]) -> None:
         """Send each request once, to fill the caches.
@@ -108,11 +110,13 @@ class Deployment:
                 ledger.accounts.create_keys(specs, new_tenants=True)
 
 
-def _measured(run: Phase[Use], idle: Clocks) -> Measured:
+def _point(curve: str, size: int, run: Phase[Use], idle: Clocks) -> Point:
     before, outcome, after = run
     _check(outcome)
     took, count = after.at - before.at, outcome.statuses[200]
-    return Measured(
+    return Point(
+        curve=curve,
+        size=size,
         rate=outcome.rate,
         processor={
             role: max(0.0, used - idle[role] * took) / count * 1e6

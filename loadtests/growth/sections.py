@@ -13,7 +13,7 @@ import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.growth.deployment import KEY, Deployment, deployment
-from loadtests.growth.points import Measured
+from loadtests.growth.points import Point
 from loadtests.turns import middle
 from testing.loopback import get
 from testing.valkey import Valkey
@@ -32,12 +32,12 @@ _LEAST_CHANGE = 2e-3  # seconds: polling for the change takes as much
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section is given. `keep` takes a curve, a size and the figures."""
+    """What a section is given."""
 
     folder: Path
     sizes: tuple[int, ...]
     seconds: float
-    keep: Callable[[str, int, Measured], None]
+    keep: Callable[[Point], None]
 
     def place(self) -> Path:
         """Return a new folder that is not there yet."""
@@ -60,11 +60,13 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Measure a point and keep it, unless something was refused."""
         try:
-            found = system.measure(requests, connections=connections, seconds=self.seconds)
+            point = system.measure(
+                curve, size, requests, connections=connections, seconds=self.seconds
+            )
         except (RuntimeError, TimeoutError) as error:
             print(f"{size:,}, {curve}: left out: {error!r}")
         else:
-            self.keep(curve, size, found)
+            self.keep(point)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +156,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
             if one:
                 run.measure(system, one, size, _hits())
             run.measure(system, everyone, size, _hits_of_any_key(size))
-            run.keep("a key is added", size, _change(system))
+            run.keep(_change(system, size))
 
 
 def _models(run: SectionRun) -> None:
@@ -256,14 +258,14 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
     )
 
 
-def _change(system: Deployment) -> Measured:
+def _change(system: Deployment, size: int) -> Point:
     """Return the cost of one new key for the gateway: the median of some, by processor time."""
     idle = system.idle(2.0)
-    changes = [_one_change(system, idle) for _ in range(_CHANGES)]
+    changes = [_one_change(system, size, idle) for _ in range(_CHANGES)]
     return middle(changes, lambda one: one.processor["gateway"])
 
 
-def _one_change(system: Deployment, idle: dict[str, float]) -> Measured:
+def _one_change(system: Deployment, size: int, idle: dict[str, float]) -> Point:
     key = f"sk-growth-change-{time.monotonic_ns()}"
     before = system.use()
     system.add_keys([key])
@@ -271,7 +273,9 @@ def _one_change(system: Deployment, idle: dict[str, float]) -> Measured:
     after = system.use()
     took = after.at - before.at
     used = after.since(before)["gateway"] - idle["gateway"] * took
-    return Measured(
+    return Point(
+        curve="a key is added",
+        size=size,
         rate=1 / took,
         processor={"gateway": max(_LEAST_CHANGE, used) * 1e6},
         idle={role: one * 1e6 for role, one in idle.items()},

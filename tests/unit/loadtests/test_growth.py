@@ -1,4 +1,4 @@
-"""Tests what the growth benchmark keeps and says of points, and how it sends."""
+"""Tests what the growth benchmark says of points, and how it sends."""
 
 import asyncio
 import itertools
@@ -9,39 +9,28 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from msgspec.structs import asdict, replace
 
 from loadtests.growth import command
 from loadtests.growth.load import send
-from loadtests.growth.points import (
-    GrowthPoint,
-    Measured,
-    add_point,
-    added_exponent,
-    judge,
-    read_points,
-    word,
-)
+from loadtests.growth.points import Point, added_exponent, judge, word
 from loadtests.machine import Machine
 
 MACHINE = Machine(
     cpu="a CPU", cores=2, memory_gib=1.0, python="3.11.7", date="2026-01-01", commit="abc1234"
 )
-MEASURED = Measured(
-    rate=100.0,
-    processor={"gateway": 20.0, "backend": 5.0},
-    idle={"gateway": 1000.0},
-    p50=1.0,
-    p99=2.0,
-    memory={"gateway": 100.0},
-)
 
 
-def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> GrowthPoint:
-    figures = asdict(
-        replace(MEASURED, processor={"gateway": processor}, memory={"gateway": memory})
+def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> Point:
+    return Point(
+        curve="hit",
+        size=size,
+        rate=100.0,
+        processor={"gateway": processor},
+        idle={"gateway": 1000.0},
+        p50=1.0,
+        p99=2.0,
+        memory={"gateway": memory},
     )
-    return GrowthPoint(section="connections", curve="hit", size=size, machine=MACHINE, **figures)
 
 
 def test_what_grows_with_the_square_is_named() -> None:
@@ -76,15 +65,10 @@ def test_memory_is_judged_by_what_is_added_to_its_constant_part() -> None:
 
 
 def test_a_plot_names_machine_interpreter_date_and_commit(tmp_path: Path) -> None:
-    path = tmp_path / "growth.jsonl"
-    for each in (point(1), point(10, memory=5.0), point(10, memory=7.0)):
-        add_point(path, each)
-
-    command.show("connections", read_points(path), tmp_path)
+    command.draw("connections", [point(1), point(10)], MACHINE, tmp_path)
 
     text = (tmp_path / "connections.svg").read_text()
     assert "a CPU, 2 cores, Python 3.11.7, 2026-01-01, abc1234" in text
-    assert [each.memory["gateway"] for each in read_points(path)] == [100.0, 7.0]
 
 
 def test_clocks_are_read_while_nothing_is_under_way() -> None:
