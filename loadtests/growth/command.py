@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.growth.points import Point, judge, word
 from loadtests.growth.sections import SECTIONS, SectionRun
 from loadtests.machine import Machine
-from loadtests.report import heading, keep, print_table
+from loadtests.report import heading, print_table
 
+_RESULTS = Path(__file__).parents[1] / "results"
 _PLOTS = Path(__file__).parents[2] / "docs" / "plots"
 _PANELS: dict[str, Callable[[Point], float]] = {
     "requests/s": lambda point: point.rate,
@@ -35,7 +37,9 @@ def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
             continue
         machine = heading(title)
         print_table(_COLUMNS, _lines(points))
-        keep(title, points, {}, machine)
+        kept = {"title": title, "machine": machine, "rows": points}
+        path = _RESULTS / f"{machine.date}-{title.lower().replace(' ', '-')}.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
         print(f"\n{draw(name, points, machine, _PLOTS)}")
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import uvloop
 from typing_extensions import override
 
-from loadtests.generator import ClientConnection, Outcome
+from loadtests.generator import Outcome
 
 _OPENED_AT_A_TIME = 100
 _LONGEST = 60.0
@@ -33,96 +33,85 @@ def send(
     """Send whole requests in each of `phases`, given in seconds; return the result of each."""
 
     async def run() -> list[Phase[ClockT]]:
-        load = _Load(requests)
-        await load.open(port, connections)
+        loop = asyncio.get_running_loop()
+        opened: list[_Connection] = []
+        while (missing := connections - len(opened)) > 0:
+            made = (
+                loop.create_connection(_Connection, "127.0.0.1", port)
+                for _ in range(min(_OPENED_AT_A_TIME, missing))
+            )
+            opened += [connection for _, connection in await asyncio.gather(*made)]
         try:
-            return [(clocks(), await load.run(seconds), clocks()) for seconds in phases]
+            return [
+                (clocks(), await _phase(opened, requests, seconds), clocks()) for seconds in phases
+            ]
         finally:
-            load.close()
+            for connection in opened:
+                connection.transport.abort()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
 
 
-class _Connection(ClientConnection):
-    """Sends a request, and the next one as soon as the answer is there."""
+class _Connection(asyncio.Protocol):
+    """Sends one request at a time."""
 
-    def __init__(self, load: "_Load") -> None:
-        super().__init__(b"")
-        self._load = load
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.answered: Callable[[int], None] = lambda _status: None
+        """Takes the status of an answer, 0 where the connection was lost."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
     @override
-    def answered(self, head: bytes, body: bytes) -> None:
-        self._load.statuses[int(head[9:12])] += 1
-        self._load.latencies.append(time.perf_counter() - self.sent_at)
-        self.send_next()
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
+        if not end:
+            return
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        if len(body) >= int(length):
+            self._buffer = b""
+            self.answered(int(head[9:12]))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.lose()
-
-    def send_next(self) -> None:
-        """Send the next request, unless the phase is over."""
-        self.sent_at = time.perf_counter()
-        if self.sent_at < self._load.until:
-            self.transport.write(next(self._load.requests))
-        else:
-            self._load.rest()
+        self.answered(0)
 
 
-class _Load:
-    """Counts the answers of a phase."""
+async def _phase(opened: list[_Connection], requests: Iterator[bytes], seconds: float) -> Outcome:
+    statuses: Counter[int] = Counter()
+    latencies: list[float] = []
+    idle = asyncio.Event()
+    busy = set(opened)
+    started = time.perf_counter()
 
-    def __init__(self, requests: Iterator[bytes]) -> None:
-        self.requests = requests
-        self.until = 0.0
-        self.statuses: Counter[int] = Counter()
-        self.latencies: list[float] = []
-        self._connections: list[_Connection] = []
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._is_closing = False
+    def send_next(connection: _Connection) -> None:
+        sent = time.perf_counter()
+        if sent >= started + seconds:
+            busy.discard(connection)
+            if not busy:
+                idle.set()
+            return
 
-    async def open(self, port: int, count: int) -> None:
-        loop = asyncio.get_running_loop()
-        while (missing := count - len(self._connections)) > 0:
-            made = (
-                loop.create_connection(lambda: _Connection(self), "127.0.0.1", port)
-                for _ in range(min(_OPENED_AT_A_TIME, missing))
-            )
-            self._connections += [connection for _, connection in await asyncio.gather(*made)]
+        def answered(status: int) -> None:
+            statuses[status] += 1
+            latencies.append(time.perf_counter() - sent)
+            if status:
+                send_next(connection)
+            else:
+                idle.set()
 
-    async def run(self, seconds: float) -> Outcome:
-        self.statuses, self.latencies = Counter(), []
-        started = time.perf_counter()
-        self.until = started + seconds
-        self._busy = len(self._connections)
-        self._idle.clear()
-        for connection in self._connections:
-            connection.send_next()
-        async with asyncio.timeout(seconds + _LONGEST):
-            await self._idle.wait()
-        took = time.perf_counter() - started
-        latencies = sorted(self.latencies)
-        return Outcome(duration=took, statuses=dict(self.statuses), latencies=latencies)
+        connection.answered = answered
+        connection.transport.write(next(requests))
 
-    def rest(self) -> None:
-        """Count a connection as idle."""
-        self._busy -= 1
-        if self._busy == 0:
-            self._idle.set()
-
-    def lose(self) -> None:
-        """Count a lost connection as an answer without a status, and end the phase."""
-        if not self._is_closing:
-            self.statuses[0] += 1
-            self._idle.set()
-
-    def close(self) -> None:
-        self._is_closing = True
-        for connection in self._connections:
-            connection.transport.close()
+    for connection in opened:
+        send_next(connection)
+    async with asyncio.timeout(seconds + _LONGEST):
+        await idle.wait()
+    took = time.perf_counter() - started
+    return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))

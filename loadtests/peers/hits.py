@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 
 from loadtests import hit, wrk
-from loadtests.generator import Target
 from loadtests.measured import popular_bodies
 from loadtests.peers.litellm import proxy
 from loadtests.peers.measure import LITELLM, NGINX, Effort, Measured
@@ -29,10 +28,9 @@ def measure_hits(peers: Collection[str], effort: Effort) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = hit.start_systems(stack, root, bodies, ways=(hit.FAST, hit.REDIS))
-        places = dict(zip(("memory", "Redis"), map(hit.candidate, systems.values()), strict=True))
         servers = {
-            place: {f"Sluicegate, from {place}": (candidate, bodies)}
-            for place, candidate in places.items()
+            place: {f"Sluicegate, from {place}": (hit.candidate(system), bodies)}
+            for place, system in zip(("memory", "Redis"), systems.values(), strict=True)
         }
         if NGINX in peers and nginx.is_installed():
             answer = hit.answer_of(systems, bodies[0])
@@ -42,9 +40,10 @@ def measure_hits(peers: Collection[str], effort: Effort) -> list[Measured]:
             print("left out: nginx + Lua: not installed: `make install-system`")
         if LITELLM in peers:
             try:
-                target, asked = _litellm(stack, root, texts)
-                litellm = hit.Candidate(target, [], []), asked
-                servers["Redis"]["LiteLLM, embeddings from Redis"] = litellm
+                asked = proxy.bodies(texts)
+                started = proxy.proxy(root / "litellm", asked, core=hit.SERVER, others=hit.OTHERS)
+                litellm = hit.Candidate(stack.enter_context(started), [], [])
+                servers["Redis"]["LiteLLM, embeddings from Redis"] = litellm, asked
             except (PeerFailed, RuntimeError, httpx.HTTPError) as error:
                 print(f"left out: LiteLLM: {error}")
         load = hit.Load(root, effort.connections, effort.duration, list(systems.values()))
@@ -56,17 +55,3 @@ def measure_hits(peers: Collection[str], effort: Effort) -> list[Measured]:
         (f"Peers hits from {place}", hit.table_of({what: runs[what] for what in some}))
         for place, some in servers.items()
     ]
-
-
-def _litellm(stack: ExitStack, root: Path, texts: list[str]) -> tuple[Target, list[bytes]]:
-    """Start LiteLLM's proxy with all answers in its Redis.
-
-    Raises:
-        PeerFailed: it is not installed, or did not become ready.
-        RuntimeError: it does not answer from Redis.
-    """
-    if not proxy.is_installed():
-        raise PeerFailed("not installed: `make .venv-peers/litellm/.installed`")
-    asked = proxy.bodies(texts)
-    started = proxy.proxy(root / "litellm", asked, core=hit.SERVER, others=hit.OTHERS)
-    return stack.enter_context(started), asked

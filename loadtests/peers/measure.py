@@ -293,11 +293,12 @@ def mixed_texts(count: int, *, seed: int) -> list[str]:
     The one that came n-th is repeated with a chance that falls as 1 / n.
     """
     chooser = random.Random(seed)
-    unseen = sentences(count, seed=seed)
-    seen, texts = list[str](), list[str]()
-    for _ in range(count):
-        if not seen or chooser.random() < _NEW:
-            seen.append(unseen[len(seen)])
+    unseen = iter(sentences(count, seed=seed))
+    seen = [next(unseen)]
+    texts = seen[:]
+    while len(texts) < count:
+        if chooser.random() < _NEW:
+            seen.append(next(unseen))
             texts.append(seen[-1])
         else:
             # The logarithm of such a rank is uniform.

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from typing import Any  # Any: figures of several kinds
 
 import click
 import msgspec
@@ -39,8 +40,7 @@ _WINDOW = 3.0
 
 def read_answers(lines: Iterable[str]) -> Answers:
     """Return the answers of lines that `script.js` printed."""
-    rows = [tuple(line.rstrip("\n").split(",")) for line in lines if line.count(",") == 6]
-    answers = np.array(rows, _ANSWER)
+    answers = np.array([tuple(line.split(",")) for line in lines], _ANSWER)
     for name in ("sent", "latency"):
         answers[name] /= 1000
     answers.sort(order="sent")
@@ -133,29 +133,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Mark]
 
 
-class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a phase, by requests that were sent in it; rates a second, latencies in s.
-
-    Latencies are of answers with 200. `cores` are those that each role kept busy.
-    """
-
-    name: str
-    begin: float
-    end: float
-    due: int
-    sent: int
-    goodput: float
-    codes: dict[str, int]
-    p50: float
-    p90: float
-    p99: float
-    p999: float
-    hit_ratio: float
-    cost_per_million: float | None
-    """Of the machines, for a million answers in time."""
-    cores: dict[str, float]
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A criterion, what was found, and whether it holds."""
 
@@ -165,31 +142,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
 
 
-def figures(run: Run) -> Iterator[PhaseFigures]:
-    """Yield the figures of each phase."""
+def figures(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each phase, by requests that were sent in it.
+
+    Rates are a second; latencies are of answers with 200, in seconds. The cost is that of the
+    machines for a million answers in time, and `cores` are those that each role kept busy.
+    """
     for phase, begin, end in run.plan.spans():
         sent = between(run.answers, begin, end)
         answered = sent[sent["status"] == 200]
         goodput = float(good(sent, run.options.deadline).sum()) / phase.duration
-        p50, p90, p99, p999 = (
-            percentile(answered["latency"], share) for share in (0.5, 0.9, 0.99, 0.999)
-        )
-        yield PhaseFigures(
-            name=phase.name,
-            begin=begin,
-            end=end,
-            due=phase.arrivals,
-            sent=len(sent),
-            goodput=goodput,
-            codes=dict(Counter(map(_code, sent["status"].tolist(), sent["retry"].tolist()))),
-            p50=p50,
-            p90=p90,
-            p99=p99,
-            p999=p999,
-            hit_ratio=float(hits(answered).sum()) / max(1, len(answered)),
-            cost_per_million=run.options.price / 3600 / goodput * 1e6 if goodput else None,
-            cores=cores_used(run.use, begin, end),
-        )
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+        yield {
+            "name": phase.name,
+            "begin": begin,
+            "end": end,
+            "due": phase.arrivals,
+            "sent": len(sent),
+            "goodput": goodput,
+            "codes": dict(Counter(map(_code, sent["status"].tolist(), sent["retry"].tolist()))),
+            **{name: percentile(answered["latency"], share) for name, share in shares.items()},
+            "hit_ratio": float(hits(answered).sum()) / max(1, len(answered)),
+            "cost_per_million": run.options.price / 3600 / goodput * 1e6 if goodput else None,
+            "cores": cores_used(run.use, begin, end),
+        }
 
 
 def _code(status: int, retry: int) -> str:
@@ -204,20 +180,12 @@ def verdicts(run: Run) -> Iterator[Verdict]:
     spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
     judged = between(run.answers, spans[0][0], spans[-1][1] + _WINDOW)
     wrong = int((~refused(judged) & (judged["status"] != 200)).sum())
-    errors = wrong / max(1, len(judged))
-    yield Verdict(
-        what="answers other than 200, 429, and 503 with Retry-After",
-        found=f"{errors:.2%} ({wrong:,} of {len(judged):,})",
-        wanted=f"at most {wanted.errors:.2%}",
-        holds=errors <= wanted.errors and len(judged) > 0,
-    )
-    dropped = run.dropped / max(1, run.plan.arrivals)
-    yield Verdict(
-        what="dropped: due, and not sent",
-        found=f"{dropped:.2%} ({run.dropped:,} of {run.plan.arrivals:,})",
-        wanted=f"at most {wanted.dropped:.2%}",
-        holds=dropped <= wanted.dropped,
-    )
+    # A run without answers fails.
+    errors = wrong / len(judged) if len(judged) else 1.0
+    what = f"answers other than 200, 429, and 503 with Retry-After: {wrong:,} of {len(judged):,}"
+    yield _at_most(what, errors, wanted.errors)
+    what = f"dropped: due, and not sent: {run.dropped:,} of {run.plan.arrivals:,}"
+    yield _at_most(what, run.dropped / max(1, run.plan.arrivals), wanted.dropped)
     if wanted.good is not None:
         found = _calm_goodness(run, wanted.recovery)
         yield _at_least("answered in time without overload", found, wanted.good)
@@ -230,19 +198,18 @@ def verdicts(run: Run) -> Iterator[Verdict]:
         what = "hits, of those of a cache that forgets nothing"
         yield _at_least(what, found, wanted.ideal_hits)
     if wanted.drift is not None:
-        times = _drift(run)
-        yield Verdict(
-            what="p99 of the last fifth, in times that of the first",
-            found=f"{times:.2f}",
-            wanted=f"at most {wanted.drift:g}",
-            holds=times <= wanted.drift,
-        )
+        what = "p99 of the last fifth, in times that of the first"
+        yield _at_most(what, _drift(run), wanted.drift)
+
+
+def _at_most(what: str, found: float, wanted: float) -> Verdict:
+    holds = found <= wanted
+    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at most {wanted:g}", holds=holds)
 
 
 def _at_least(what: str, found: float, wanted: float) -> Verdict:
-    return Verdict(
-        what=what, found=f"{found:.3f}", wanted=f"at least {wanted:g}", holds=found >= wanted
-    )
+    holds = found >= wanted
+    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at least {wanted:g}", holds=holds)
 
 
 def _calm_goodness(run: Run, recovery: float) -> float:

@@ -94,20 +94,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
                 _follow(child, answers, advance, plan.duration + self.options.deadline)
             finally:
                 child.kill()
-        with answers.open() as printed:
-            found = read_answers(printed)
-        with answers.open("rb") as lines, gzip.open(folder / "answers.csv.gz", "wb") as compressed:
-            shutil.copyfileobj(lines, compressed)
+        printed = answers.read_bytes()
+        found = read_answers(printed.decode().splitlines())
+        (folder / "answers.csv.gz").write_bytes(gzip.compress(printed))
         answers.unlink()
         (folder / "workload.json").unlink()
         metrics = msgspec.json.decode(summary.read_bytes())
         return Sent(
             answers=found,
             ideal=ideal_hits(requests[: len(found)]),
-            dropped=int(
-                metrics.get("dropped_iterations", {"values": {"count": 0}})["values"]["count"]
-            ),
-            users=int(metrics.get("vus_max", {"values": {"max": 0}})["values"]["max"]),
+            dropped=int(metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)),
+            users=int(metrics["vus_max"]["values"]["max"]),
         )
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
@@ -179,20 +176,14 @@ def _follow(
     advance: Callable[[float, int], None],
     seconds: float,
 ) -> None:
-    until = time.monotonic() + seconds + _STARTS_AND_ENDS_WITHIN
-    began = 0.0
+    started, began = time.monotonic(), 0.0
     while child.poll() is None:
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now > started + seconds + _STARTS_AND_ENDS_WITHIN:
             raise click.ClickException(f"k6 did not end; see {answers.parent}")
-        began = began or _began(answers)
-        if began:
-            advance(time.time() - began, child.pid)
+        if answers.exists() and answers.stat().st_size:
+            began = began or now
+            advance(now - began, child.pid)
         time.sleep(_POLL)
     if child.returncode:
         raise click.ClickException(f"k6 ended with {child.returncode}")
-
-
-def _began(answers: Path) -> float:
-    """Return when the first request was sent, 0 as long as there is none."""
-    lines = answers.read_text().splitlines() if answers.exists() else []
-    return next((float(x.split(",")[1]) / 1000 for x in lines if x.startswith("began,")), 0.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any  # Any: matplotlib's types
+from typing import Any  # Any: matplotlib's types, and figures of several kinds
 
 import msgspec
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.scenarios.analysis import (
     Floats,
-    PhaseFigures,
     Run,
     Verdict,
     figures,
@@ -43,7 +42,7 @@ def write_report(run: Run) -> tuple[Path, bool]:
     return path, all(verdict.holds for verdict in judged)
 
 
-def _page(run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
+def _page(run: Run, phases: Sequence[dict[str, Any]], judged: Sequence[Verdict]) -> str:
     scenario = run.options.scenario
     lines = [f"# Load test: {scenario}", "", SCENARIOS[scenario].question, ""]
     holds = [(v.what, v.found, v.wanted, "holds" if v.holds else "FAILS") for v in judged]
@@ -63,17 +62,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _phase_row(phase: PhaseFigures) -> tuple[str, ...]:
-    seconds = phase.end - phase.begin
-    answers = ", ".join(f"{name}: {count:,}" for name, count in phase.codes.items())
-    if (cores := phase.cores.get(GENERATOR)) is not None:
+def _phase_row(phase: dict[str, Any]) -> tuple[str, ...]:
+    seconds = phase["end"] - phase["begin"]
+    answers = ", ".join(f"{name}: {count:,}" for name, count in phase["codes"].items())
+    if (cores := phase["cores"].get(GENERATOR)) is not None:
         answers += f"; generator {cores:.2f} cores"
+    rates = (phase["due"] / seconds, phase["sent"] / seconds, phase["goodput"])
+    cost = phase["cost_per_million"]
     return (
-        phase.name,
-        *(f"{rate:,.0f}" for rate in (phase.due / seconds, phase.sent / seconds, phase.goodput)),
-        *(f"{s * 1e3:,.1f}" for s in (phase.p50, phase.p90, phase.p99, phase.p999)),
-        f"{phase.hit_ratio:.0%}",
-        "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}",
+        phase["name"],
+        *(f"{rate:,.0f}" for rate in rates),
+        *(f"{phase[name] * 1e3:,.1f}" for name in ("p50", "p90", "p99", "p999")),
+        f"{phase['hit_ratio']:.0%}",
+        "" if cost is None else f"{cost:.3g}",
         answers,
     )
 

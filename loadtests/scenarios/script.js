@@ -32,7 +32,6 @@ function cached(status) {
 export default function () {
   const index = exec.scenario.iterationInTest;
   const sent = Date.now();
-  if (index === 0) console.log(`began,${exec.scenario.startTime}`);
   const [kind, first, tenant] = requests[index % requests.length];
   let number = first;
   const body = templates[kind].body.replace(PLACE, () => JSON.stringify(textOf(number++)));

@@ -15,7 +15,7 @@ from redis import Redis
 
 from loadtests.generator import Target
 from loadtests.machine import pin
-from loadtests.peers.servers import serving
+from loadtests.peers.servers import PeerFailed, serving
 from testing.ports import free_port
 from testing.valkey import Valkey
 
@@ -45,9 +45,11 @@ def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) ->
     """Run the proxy on `core` and its Redis on `others`; Redis has all answers.
 
     Raises:
-        PeerFailed: LiteLLM did not become ready.
+        PeerFailed: LiteLLM is not installed, or did not become ready.
         RuntimeError: LiteLLM does not answer from Redis.
     """
+    if not is_installed():
+        raise PeerFailed("not installed: `make .venv-peers/litellm/.installed`")
     folder.mkdir()
     port = free_port()
     with Valkey(port=free_port()) as redis:
