@@ -1,6 +1,5 @@
 """Compares Sluicegate with other servers: `python -m loadtests peers`."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
@@ -12,13 +11,11 @@ from loadtests.peers.measure import (
     LITELLM,
     NGINX,
     Effort,
-    Measured,
     measure_misses,
     measure_mixed,
 )
 from loadtests.peers.picture import draw
 from loadtests.peers.servers import PEERS
-from loadtests.report import show
 
 _ROOT = Path(__file__).parents[2]
 _HITS, _MISSES, _MIXED = _KINDS = ("hits", "misses", "mixed")
@@ -40,14 +37,13 @@ def peers_command(
         return
     effort = DRY_RUN if dry_run else Effort()
     peers = [name for name in _NAMES if not only or name in only]
-    model_servers = [name for name in PEERS if name in peers]
     if tune:
         kinds, effort = (_MISSES,), msgspec.structs.replace(effort, rounds=1)
-    measured: dict[str, Callable[[], Iterable[Measured]]] = {
-        _HITS: lambda: measure_hits(peers, effort),
-        _MISSES: lambda: measure_misses(model_servers, effort, tuned=tune),
-        _MIXED: lambda: measure_mixed(peers, effort),
-    }
+    model_servers = [name for name in PEERS if name in peers]
     for kind in kinds or _KINDS:
-        for title, table in measured[kind]():
-            show(f"{title}: {effort.connections} connections, {effort.rounds} rounds", table)
+        if kind == _HITS and {NGINX, LITELLM} & set(peers):
+            measure_hits(peers, effort)
+        elif kind == _MISSES and model_servers:
+            measure_misses(model_servers, effort, tuned=tune)
+        elif kind == _MIXED:
+            measure_mixed(peers, effort)

@@ -11,18 +11,18 @@ import httpx
 from loadtests import hit, wrk
 from loadtests.measured import popular_bodies
 from loadtests.peers.litellm import proxy
-from loadtests.peers.measure import LITELLM, NGINX, Effort, Measured
+from loadtests.peers.measure import LITELLM, NGINX, Effort
 from loadtests.peers.servers import PeerFailed
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
 
-def measure_hits(peers: Collection[str], effort: Effort) -> list[Measured]:
+def measure_hits(peers: Collection[str], effort: Effort) -> None:
     """Measure all in turns; a peer that is missing or does not start is named."""
     if not wrk.is_installed():
         print("left out: hits: `wrk` is needed; `make install-system` installs it")
-        return []
+        return
     bodies = popular_bodies()
     texts = sentences(len(bodies), seed=1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -51,7 +51,6 @@ def measure_hits(peers: Collection[str], effort: Effort) -> list[Measured]:
         runs = in_turns(
             {what: partial(load.run, *each) for what, each in every.items()}, effort.rounds
         )
-    return [
-        (f"Peers hits from {place}", hit.table_of({what: runs[what] for what in some}))
-        for place, some in servers.items()
-    ]
+    for place, some in servers.items():
+        table = hit.table_of({what: runs[what] for what in some})
+        effort.show(f"hits from {place}", table)

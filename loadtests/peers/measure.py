@@ -25,7 +25,7 @@ from loadtests.measured import target_of
 from loadtests.padded import write_padded
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
-from loadtests.report import Costs, Row, row_of
+from loadtests.report import Costs, Row, row_of, show
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
@@ -42,8 +42,6 @@ _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _NEW = 0.5
 """The share of mixed texts that are new."""
-Measured = tuple[str, list[Row]]
-"""The title of a table, and its lines."""
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +53,10 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 3
     tasks: tuple[Task, ...] = (Task.CLASSIFY, Task.EMBED)
     precisions: tuple[str, ...] = ("fp32", "bf16")
+
+    def show(self, title: str, table: list[Row]) -> None:
+        """Print and keep a table."""
+        show(f"Peers {title}: {self.connections} connections, {self.rounds} rounds", table)
 
 
 DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))
@@ -88,9 +90,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 Start = Callable[[], AbstractContextManager[Server]]
 
 
-def measure_misses(
-    peers: Sequence[str], effort: Effort, *, tuned: bool = False
-) -> Iterator[Measured]:
+def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
     """Measure each peer at each task in each precision, beside Sluicegate's two servers.
 
     With `tuned` in all configurations that are worth trying.
@@ -109,10 +109,10 @@ def measure_misses(
                 for way in peer.tried if tuned else peer.ways:
                     if way.precision == work.precision:
                         servers[f"{peer.label}: {way.label}"] = partial(_peer, work, peer, way)
-            yield f"Peers misses {task} {work.precision}", compare(work, servers, effort)
+            effort.show(f"misses {task} {work.precision}", compare(work, servers, effort))
 
 
-def measure_mixed(peers: Sequence[str], effort: Effort) -> Iterator[Measured]:
+def measure_mixed(peers: Sequence[str], effort: Effort) -> None:
     """Measure texts of which half repeat: the gateway, and the first peer that is installed.
 
     No peer has a cache of its own for classifications: it is measured alone, and behind nginx with
@@ -131,7 +131,7 @@ def measure_mixed(peers: Sequence[str], effort: Effort) -> Iterator[Measured]:
                 servers[f"nginx + Lua before {what}"] = partial(_cached, servers[what])
             elif NGINX in peers:
                 print("left out: nginx + Lua: not installed: `make install-system`")
-        yield "Peers mixed", compare(work, servers, effort, texts=mixed_texts)
+        effort.show("mixed", compare(work, servers, effort, texts=mixed_texts))
 
 
 def compare(

@@ -22,6 +22,19 @@ from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _START = 180.0
+_UNBATCHED = PeerConfiguration(workers=2, threads=1)
+_SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
+_ONE_PROCESS = PeerConfiguration(workers=1, threads=2)
+_TRIED = (
+    _SMALL,
+    *(
+        replace(each, batch=batch, delay=delay)
+        for each in (_UNBATCHED, _ONE_PROCESS)
+        for batch, delay in ((16, 0.005), (32, 0.01))
+    ),
+    _UNBATCHED,
+    _ONE_PROCESS,
+)
 
 
 class PeerFailed(Exception):
@@ -50,7 +63,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     ready: str = "/health"
     calls: Mapping[Task, PeerCall]
     ways: tuple[PeerConfiguration, ...]
-    tried: tuple[PeerConfiguration, ...]
+    tried: tuple[PeerConfiguration, ...] = _TRIED
 
     @property
     def home(self) -> Path:
@@ -61,21 +74,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     def is_installed(self) -> bool:
         """Whether all of its packages are there: `make` says so by a stamp."""
         return (self.home / ".installed").exists()
-
-
-_UNBATCHED = PeerConfiguration(workers=2, threads=1)
-_SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
-_ONE_PROCESS = PeerConfiguration(workers=1, threads=2)
-_TRIED = (
-    _SMALL,
-    *(
-        replace(each, batch=batch, delay=delay)
-        for each in (_UNBATCHED, _ONE_PROCESS)
-        for batch, delay in ((16, 0.005), (32, 0.01))
-    ),
-    _UNBATCHED,
-    _ONE_PROCESS,
-)
 
 
 def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
@@ -132,7 +130,6 @@ PEERS = {
             PeerCall("/v2/models/model/infer", _tensor, lambda found: found["outputs"][0]["data"])
         ),
         ways=(_SMALL, _UNBATCHED),
-        tried=_TRIED,
     ),
     "litserve": Peer(
         label="LitServe",
@@ -140,7 +137,6 @@ PEERS = {
         command=_program("litserve"),
         calls=_LITSERVE,
         ways=(_SMALL, _UNBATCHED),
-        tried=_TRIED,
     ),
     "openvino": Peer(
         label="OpenVINO (LitServe)",
@@ -162,7 +158,6 @@ PEERS = {
             PeerCall("/predict", lambda text: {"texts": [text]}, lambda found: found[0])
         ),
         ways=(replace(_ONE_PROCESS, batch=32), _UNBATCHED, _ONE_PROCESS),
-        tried=_TRIED,
     ),
     "infinity": Peer(
         label="Infinity",
