@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 import httpx
@@ -41,7 +41,7 @@ _REQUESTS = 50
 _PROBED_EVERY = 5.0
 
 
-class PageTime(msgspec.Struct, frozen=True, kw_only=True):
+class PageTime(NamedTuple):
     """The seconds that a page took, by request, and its size.
 
     `processor` is the processor time of the operators' process, which other work on the machine
@@ -168,6 +168,4 @@ def _time(client: httpx.Client, path: str, rounds: int, pid: int) -> PageTime:
         processor.append(processor_seconds(pid) - used)
         if response.status_code != httpx.codes.OK:
             raise RuntimeError(f"{path}: {response.status_code}")
-    return PageTime(
-        path=path, seconds=seconds, processor=processor, kib=len(response.content) / 1024
-    )
+    return PageTime(path, seconds, processor, len(response.content) / 1024)

@@ -13,7 +13,8 @@ import yaml
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.gateway import WIDE_LIMITS
-from loadtests.machine import busy_seconds, pin, resident_bytes
+from loadtests.machine import busy_seconds, resident_bytes
+from loadtests.measured import give_core
 from testing.system import System
 
 GENERATOR = "load generator"
@@ -42,10 +43,10 @@ class LocalSystem(msgspec.Struct, frozen=True):
 
     def pin(self) -> None:
         """Keep backends on one core, and the rest on another."""
-        for process in self.system.processes() if self.is_pinned else ():
-            # A killed process may still be listed.
-            with contextlib.suppress(OSError):
-                pin([process.pid], 1 if process.role == "backend" else 0)
+        # A killed process may still be listed.
+        with contextlib.suppress(OSError):
+            if self.is_pinned:
+                give_core(self.system, "backend", 1, others=0)
 
 
 @contextlib.contextmanager
