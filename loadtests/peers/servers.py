@@ -81,6 +81,12 @@ def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
     return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
 
 
+def _tried_of_infinity(*engines: str) -> tuple[PeerConfiguration, ...]:
+    # A thread waits for no other: what it takes on a machine that does other work.
+    choices = product((8, 32), engines, (2, 1))
+    return tuple(_infinity(*choice) for choice in choices)
+
+
 _TORCH, _COMPILED = "--engine torch --no-compile", "--engine torch --compile"
 _ONNX = "--engine optimum --onnx-disable-optimize"
 _FUSED = "--engine optimum --no-onnx-disable-optimize"
@@ -165,14 +171,7 @@ PEERS = {
         command=_program("infinity"),
         calls=_INFINITY,
         ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
-        tried=(
-            *(
-                _infinity(batch, options)
-                for options, batch in product((_TORCH, _COMPILED, _ONNX, _FUSED), (8, 32))
-            ),
-            # A thread waits for no other: what it takes on a machine that does other work.
-            *(_infinity(32, options, threads=1) for options in (_TORCH, _FUSED)),
-        ),
+        tried=_tried_of_infinity(_TORCH, _COMPILED, _ONNX, _FUSED),
     ),
     "bettertransformer": Peer(
         label="Infinity with BetterTransformer",
@@ -180,9 +179,7 @@ PEERS = {
         command=_program("infinity"),
         calls=_INFINITY,
         ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
-        tried=tuple(
-            _infinity(batch, _TORCH, threads) for batch, threads in product((8, 32), (1, 2))
-        ),
+        tried=_tried_of_infinity(_TORCH),
     ),
 }
 """The fastest comes first: it is the one that is measured behind a cache."""
