@@ -4,7 +4,7 @@ Each tenant has used a model on each day of a year, and in each hour of the last
 """
 
 import time
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy
 from sqlalchemy import Connection
@@ -21,42 +21,33 @@ _SUMMED: Final = Units.__struct_fields__
 
 
 def fill_ledger(url: str, tenants: int) -> None:
-    """Create tenants with a key each, and write their usage and its sums."""
+    """Create tenants with a key each, and write usage and its sums as billing leaves them."""
     specs = [
         KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
         for number in range(tenants)
     ]
-    with Ledger.create(url) as ledger:
-        for first in range(0, tenants, 1000):
-            ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
-        _fill_usage(url, tenants)
-        _sum_days(ledger)
-    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        # As PostgreSQL does by itself after a while.
-        connection.exec_driver_sql("ANALYZE")
-    engine.dispose()
-
-
-def _fill_usage(url: str, tenants: int) -> None:
-    """Write usage as the roll-up leaves it: a row for each tenant, and day or hour."""
     now = time.time_ns()
     week = now // DAY - _WEEK + 1
     hours = now // HOUR - week * _HOURS_OF_DAY + 1
     days = _DAYS - _WEEK
     engine = sqlalchemy.create_engine(url)
-    if engine.dialect.name == "sqlite":
-        sqlalchemy.event.listen(engine, "connect", _write_without_waiting)
-    with engine.begin() as connection:
-        _insert(connection, tenants, length=DAY, first=week - days, count=days, is_summed=0)
-        first = week * _HOURS_OF_DAY
-        _insert(connection, tenants, length=HOUR, first=first, count=hours, is_summed=1)
-        _sum_hours(connection, week * DAY)
+    with Ledger.create(url) as ledger:
+        for first in range(0, tenants, 1000):
+            ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
+        with engine.begin() as connection:
+            _insert(connection, tenants, length=DAY, first=week - days, count=days, is_summed=0)
+            first = week * _HOURS_OF_DAY
+            _insert(connection, tenants, length=HOUR, first=first, count=hours, is_summed=1)
+            _sum_hours(connection, week * DAY)
+        # What billing does in its idle time.
+        for _ in range(_DAYS):  # each step scans a hundred hours
+            ledger.rollup.add_up(before=now - 3 * DAY, limit=1000)
+        while ledger.rollup.sum_day():
+            pass
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        # As PostgreSQL does by itself after a while.
+        connection.exec_driver_sql("ANALYZE")
     engine.dispose()
-
-
-def _write_without_waiting(connection: Any, _: object) -> None:  # Any: the driver's connection
-    connection.execute("PRAGMA synchronous = OFF")
 
 
 def _insert(
@@ -104,12 +95,3 @@ def _sum_hours(connection: Connection, since: int) -> None:
         f"{_HOURS_OF_DAY}, {day}, {kind}, {sums} FROM usage_hours {by_day}",
     ):
         connection.exec_driver_sql(f"INSERT INTO usage_hours ({columns}) SELECT {rows}")
-
-
-def _sum_days(ledger: Ledger) -> None:
-    """Do what billing does in its idle time."""
-    before = time.time_ns() - 3 * DAY
-    for _ in range(_DAYS):  # each step scans a hundred hours
-        ledger.rollup.add_up(before=before, limit=1000)
-    while ledger.rollup.sum_day():
-        pass

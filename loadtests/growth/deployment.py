@@ -1,10 +1,8 @@
 """Runs a gateway with its backends and Valkeys, and measures the use of its processes."""
 
 import contextlib
-import itertools
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any  # of sections of a document
 
@@ -14,17 +12,18 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import KeySpec
 from gateway.types import Rule
-from loadtests.backend import RunningBackend, backend
-from loadtests.gateway import Gateway
-from loadtests.growth.load import PhaseResult, send
-from loadtests.growth.points import Measured
+from loadtests.backend import backend
+from loadtests.gateway import WIDE_LIMITS, Gateway, add_tenants
+from loadtests.generator import Outcome, run_closed
+from loadtests.growth.load import Phase, send
+from loadtests.growth.points import Point
 from loadtests.machine import processor_seconds, resident_mib
 from loadtests.pipeline import PacedDevice
 from testing.stub_process import stub_process
 from testing.valkey import Valkey
 
 TENANT, KEY = "bench", "sk-growth-bench-0123456789"
-RULE = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
+RULE = msgspec.convert(WIDE_LIMITS["tenant"][0], Rule)
 """Limits are in force, and refuse nothing."""
 _SECRET = "0123456789abcdef" * 2
 _IDLE = 1.0
@@ -35,17 +34,16 @@ _AT_ONCE = 10_000
 Clocks = dict[str, float]
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """The processor time that was used by `at` seconds, and the memory in use.
-
-    By the roles, by the whole machine, and by this process itself.
-    """
+class Use(msgspec.Struct, frozen=True):
+    """The processor seconds that each role has used until a time, and its MiB at that time."""
 
     at: float
-    roles: Clocks
-    machine: float
-    own: float
+    processor: Clocks
     memory: Clocks
+
+    def since(self, before: "Use") -> Clocks:
+        """Return the processor seconds that each role used between two times."""
+        return {role: used - before.processor[role] for role, used in self.processor.items()}
 
 
 class Deployment:
@@ -55,12 +53,9 @@ class Deployment:
         self.gateway = gateway
         self._pids = pids
 
-    @property
-    def port(self) -> int:
-        """The port of callers."""
-        return self.gateway.port
-
-    def measure(self, requests: Iterator[bytes], *, connections: int, seconds: float) -> Measured:
+    def measure(
+        self, curve: str, size: int, requests: Iterator[bytes], *, connections: int, seconds: float
+    ) -> Point:
         """Send `requests` for `seconds`, and return their use above the use of an idle system.
 
         Of several phases the one counts that took the least: other work on a machine adds only.
@@ -70,66 +65,73 @@ class Deployment:
         """
         idle = self.idle()
         phases = (_WARM, *[seconds / _PHASES] * _PHASES)
-        _, *runs = send(self.port, requests, self.use, connections=connections, phases=phases)
-        for run in runs:
-            if set(run.statuses) != {200}:
-                raise RuntimeError(f"not everything was answered: {run.statuses}")
-        found = (_measured(run, idle) for run in runs)
-        return min(found, key=lambda one: sum(one.processor.values()))
+        port = self.gateway.port
+        _, *runs = send(port, requests, self.use, connections=connections, phases=phases)
+        points = (_point(curve, size, run, idle) for run in runs)
+        return min(points, key=lambda point: sum(point.processor.values()))
 
-    def send_once(self, requests: list[bytes], *, connections: int = 8) -> None:
-        """Send each request once, some of them perhaps twice, to fill the caches.
+    def fill(self, bodies: Iterable[bytes]) -> None:
+        """Send each request once, to fill the caches.
 
         Raises:
             RuntimeError: something was not answered with 200.
         """
-        left = iter(requests)
-        while (first := next(left, None)) is not None:
-            bodies = itertools.chain([first], left, itertools.repeat(first))
-            (run,) = send(self.port, bodies, self.use, connections=connections, phases=(0.5,))
-            if set(run.statuses) - {200}:
-                raise RuntimeError(f"not everything was answered: {run.statuses}")
+        _check(run_closed(self.gateway.target(KEY), iter(bodies), connections=8))
 
     def idle(self, seconds: float = _IDLE) -> Clocks:
         """Return the seconds of processor time that each role takes a second without requests."""
         before = self.use()
         time.sleep(seconds)
-        after = self.use()
-        return {
-            role: (used - before.roles[role]) / (after.at - before.at)
-            for role, used in after.roles.items()
-        }
+        return {role: used / seconds for role, used in self.use().since(before).items()}
 
     def use(self) -> Use:
-        """Return the processor time used by now."""
+        """Return the processor time used by now, and the memory in use."""
+        pids = self._pids.items()
         return Use(
-            at=time.perf_counter(),
-            roles={role: sum(map(processor_seconds, pids)) for role, pids in self._pids.items()},
-            machine=_machine_seconds(),
-            own=time.process_time(),
-            memory={role: sum(map(resident_mib, pids)) for role, pids in self._pids.items()},
+            time.perf_counter(),
+            {role: sum(map(processor_seconds, of)) for role, of in pids},
+            {role: sum(map(resident_mib, of)) for role, of in pids},
         )
 
-    def add_keys(self, first: int, last: int, *, each_its_tenant: bool = False) -> None:
+    def add_keys(self, keys: Sequence[str], *, each_its_tenant: bool = False) -> None:
         """Add keys to the ledger, as an operator does: of one tenant, or of a tenant each."""
+        # A key's own limit has it wait for Redis, as a tenant's has.
+        rules = (RULE,) if each_its_tenant else ()
         with Ledger.create(self.gateway.settings.ledger) as ledger:
-            for start in range(first, last, _AT_ONCE):
-                numbers = range(start, min(last, start + _AT_ONCE))
+            for first in range(0, len(keys), _AT_ONCE):
                 specs = [
                     KeySpec(
-                        tenant=f"tenant-{number:07}" if each_its_tenant else TENANT,
-                        key_hash=hash_key(key_of(number)),
-                        # A key's own limit has it wait for Redis, as a tenant's has.
-                        rules=(RULE,) if each_its_tenant else (),
+                        tenant=f"tenant-of-{key}" if each_its_tenant else TENANT,
+                        key_hash=hash_key(key),
+                        rules=rules,
                     )
-                    for number in numbers
+                    for key in keys[first : first + _AT_ONCE]
                 ]
                 ledger.accounts.create_keys(specs, new_tenants=True)
 
-    def add_key(self, key: str) -> None:
-        """Add a key to the ledger, as an operator does."""
-        with Ledger.create(self.gateway.settings.ledger) as ledger:
-            ledger.accounts.create_key(TENANT, key_hash=hash_key(key))
+
+def _point(curve: str, size: int, run: Phase[Use], idle: Clocks) -> Point:
+    before, outcome, after = run
+    _check(outcome)
+    took, count = after.at - before.at, outcome.statuses[200]
+    return Point(
+        curve=curve,
+        size=size,
+        rate=outcome.rate,
+        processor={
+            role: max(0.0, used - idle[role] * took) / count * 1e6
+            for role, used in after.since(before).items()
+        },
+        idle={role: one * 1e6 for role, one in idle.items()},
+        p50=outcome.percentile(0.5) * 1e3,
+        p99=outcome.percentile(0.99) * 1e3,
+        memory=after.memory,  # with all connections open
+    )
+
+
+def _check(outcome: Outcome) -> None:
+    if set(outcome.statuses) != {200}:
+        raise RuntimeError(f"not everything was answered: {outcome.statuses}")
 
 
 @contextlib.contextmanager
@@ -148,90 +150,45 @@ def deployment(
     """
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        redis = [stack.enter_context(Valkey("--appendonly", "yes"))]
-        if cache_redis is None:
-            redis.append(stack.enter_context(Valkey()))
+        state = stack.enter_context(Valkey("--appendonly", "yes"))
+        cache = cache_redis or stack.enter_context(Valkey())
         running = [stack.enter_context(_backend(models)) for _ in range(backends)]
-        pool = [
-            {"id": f"bench-{number}", "url": f"http://127.0.0.1:{one.port}"}
-            for number, one in enumerate(running)
-        ]
+        pool = [{"id": f"bench-{n}", "url": url} for n, (url, _) in enumerate(running)]
         gateway = Gateway(
             folder / "gateway",
             {
                 "regions": [{"name": "eu", "pools": [{"backends": pool}]}],
                 "deadline": {"default": 60.0},
                 "routing": {"attempt_timeout": 60.0},
-                "limits": {"tenant": [msgspec.to_builtins(RULE)]},
+                "limits": WIDE_LIMITS,
             }
             | (document or {}),
             workers=workers,
-            state_url=redis[0].url,
-            cache_url=(cache_redis or redis[1]).url,
+            state_url=state.url,
+            cache_url=cache.url,
             secret=_SECRET,
             memory_limit_bytes=0,
         )
-        with Ledger.create(gateway.settings.ledger) as ledger:
-            ledger.accounts.create_tenant(TENANT, rules=(RULE,))
-            ledger.accounts.create_key(TENANT, key_hash=hash_key(KEY))
+        add_tenants(gateway.settings.ledger, {TENANT: KEY}, rules=(RULE,))
         stack.enter_context(gateway)
-        pids = {"gateway": [], "events": [], "backend": [one.pid for one in running]}
+        pids = {"gateway": [], "events": [], "backend": [pid for _, pid in running]}
         for name, pid in gateway.processes().items():
             role = name.partition(" ")[0]
             if role != "supervisor":
                 pids["gateway" if role == "gateway" else "events"].append(pid)
-        redis += [cache_redis] if cache_redis is not None else []
-        yield Deployment(gateway, pids | {"valkeys": [one.pid for one in redis]})
-
-
-def request(body: bytes, *, key: str = KEY) -> bytes:
-    """Return the bytes of a request."""
-    return (
-        b"POST /v1/classify HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
-        % (key.encode(), len(body), body)
-    )
-
-
-def key_of(number: int) -> str:
-    """Return the text of a key that `add_keys` added."""
-    return f"sk-growth-key-{number:07}"
-
-
-def _measured(run: PhaseResult[Use], idle: Clocks) -> Measured:
-    count, took = run.statuses[200], run.after.at - run.before.at
-    used = {role: after - run.before.roles[role] for role, after in run.after.roles.items()}
-    busy = run.after.machine - run.before.machine
-    own = sum(used.values()) + run.after.own - run.before.own
-    return Measured(
-        rate=count / run.took,
-        processor={
-            role: max(0.0, one - idle[role] * took) / count * 1e6 for role, one in used.items()
-        },
-        idle={role: one * 1e6 for role, one in idle.items()},
-        p50=run.percentile(0.5) * 1e3,
-        p99=run.percentile(0.99) * 1e3,
-        memory=run.after.memory,  # with all connections open
-        others=max(0.0, busy - own) / (took * (os.cpu_count() or 1)),
-    )
+        yield Deployment(gateway, pids | {"valkeys": [state.pid, cache.pid]})
 
 
 @contextlib.contextmanager
-def _backend(models: Path | None) -> Iterator[RunningBackend]:
+def _backend(models: Path | None) -> Iterator[tuple[str, int]]:
+    """Run a stub backend, or a paced one; yield its address and its process."""
     if models is None:
         with stub_process() as stub:
-            yield RunningBackend(port=int(stub.url.rpartition(":")[2]), pid=stub.process.pid)
+            yield stub.url, stub.process.pid
     else:
         settings = {
             name.removeprefix("SLUICEGATE_BACKEND_").lower(): value
             for name, value in PacedDevice().environment().items()
         }
         with backend(models, **settings) as running:
-            yield running
-
-
-def _machine_seconds() -> float:
-    """Return the processor time that all processes have used."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    ticks = list(map(int, fields[:8]))  # idle and waiting for a disk are 3 and 4; 7 is stolen
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+            yield running.url, running.pid

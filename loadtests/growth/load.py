@@ -7,30 +7,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-import msgspec
 import uvloop
 from typing_extensions import override
+
+from loadtests.generator import Outcome
 
 _OPENED_AT_A_TIME = 100
 _LONGEST = 60.0
 """Seconds that answers may take after the last request of a phase."""
 ClockT = TypeVar("ClockT")
-
-
-class PhaseResult(msgspec.Struct, Generic[ClockT], frozen=True, kw_only=True):
-    """The result of a phase: what clocks showed before and after, and latencies in seconds."""
-
-    before: ClockT
-    after: ClockT
-    took: float
-    statuses: dict[int, int]
-    latencies: list[float]
-
-    def percentile(self, share: float) -> float:
-        """Return the latency that `share` of the requests did not exceed."""
-        return self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
+Phase = tuple[ClockT, Outcome, ClockT]
+"""What clocks showed before a phase, its result, and what they showed after it."""
 
 
 def send(
@@ -40,22 +29,39 @@ def send(
     *,
     connections: int,
     phases: Sequence[float],
-) -> list[PhaseResult[ClockT]]:
-    """Send requests in each of `phases`, given in seconds; return the result of each."""
-    load = _Load(port, requests)
+) -> list[Phase[ClockT]]:
+    """Send whole requests in each of `phases`, given in seconds; return the result of each."""
+
+    async def run() -> list[Phase[ClockT]]:
+        loop = asyncio.get_running_loop()
+        opened: list[_Connection] = []
+        while (missing := connections - len(opened)) > 0:
+            made = (
+                loop.create_connection(_Connection, "127.0.0.1", port)
+                for _ in range(min(_OPENED_AT_A_TIME, missing))
+            )
+            opened += [connection for _, connection in await asyncio.gather(*made)]
+        try:
+            return [
+                (clocks(), await _phase(opened, requests, seconds), clocks()) for seconds in phases
+            ]
+        finally:
+            for connection in opened:
+                connection.transport.abort()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(load.run(clocks, connections=connections, phases=phases))
+        return runner.run(run())
 
 
 class _Connection(asyncio.Protocol):
-    """Sends a request, and the next one as soon as the answer is there."""
+    """Sends one request at a time."""
 
     transport: asyncio.Transport
 
-    def __init__(self, load: "_Load") -> None:
-        self._load = load
+    def __init__(self) -> None:
         self._buffer = b""
-        self._sent_at = 0.0
+        self.answered: Callable[[int], None] = lambda _status: None
+        """Takes the status of an answer, 0 where the connection was lost."""
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,101 +70,48 @@ class _Connection(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
+        head, end, body = self._buffer.partition(b"\r\n\r\n")
+        if not end:
             return
-        head = self._buffer[:end].lower()
-        start = head.find(b"content-length:")
-        if len(self._buffer) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
-            return
-        self._buffer = b""
-        self._load.count(int(head[9:12]), time.perf_counter() - self._sent_at)
-        self.send()
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        if len(body) >= int(length):
+            self._buffer = b""
+            self.answered(int(head[9:12]))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.lose()
-
-    def send(self) -> None:
-        """Send the next request, unless the phase is over."""
-        request = self._load.next_request()
-        if request is not None:
-            self._sent_at = time.perf_counter()
-            self.transport.write(request)
+        self.answered(0)
 
 
-class _Load:
-    """Counts the answers of a phase."""
+async def _phase(opened: list[_Connection], requests: Iterator[bytes], seconds: float) -> Outcome:
+    statuses: Counter[int] = Counter()
+    latencies: list[float] = []
+    idle = asyncio.Event()
+    busy = set(opened)
+    started = time.perf_counter()
 
-    def __init__(self, port: int, requests: Iterator[bytes]) -> None:
-        self._port = port
-        self._requests = requests
-        self._until = 0.0
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._is_closing = False
-        self._statuses: Counter[int] = Counter()
-        self._latencies: list[float] = []
+    def send_next(connection: _Connection) -> None:
+        sent = time.perf_counter()
+        if sent >= started + seconds:
+            busy.discard(connection)
+            if not busy:
+                idle.set()
+            return
 
-    async def run(
-        self, clocks: Callable[[], ClockT], *, connections: int, phases: Sequence[float]
-    ) -> list[PhaseResult[ClockT]]:
-        opened = await self._open(connections)
-        results = [await self._phase(opened, seconds, clocks) for seconds in phases]
-        self._is_closing = True
-        for connection in opened:
-            connection.transport.close()
-        return results
+        def answered(status: int) -> None:
+            statuses[status] += 1
+            latencies.append(time.perf_counter() - sent)
+            if status:
+                send_next(connection)
+            else:
+                idle.set()
 
-    def next_request(self) -> bytes | None:
-        """Return a request, or count a connection as idle."""
-        if time.perf_counter() < self._until:
-            return next(self._requests)
-        self._busy -= 1
-        if self._busy == 0:
-            self._idle.set()
-        return None
+        connection.answered = answered
+        connection.transport.write(next(requests))
 
-    def count(self, status: int, latency: float) -> None:
-        """Count an answer."""
-        self._statuses[status] += 1
-        self._latencies.append(latency)
-
-    def lose(self) -> None:
-        """Count a lost connection as an answer without a status."""
-        if not self._is_closing:
-            self._statuses[0] += 1
-            self._busy -= 1
-            self._idle.set()
-
-    async def _open(self, count: int) -> list[_Connection]:
-        loop = asyncio.get_running_loop()
-        opened: list[_Connection] = []
-        while len(opened) < count:
-            more = min(_OPENED_AT_A_TIME, count - len(opened))
-            made = (
-                loop.create_connection(lambda: _Connection(self), "127.0.0.1", self._port)
-                for _ in range(more)
-            )
-            opened += [connection for _, connection in await asyncio.gather(*made)]
-        return opened
-
-    async def _phase(
-        self, connections: list[_Connection], seconds: float, clocks: Callable[[], ClockT]
-    ) -> PhaseResult[ClockT]:
-        self._statuses, self._latencies = Counter(), []
-        before, started = clocks(), time.perf_counter()
-        self._until = started + seconds
-        self._busy = len(connections)
-        self._idle.clear()
-        for connection in connections:
-            connection.send()
-        async with asyncio.timeout(seconds + _LONGEST):
-            await self._idle.wait()
-        return PhaseResult(
-            before=before,
-            took=time.perf_counter() - started,
-            after=clocks(),
-            statuses=dict(self._statuses),
-            latencies=sorted(self._latencies),
-        )
+    for connection in opened:
+        send_next(connection)
+    async with asyncio.timeout(seconds + _LONGEST):
+        await idle.wait()
+    took = time.perf_counter() - started
+    return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))

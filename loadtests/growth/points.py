@@ -1,75 +1,31 @@
-"""Keeps measured points, and fits how figures grow with the size."""
+"""Fits how measured figures grow with the size."""
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
-
-from loadtests.machine import Machine
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
 _LEAST, _LEAST_IDLE = 0.05, 0.5
 """Growth below these shares of the first value is ignored: it is noise."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one run, by role of process where they are a mapping.
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a curve at a size, by role of process where they are a mapping.
 
     `processor` is microseconds for each request, `idle` those for each second without requests,
-    `memory` MiB (PSS), `p50` and `p99` milliseconds. `others` is the share of the machine that
-    unrelated processes used.
+    `memory` MiB (PSS), `p50` and `p99` milliseconds.
     """
 
+    curve: str
+    size: int
     rate: float
     processor: dict[str, float]
     idle: dict[str, float]
     p50: float
     p99: float
     memory: dict[str, float]
-    others: float
-
-
-class GrowthPoint(Measured, frozen=True, kw_only=True):
-    """The figures at a size of a section."""
-
-    section: str
-    curve: str
-    size: int
-    machine: Machine
-
-
-class PointFile:
-    """Keeps points in a file, a line of JSON each."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        points = (msgspec.json.decode(line, type=GrowthPoint) for line in lines)
-        self._points = {(point.section, point.curve, point.size): point for point in points}
-
-    def add(self, point: GrowthPoint) -> None:
-        """Keep a point in the place of an older one, and write the file."""
-        self._points[point.section, point.curve, point.size] = point
-        lines = (msgspec.json.encode(each) + b"\n" for each in self._points.values())
-        self._path.write_bytes(b"".join(lines))
-
-    def has(self, section: str, curve: str, size: int, machine: Machine) -> bool:
-        """Return whether the point was measured on this machine, with this version and commit."""
-        found = self._points.get((section, curve, size))
-        return found is not None and (
-            (found.machine.cpu, found.machine.python, found.machine.commit)
-            == (machine.cpu, machine.python, machine.commit)
-        )
-
-    def curves(self, section: str) -> dict[str, list[GrowthPoint]]:
-        """Return the points of a section by curve, sorted by size."""
-        found: dict[str, list[GrowthPoint]] = {}
-        for point in sorted(self._points.values(), key=lambda point: point.size):
-            if point.section == section:
-                found.setdefault(point.curve, []).append(point)
-        return found
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
@@ -105,7 +61,7 @@ def word(exponent: float) -> str:
     return "linear" if exponent <= _WORSE else "WORSE THAN LINEAR"
 
 
-def judge(points: Sequence[GrowthPoint]) -> Iterator[tuple[str, float, float, float]]:
+def judge(points: Sequence[Point]) -> Iterator[tuple[str, float, float, float]]:
     """Yield figures of a curve: name, value at the smallest size, at the largest, exponent."""
     processor = [(point.size, sum(point.processor.values())) for point in points]
     memory = [(point.size, sum(point.memory.values())) for point in points]

@@ -3,17 +3,16 @@
 Only the standard library: the servers import it in their own virtual environments.
 """
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Self
 
-_PREFIX = "PEER_"
+_VARIABLE = "PEER_CONFIGURATION"
 # The folder of the demo's models, and one for what a server writes.
-MODELS = _PREFIX + "MODELS"
-SCRATCH = _PREFIX + "SCRATCH"
+MODELS, SCRATCH = "PEER_MODELS", "PEER_SCRATCH"
 # `classify` or `embed`.
-TASK = _PREFIX + "TASK"
+TASK = "PEER_TASK"
 # In the folder of models: the published checkpoint, as Python libraries read it.
 PUBLISHED = "published"
 
@@ -44,14 +43,9 @@ class PeerConfiguration:
 
     def environment(self) -> dict[str, str]:
         """Return it as environment variables for a server."""
-        return {f"{_PREFIX}{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the configuration in `environment`."""
-        return cls(
-            **{
-                field.name: field.type(environment[_PREFIX + field.name.upper()])  # type: ignore[operator]
-                for field in fields(cls)
-            }
-        )
+    def read(cls) -> Self:
+        """Return the configuration of this process."""
+        return cls(**json.loads(os.environ[_VARIABLE]))

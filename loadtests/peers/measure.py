@@ -1,12 +1,14 @@
 """Measures Sluicegate and model servers on the same texts, one server at a time, in turns."""
 
-import asyncio
 import contextlib
+import itertools
 import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -17,184 +19,172 @@ from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
 from backends.protocol import Task
-from loadtests.backend import backend, calls
-from loadtests.generator import Target, closed_loop
+from loadtests.backend import backend, call
+from loadtests.generator import Outcome, Target, run_closed
+from loadtests.measured import target_of
 from loadtests.padded import write_padded
-from loadtests.peers.comparison import (
-    OURS,
-    Comparison,
-    Effort,
-    Figure,
-    Kind,
-    LeftOut,
-    Run,
-    Subject,
-    Work,
-    figures_of,
-)
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
-from loadtests.peers.hits import LITELLM, NGINX
-from loadtests.peers.page import table
-from loadtests.peers.servers import PEERS, Peer, PeerFailed, is_installed, running
+from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
+from loadtests.report import Costs, Row, row_of, show
 from loadtests.rivals import nginx
+from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
 from testing.process_times import descendants
 from testing.system import System
 
+NGINX, LITELLM = "nginx", "litellm"
+BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"
 _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
 """Of scores, and of the components of vectors of length one."""
-BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _NEW = 0.5
 """The share of mixed texts that are new."""
-Results = tuple[list[Figure], list[LeftOut]]
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured: `count` texts a run, or `duration` seconds of hits."""
+
+    connections: int = 32
+    count: int = 1500
+    duration: float = 5.0
+    rounds: int = 3
+    tasks: tuple[Task, ...] = (Task.CLASSIFY, Task.EMBED)
+    precisions: tuple[str, ...] = ("fp32", "bf16")
+
+    def show(self, title: str, table: list[Row]) -> None:
+        """Print and keep a table."""
+        show(f"Peers {title}: {self.connections} connections, {self.rounds} rounds", table)
+
+
+DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))
 
 
 class AnswersDiffer(Exception):
     """A server does other work than the first; the message says where."""
 
 
-class Models(msgspec.Struct, frozen=True, kw_only=True):
-    """The demo's models as Sluicegate serves them, and as peers do."""
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The models as Sluicegate serves them and as peers do, and what is asked of them."""
 
     served: Path
     exported: Path
     precision: str = "fp32"
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """What a backend is told, beyond what is shipped."""
-        return {} if self.precision == "fp32" else {"provider": "openvino"}
+    task: Task = Task.CLASSIFY
 
 
-class Measurement:
-    """Measures all servers at one task in turns, each run on new texts of `texts`."""
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A running server: where, how it is asked for a text, and how its answer is read.
 
-    def __init__(
-        self,
-        models: Models,
-        work: Work,
-        effort: Effort,
-        *,
-        beside: str,
-        texts: Callable[..., list[str]] = sentences,
-    ) -> None:
-        self._models, self._effort = models, effort
-        self.work = work
-        self._beside = beside
-        self._texts = texts
-        self._seed = 100
-        self._answers: list[list[float]] = []
-        self.runs: dict[Subject, list[Run]] = {}
-        self.failures: dict[Subject, str] = {}
+    `pids` are its processes and those of a cache before it, each with all below it.
+    """
 
-    def backend(self) -> None:
-        """Run a backend alone."""
-        with backend(self._models.served, **self._models.settings) as started:
-            info = started.model(_MODELS[self.work.task])
-            bodies = partial(calls, info=info, task=self.work.task)
-            self._check(started.target, lambda text: next(bodies([text])), self._read)
-            self._run(self._subject(OURS, BACKEND), started.target, bodies, started.pid)
+    target: Target
+    body: Callable[[str], bytes]
+    values: Callable[[bytes], list[float]]
+    pids: tuple[int, ...]
 
-    def gateway(self, data: Path) -> None:
-        """Run the whole system."""
-        settings = self._models.settings.items()
-        environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings}
-        with System(data, models=self._models.served, environment=environment) as system:
-            path = f"/v1/{self.work.task}"
-            headers = (("authorization", f"Bearer {system.key}"),)
-            target = Target(host="127.0.0.1", port=system.port, path=path, headers=headers)
-            self._check(target, self._request, self._read)
-            subject = self._subject(OURS, GATEWAY)
-            self._run(subject, target, partial(map, self._request), system.pid)
 
-    def peer(self, peer: Peer, way: PeerConfiguration, *, cached: bool = False) -> None:
-        """Run a peer in one configuration; record why it does not start, or is not timed.
+Start = Callable[[], AbstractContextManager[Server]]
 
-        With `cached` it is behind nginx with Lua, which keeps answers in its memory.
-        """
-        name, before = (NGINX, "nginx + Lua before ") if cached else (peer.name, "")
-        subject = self._subject(name, f"{before}{peer.label}: {way.label}")
-        if way.precision != self._models.precision or subject in self.failures:
-            return
-        call, pids = peer.calls[self.work.task], []
+
+def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
+    """Measure each peer at each task in each precision, beside Sluicegate's two servers.
+
+    With `tuned` in all configurations that are worth trying.
+
+    Raises:
+        AnswersDiffer: the gateway does not give what its backend gives.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        for models, task in itertools.product(_write(Path(scratch), effort), effort.tasks):
+            work = msgspec.structs.replace(models, task=task)
+            servers: dict[str, Start] = {
+                BACKEND: partial(_backend, work),
+                GATEWAY: partial(_gateway, work),
+            }
+            for peer in map(PEERS.__getitem__, peers):
+                for way in peer.tried if tuned else peer.ways:
+                    if way.precision == work.precision:
+                        servers[f"{peer.label}: {way.label}"] = partial(_peer, work, peer, way)
+            effort.show(f"misses {task} {work.precision}", compare(work, servers, effort))
+
+
+def measure_mixed(peers: Sequence[str], effort: Effort) -> None:
+    """Measure texts of which half repeat: the gateway, and the first peer that is installed.
+
+    No peer has a cache of its own for classifications: it is measured alone, and behind nginx with
+    Lua, which keeps whole answers in its memory.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        (work,) = _write(Path(scratch), DRY_RUN)
+        servers: dict[str, Start] = {GATEWAY: partial(_gateway, work)}
+        installed = (PEERS[name] for name in peers if name in PEERS and PEERS[name].is_installed)
+        if (peer := next(installed, None)) is None:
+            print("left out: a model server: none of those asked for is installed")
+        else:
+            what = f"{peer.label}: {peer.ways[0].label}"
+            servers[what] = partial(_peer, work, peer, peer.ways[0])
+            if NGINX in peers and nginx.is_installed():
+                servers[f"nginx + Lua before {what}"] = partial(_cached, servers[what])
+            elif NGINX in peers:
+                print("left out: nginx + Lua: not installed: `make install-system`")
+        effort.show("mixed", compare(work, servers, effort, texts=mixed_texts))
+
+
+def compare(
+    work: Work,
+    servers: Mapping[str, Start],
+    effort: Effort,
+    *,
+    texts: Callable[..., list[str]] = sentences,
+) -> list[Row]:
+    """Run servers in turns, each time on new texts; name those that fail or do other work.
+
+    Raises:
+        AnswersDiffer: a server of Sluicegate does other work than the first.
+    """
+    failures: dict[str, str] = {}
+    answers: list[list[float]] = []
+    seeds = itertools.count(101)
+
+    def run(what: str) -> tuple[Outcome, Costs] | None:
+        if what in failures:
+            return None
         try:
-            with contextlib.ExitStack() as stack:
-                target, pid = stack.enter_context(
-                    running(peer, way, self._models.exported, self.work.task)
-                )
-                pids.append(pid)
-                if cached:
-                    target, pid = stack.enter_context(_caching(target))
-                    pids.append(pid)
-                self._check(target, call.body, call.values)
-                self._run(subject, target, partial(map, call.body), *pids)
+            with servers[what]() as server:
+                found = _answers(server)
+                answers.extend([] if answers else found)
+                check_answers(answers, found, work)
+                asked = texts(_WARMING + effort.count, seed=next(seeds))
+                return _timed(server, asked, effort.connections)
         except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
-            self.failures[subject] = str(error)
+            if what in {BACKEND, GATEWAY}:
+                raise
+            failures[what] = str(error)
+            return None
 
-    def results(self, source: str) -> Results:
-        """Return the figures of all, and who has none."""
-        left_out = [
-            LeftOut(work=self.work, peer=subject.peer, what=subject.what, reason=reason)
-            for subject, reason in self.failures.items()
-        ]
-        return figures_of(self.work, self.runs, source), left_out
+    runs = in_turns({what: partial(run, what) for what in servers}, effort.rounds)
+    for what, reason in failures.items():
+        print(f"left out: {what}: {reason}")
+    done = {what: [run for run in each if run] for what, each in runs.items()}
+    medians = {what: middle(each, lambda run: run[0].rate) for what, each in done.items() if each}
+    baseline = next(iter(medians.values()))[0].rate
+    return [
+        msgspec.structs.replace(row_of(what, outcome, baseline=baseline), costs=costs)
+        for what, (outcome, costs) in medians.items()
+    ]
 
-    def _subject(self, peer: str, what: str) -> Subject:
-        return Subject(peer=peer, what=what, beside=self._beside)
 
-    def _check(
-        self, target: Target, body: Callable[[str], bytes], values: Callable[[bytes], list[float]]
-    ) -> None:
-        """Compare answers with the first server's.
-
-        Raises:
-            AnswersDiffer: they are others.
-        """
-        headers = dict(target.headers) | {"content-type": "application/json"}
-        url = f"http://{target.host}:{target.port}{target.path}"
-        with httpx.Client(headers=headers, timeout=60) as client:
-            asked = sentences(_CHECKED, seed=99)
-            answered = [client.post(url, content=body(text)) for text in asked]
-        found = [values(answer.raise_for_status().content) for answer in answered]
-        self._answers = self._answers or found
-        check_answers(self._answers, found, self.work)
-
-    def _run(
-        self,
-        subject: Subject,
-        target: Target,
-        bodies: Callable[[list[str]], Iterator[bytes]],
-        *pids: int,
-    ) -> None:
-        self._seed += 1
-        texts = self._texts(_WARMING + self._effort.count, seed=self._seed)
-        loop = partial(closed_loop, target, connections=self._effort.connections, duration=60)
-        asyncio.run(loop(bodies(texts[:_WARMING])))
-        before = sum(map(_busy, pids))
-        outcome = asyncio.run(loop(bodies(texts[_WARMING:])))
-        busy = (sum(map(_busy, pids)) - before) / max(1, len(outcome.latencies))
-        run = Run(
-            rate=round(outcome.rate, 1),
-            p50=round(outcome.percentile(0.5) * 1000, 1),
-            p95=round(outcome.percentile(0.95) * 1000, 1),
-            busy=round(busy * 1000, 3),
-        )
-        self.runs.setdefault(subject, []).append(run)
-
-    def _request(self, text: str) -> bytes:
-        return msgspec.json.encode({"model": _MODELS[self.work.task], "input": text})
-
-    def _read(self, body: bytes) -> list[float]:
-        """Read the vector, or the scores: they are JSON in a backend's reply as well."""
-        if self.work.task is Task.EMBED:
-            (vector,) = _VECTOR.findall(body)
-            return msgspec.json.decode(vector, type=list[float])
-        found = {name: float(score) for name, score in _LABEL.findall(body)}
-        return [found[b"negative"], found[b"positive"]]
+def _answers(server: Server) -> list[list[float]]:
+    headers = dict(server.target.headers) | {"content-type": "application/json"}
+    url = f"http://{server.target.host}:{server.target.port}{server.target.path}"
+    with httpx.Client(headers=headers, timeout=60) as client:
+        bodies = map(server.body, sentences(_CHECKED, seed=99))
+        answered = [client.post(url, content=body).raise_for_status() for body in bodies]
+    return [server.values(answer.content) for answer in answered]
 
 
 def check_answers(expected: list[list[float]], found: list[list[float]], work: Work) -> None:
@@ -212,69 +202,89 @@ def check_answers(expected: list[list[float]], found: list[list[float]], work: W
             raise AnswersDiffer(f"answers differ by {far:.4f} at {number}")
 
 
-def measure_misses(
-    peers: tuple[str, ...], effort: Effort, *, source: str = "", tuned: bool = False
-) -> Results:
-    """Measure each peer at each task in each precision, beside Sluicegate's two servers.
+def _timed(server: Server, texts: list[str], connections: int) -> tuple[Outcome, Costs]:
+    """Warm a server up, then run it; return the result and the costs of a request."""
 
-    With `tuned` in all configurations that are worth trying.
+    def used() -> list[float]:
+        own, *others = (sum(descendants(pid).values()) for pid in server.pids)
+        return [own, sum(others), time.process_time()]
 
-    Raises:
-        AnswersDiffer: the gateway does not give what its backend gives.
-    """
-    figures, left_out = list[Figure](), list[LeftOut]()
-    with tempfile.TemporaryDirectory() as scratch:
-        for models in write_models(Path(scratch), effort.precisions):
-            for task in effort.tasks:
-                work = Work(kind=Kind.MISSES, task=task, precision=models.precision)
-                run = Measurement(models, work, effort, beside=BACKEND)
-                for number in range(effort.rounds):
-                    run.backend()
-                    run.gateway(Path(scratch) / f"data-{models.precision}-{task}-{number}")
-                    for peer in (PEERS[name] for name in peers):
-                        for way in peer.tried if tuned else peer.ways:
-                            run.peer(peer, way)
-                found = run.results(source)
-                print(f"\n{task} {models.precision}\n")
-                print("\n".join(table(found[0])), flush=True)
-                figures += found[0]
-                left_out += found[1]
-    return figures, left_out
+    bodies = map(server.body, texts)
+    run_closed(server.target, itertools.islice(bodies, _WARMING), connections=connections)
+    before = used()
+    outcome = run_closed(server.target, bodies, connections=connections)
+    count = max(1, len(outcome.latencies))
+    costs = [1e6 * (after - b) / count for after, b in zip(used(), before, strict=True)]
+    return outcome, Costs(server=costs[0], others=costs[1], generator=costs[2])
 
 
-def measure_mixed(
-    peers: tuple[str, ...], known: Comparison, effort: Effort, *, source: str
-) -> Results:
-    """Measure texts of which half repeat: the gateway, and the peer that is fastest at misses.
+@contextlib.contextmanager
+def _backend(work: Work) -> Iterator[Server]:
+    """Run a backend of Sluicegate alone."""
+    with backend(work.served, **_settings(work)) as started:
+        info = started.model(_MODELS[work.task])
+        yield Server(
+            target=started.target,
+            body=lambda text: call([text], info, task=work.task),
+            values=partial(_values, work.task),
+            pids=(started.pid,),
+        )
 
-    No peer has a cache of its own for classifications: it is measured alone, and behind nginx with
-    Lua, which keeps whole answers in its memory.
-    """
-    work = Work(kind=Kind.MIXED)
-    found = fastest(known.figures, [PEERS[name] for name in peers if name in PEERS])
-    caches = NGINX in peers and nginx.is_installed()
-    missing = {
-        (LITELLM, "LiteLLM", "it has no classification"): LITELLM in peers,
-        (NGINX, "nginx + Lua", "not installed: `make install-system`"): NGINX in peers
-        and not caches,
-        ("any", "a model server", "none of those asked for is installed"): found is None,
-    }
-    with tempfile.TemporaryDirectory() as scratch:
-        (models,) = write_models(Path(scratch), ("fp32",))
-        run = Measurement(models, work, effort, beside=GATEWAY, texts=mixed_texts)
-        for number in range(effort.rounds):
-            run.gateway(Path(scratch) / f"data-{number}")
-            if found is not None:
-                run.peer(*found)
-                if caches:
-                    run.peer(*found, cached=True)
-    figures, left_out = run.results(source)
-    reasons = [
-        LeftOut(work=work, peer=peer, what=what, reason=reason)
-        for (peer, what, reason), is_missing in missing.items()
-        if is_missing
-    ]
-    return figures, reasons + left_out
+
+@contextlib.contextmanager
+def _gateway(work: Work) -> Iterator[Server]:
+    """Run the whole system."""
+    settings = _settings(work).items()
+    environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        System(Path(folder) / "data", models=work.served, environment=environment) as system,
+    ):
+        model = _MODELS[work.task]
+        yield Server(
+            target=target_of(system, f"/v1/{work.task}"),
+            body=lambda text: msgspec.json.encode({"model": model, "input": text}),
+            values=partial(_values, work.task),
+            pids=(system.pid,),
+        )
+
+
+@contextlib.contextmanager
+def _peer(work: Work, peer: Peer, way: PeerConfiguration) -> Iterator[Server]:
+    """Run a peer in one configuration."""
+    call = peer.calls[work.task]
+    with running(peer, way, work.exported, work.task) as (target, pid):
+        yield Server(
+            target=target,
+            body=lambda text: msgspec.json.encode(call.body(text)),
+            values=lambda body: call.values(msgspec.json.decode(body)),
+            pids=(pid,),
+        )
+
+
+@contextlib.contextmanager
+def _cached(start: Start) -> Iterator[Server]:
+    """Run a server behind nginx with Lua."""
+    with start() as server, tempfile.TemporaryDirectory() as scratch:
+        upstream = f"{server.target.host}:{server.target.port}"
+        with nginx.nginx("proxy", Path(scratch) / "nginx", upstream=upstream) as (port, pid):
+            headers = (("authorization", f"Bearer {nginx.KEY}"),)
+            target = msgspec.structs.replace(server.target, port=port, headers=headers)
+            yield msgspec.structs.replace(server, target=target, pids=(*server.pids, pid))
+
+
+def _settings(work: Work) -> dict[str, str]:
+    """Return what a backend is told, beyond what is shipped."""
+    return {} if work.precision == "fp32" else {"provider": "openvino"}
+
+
+def _values(task: Task, body: bytes) -> list[float]:
+    """Read the vector, or the scores: they are JSON in a backend's reply as well."""
+    if task is Task.EMBED:
+        (vector,) = _VECTOR.findall(body)
+        return msgspec.json.decode(vector, type=list[float])
+    found = {name: float(score) for name, score in _LABEL.findall(body)}
+    return [found[b"negative"], found[b"positive"]]
 
 
 def mixed_texts(count: int, *, seed: int) -> list[str]:
@@ -283,11 +293,12 @@ def mixed_texts(count: int, *, seed: int) -> list[str]:
     The one that came n-th is repeated with a chance that falls as 1 / n.
     """
     chooser = random.Random(seed)
-    unseen = sentences(count, seed=seed)
-    seen, texts = list[str](), list[str]()
-    for _ in range(count):
-        if not seen or chooser.random() < _NEW:
-            seen.append(unseen[len(seen)])
+    unseen = iter(sentences(count, seed=seed))
+    seen = [next(unseen)]
+    texts = seen[:]
+    while len(texts) < count:
+        if chooser.random() < _NEW:
+            seen.append(next(unseen))
             texts.append(seen[-1])
         else:
             # The logarithm of such a rank is uniform.
@@ -295,26 +306,7 @@ def mixed_texts(count: int, *, seed: int) -> list[str]:
     return texts
 
 
-def fastest(
-    known: Iterable[Figure], peers: Iterable[Peer]
-) -> tuple[Peer, PeerConfiguration] | None:
-    """Return the installed peer with the best known rate at classification, and its way.
-
-    Where none has a rate it is the first one that is installed, in its first way.
-    """
-    ways = {
-        f"{peer.label}: {way.label}": (peer, way)
-        for peer in peers
-        if is_installed(peer)
-        for way in peer.ways
-    }
-    work = Work(kind=Kind.MISSES)
-    rates = {each.what: each.rate for each in known if each.work == work and each.what in ways}
-    best = max(rates, key=rates.__getitem__) if rates else next(iter(ways), None)
-    return ways[best] if best is not None else None
-
-
-def write_models(root: Path, precisions: tuple[str, ...]) -> Iterator[Models]:
+def _write(root: Path, effort: Effort) -> Iterator[Work]:
     """Write the models, with the encoder as a common exporter writes it for those who serve it."""
     served, exported = root / "models", root / "exported"
     build_demo_models(served, print)
@@ -322,27 +314,11 @@ def write_models(root: Path, precisions: tuple[str, ...]) -> Iterator[Models]:
         shutil.copytree(served / name, exported / name)
     write_padded(exported / "minilm" / "1" / "model.onnx")
     (exported / PUBLISHED).symlink_to(find_source())
-    if "fp32" in precisions:
-        yield Models(served=served, exported=exported)
-    if "bf16" in precisions and not computes_bf16():
+    yield Work(served=served, exported=exported)
+    if "bf16" in effort.precisions and not computes_bf16():
         print("This CPU computes no bf16: that is left out.")
-    elif "bf16" in precisions:
+    elif "bf16" in effort.precisions:
         rounded = Path(shutil.copytree(served, root / "models-bf16"))
         manifest = rounded / "minilm" / "1" / "model.yaml"
         manifest.write_text(manifest.read_text().replace("profile: fp32", "profile: bf16"))
-        yield Models(served=rounded, exported=exported, precision="bf16")
-
-
-@contextlib.contextmanager
-def _caching(target: Target) -> Iterator[tuple[Target, int]]:
-    """Run nginx with Lua before a server; yield where it answers, and its process."""
-    with tempfile.TemporaryDirectory() as scratch:
-        upstream = f"{target.host}:{target.port}"
-        with nginx.nginx("proxy", Path(scratch) / "nginx", upstream=upstream) as (port, pid):
-            headers = (("authorization", f"Bearer {nginx.KEY}"),)
-            yield Target(host="127.0.0.1", port=port, path=target.path, headers=headers), pid
-
-
-def _busy(pid: int) -> float:
-    """Return the processor time of a process and of all below it that still run, in seconds."""
-    return sum(descendants(pid).values())
+        yield Work(served=rounded, exported=exported, precision="bf16")

@@ -2,49 +2,51 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any  # Any: bodies are JSON
 
 import msgspec
 
 from backends.protocol import Task
 from loadtests.generator import Target
 from loadtests.peers.configuration import MODELS, SCRATCH, TASK, PeerConfiguration
-from loadtests.rivals import nginx
 from testing.loopback import is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
-_SERVERS = "loadtests/peers"
 _START = 180.0
-_PIN = re.compile(r"^([\w.-]+)==([\w.+-]+)", re.MULTILINE)
-# The packages of each environment that a figure depends on.
-_PACKAGES = {
-    "bentoml": ("bentoml", "onnxruntime"),
-    "bettertransformer": ("infinity-emb", "optimum", "torch"),
-    "infinity": ("infinity-emb", "litserve", "onnxruntime", "openvino", "torch"),
-    "litellm": ("litellm",),
-    "litserve": ("litserve", "onnxruntime"),
-    "triton": ("nvidia-pytriton", "onnxruntime"),
-}
+_UNBATCHED = PeerConfiguration(workers=2, threads=1)
+_SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
+_ONE_PROCESS = PeerConfiguration(workers=1, threads=2)
+_TRIED = (
+    _SMALL,
+    *(
+        replace(each, batch=batch, delay=delay)
+        for each in (_UNBATCHED, _ONE_PROCESS)
+        for batch, delay in ((16, 0.005), (32, 0.01))
+    ),
+    _UNBATCHED,
+    _ONE_PROCESS,
+)
 
 
 class PeerFailed(Exception):
-    """A peer did not become ready; the message is the end of its output."""
+    """A peer did not become ready; the message has the end of its output."""
 
 
-class PeerCall(msgspec.Struct, frozen=True, kw_only=True):
+class PeerCall(msgspec.Struct, frozen=True):
     """Makes the request of a text, and reads the answer's vector, or scores (negative first)."""
 
     path: str
-    body: Callable[[str], bytes]
-    values: Callable[[bytes], list[float]]
+    body: Callable[[str], object]
+    values: Callable[[Any], list[float]]
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,56 +57,34 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     packages in `.venv-peers`.
     """
 
-    name: str
     label: str
     environment: str
     command: tuple[str, ...]
     ready: str = "/health"
     calls: Mapping[Task, PeerCall]
     ways: tuple[PeerConfiguration, ...]
-    tried: tuple[PeerConfiguration, ...]
+    tried: tuple[PeerConfiguration, ...] = _TRIED
+
+    @property
+    def home(self) -> Path:
+        """The folder of its packages."""
+        return _ROOT / ".venv-peers" / self.environment
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether all of its packages are there: `make` says so by a stamp."""
+        return (self.home / ".installed").exists()
 
 
-def _for_both(call: PeerCall) -> dict[Task, PeerCall]:
-    return {Task.CLASSIFY: call, Task.EMBED: call}
-
-
-def _triton_body(text: str) -> bytes:
-    tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}
-    return msgspec.json.encode({"inputs": [tensor]})
-
-
-def _triton_values(body: bytes) -> list[float]:
-    values: list[float] = msgspec.json.decode(body)["outputs"][0]["data"]
-    return values
-
-
-def _infinity_body(text: str) -> bytes:
-    return msgspec.json.encode({"model": "model", "input": [text]})
-
-
-def _infinity_scores(body: bytes) -> list[float]:
-    (labels,) = msgspec.json.decode(body)["data"]
-    scores = {each["label"]: each["score"] for each in labels}
-    return [scores["negative"], scores["positive"]]
-
-
-_UNBATCHED = PeerConfiguration(workers=2, threads=1)
-_SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
-_TRIED = (
-    _SMALL,
-    PeerConfiguration(workers=2, threads=1, batch=16, delay=0.005),
-    PeerConfiguration(workers=2, threads=1, batch=32, delay=0.01),
-    PeerConfiguration(workers=1, threads=2, batch=16, delay=0.005),
-    PeerConfiguration(workers=1, threads=2, batch=32, delay=0.01),
-    _UNBATCHED,
-    PeerConfiguration(workers=1, threads=2),
-)
-
-
-def _infinity(batch: int, options: str, *, threads: int = 2) -> PeerConfiguration:
+def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
     """Infinity is one process, whose runtime has threads."""
     return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
+
+
+def _tried_of_infinity(*engines: str) -> tuple[PeerConfiguration, ...]:
+    # A thread waits for no other: what it takes on a machine that does other work.
+    choices = product((8, 32), engines, (2, 1))
+    return tuple(_infinity(*choice) for choice in choices)
 
 
 _TORCH, _COMPILED = "--engine torch --no-compile", "--engine torch --compile"
@@ -112,118 +92,97 @@ _ONNX = "--engine optimum --onnx-disable-optimize"
 _FUSED = "--engine optimum --no-onnx-disable-optimize"
 
 
-_LITSERVE = _for_both(
-    PeerCall(
-        path="/predict",
-        body=lambda text: msgspec.json.encode({"text": text}),
-        values=lambda body: msgspec.json.decode(body)["values"],
-    )
-)
+def _in_bf16(*ways: PeerConfiguration) -> tuple[PeerConfiguration, ...]:
+    return tuple(replace(way, precision="bf16") for way in ways)
+
+
+def _program(name: str) -> tuple[str, ...]:
+    return "python", f"loadtests/peers/{name}/server.py"
+
+
+def _for_both(call: PeerCall) -> dict[Task, PeerCall]:
+    return {Task.CLASSIFY: call, Task.EMBED: call}
+
+
+def _infinity_body(text: str) -> object:
+    return {"model": "model", "input": [text]}
+
+
+def _infinity_scores(found: Any) -> list[float]:
+    scores = {each["label"]: each["score"] for each in found["data"][0]}
+    return [scores["negative"], scores["positive"]]
+
+
+def _tensor(text: str) -> object:
+    return {"inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]}
+
+
 _INFINITY = {
-    Task.CLASSIFY: PeerCall(path="/classify", body=_infinity_body, values=_infinity_scores),
+    Task.CLASSIFY: PeerCall("/classify", _infinity_body, _infinity_scores),
     Task.EMBED: PeerCall(
-        path="/embeddings",
-        body=_infinity_body,
-        values=lambda body: msgspec.json.decode(body)["data"][0]["embedding"],
+        "/embeddings", _infinity_body, lambda found: found["data"][0]["embedding"]
     ),
 }
-
-
-def _in_bf16(way: PeerConfiguration) -> PeerConfiguration:
-    return replace(way, precision="bf16")
-
-
+_LITSERVE = _for_both(
+    PeerCall("/predict", lambda text: {"text": text}, lambda found: found["values"])
+)
 PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(
-            name="infinity",
-            label="Infinity",
-            environment="infinity",
-            command=("python", f"{_SERVERS}/infinity/server.py"),
-            calls=_INFINITY,
-            ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
-            tried=(
-                *(
-                    _infinity(batch, options)
-                    for options in (_TORCH, _COMPILED, _ONNX, _FUSED)
-                    for batch in (8, 32)
-                ),
-                # A thread waits for no other: what it takes on a machine that does other work.
-                *(_infinity(32, options, threads=1) for options in (_TORCH, _FUSED)),
-            ),
+    "triton": Peer(
+        label="Triton (Python backend)",
+        environment="triton",
+        command=_program("triton"),
+        ready="/v2/health/ready",
+        calls=_for_both(
+            PeerCall("/v2/models/model/infer", _tensor, lambda found: found["outputs"][0]["data"])
         ),
-        Peer(
-            name="bettertransformer",
-            label="Infinity with BetterTransformer",
-            environment="bettertransformer",
-            command=("python", f"{_SERVERS}/infinity/server.py"),
-            calls=_INFINITY,
-            ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
-            tried=tuple(
-                _infinity(batch, _TORCH, threads=threads) for batch in (8, 32) for threads in (1, 2)
-            ),
+        ways=(_SMALL, _UNBATCHED),
+    ),
+    "litserve": Peer(
+        label="LitServe",
+        environment="litserve",
+        command=_program("litserve"),
+        calls=_LITSERVE,
+        ways=(_SMALL, _UNBATCHED),
+    ),
+    "openvino": Peer(
+        label="OpenVINO (LitServe)",
+        environment="infinity",
+        command=_program("openvino"),
+        calls=_LITSERVE,
+        ways=(_SMALL, _UNBATCHED, *_in_bf16(_SMALL, _UNBATCHED)),
+        tried=(*_TRIED, *_in_bf16(*_TRIED)),
+    ),
+    "bentoml": Peer(
+        label="BentoML",
+        environment="bentoml",
+        command=(
+            *("bentoml", "serve", "loadtests.peers.bentoml.server:TextService"),
+            *("--host", "127.0.0.1", "--port"),
         ),
-        Peer(
-            name="openvino",
-            label="OpenVINO (LitServe)",
-            environment="infinity",
-            command=("python", f"{_SERVERS}/openvino/server.py"),
-            calls=_LITSERVE,
-            ways=(_SMALL, _UNBATCHED, _in_bf16(_SMALL), _in_bf16(_UNBATCHED)),
-            tried=(*_TRIED, *map(_in_bf16, _TRIED)),
+        ready="/readyz",
+        calls=_for_both(
+            PeerCall("/predict", lambda text: {"texts": [text]}, lambda found: found[0])
         ),
-        Peer(
-            name="litserve",
-            label="LitServe",
-            environment="litserve",
-            command=("python", f"{_SERVERS}/litserve/server.py"),
-            calls=_LITSERVE,
-            ways=(_SMALL, _UNBATCHED),
-            tried=_TRIED,
-        ),
-        Peer(
-            name="bentoml",
-            label="BentoML",
-            environment="bentoml",
-            command=(
-                *("bentoml", "serve", "loadtests.peers.bentoml.server:TextService"),
-                *("--host", "127.0.0.1", "--port"),
-            ),
-            ready="/readyz",
-            calls=_for_both(
-                PeerCall(
-                    path="/predict",
-                    body=lambda text: msgspec.json.encode({"texts": [text]}),
-                    values=lambda body: msgspec.json.decode(body)[0],
-                )
-            ),
-            ways=(
-                PeerConfiguration(workers=1, threads=2, batch=32),
-                _UNBATCHED,
-                PeerConfiguration(workers=1, threads=2),
-            ),
-            tried=_TRIED,
-        ),
-        Peer(
-            name="triton",
-            label="Triton (Python backend)",
-            environment="triton",
-            command=("python", f"{_SERVERS}/triton/server.py"),
-            ready="/v2/health/ready",
-            calls=_for_both(
-                PeerCall(path="/v2/models/model/infer", body=_triton_body, values=_triton_values)
-            ),
-            ways=(_SMALL, _UNBATCHED),
-            tried=_TRIED,
-        ),
-    )
+        ways=(replace(_ONE_PROCESS, batch=32), _UNBATCHED, _ONE_PROCESS),
+    ),
+    "infinity": Peer(
+        label="Infinity",
+        environment="infinity",
+        command=_program("infinity"),
+        calls=_INFINITY,
+        ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
+        tried=_tried_of_infinity(_TORCH, _COMPILED, _ONNX, _FUSED),
+    ),
+    "bettertransformer": Peer(
+        label="Infinity with BetterTransformer",
+        environment="bettertransformer",
+        command=_program("infinity"),
+        calls=_INFINITY,
+        ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
+        tried=_tried_of_infinity(_TORCH),
+    ),
 }
-
-
-def is_installed(peer: Peer) -> bool:
-    """Tell whether all of the peer's packages are there: `make` says so by a stamp."""
-    return (_folder(peer) / ".installed").exists()
+"""The fastest comes first: it is the one that is measured behind a cache."""
 
 
 @contextlib.contextmanager
@@ -235,25 +194,42 @@ def running(
     Raises:
         PeerFailed: it is not installed, or did not become ready within three minutes.
     """
-    if not is_installed(peer):
+    if not peer.is_installed:
         raise PeerFailed(f"not installed: `make .venv-peers/{peer.environment}/.installed`")
     port = free_port()
     with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch) / "output"
         given = {MODELS: str(models.resolve()), SCRATCH: scratch, TASK: task.value}
         given |= {"PYTHONPATH": str(_ROOT), "BENTOML_DO_NOT_TRACK": "True"}
-        with output.open("wb") as log:
-            child = subprocess.Popen(
-                [str(_folder(peer) / "bin" / peer.command[0]), *peer.command[1:], str(port)],
-                cwd=_ROOT,
-                env=os.environ | way.environment() | given,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = [str(peer.home / "bin" / peer.command[0]), *peer.command[1:], str(port)]
+        url = f"http://127.0.0.1:{port}{peer.ready}"
+        with serving(command, url, way.environment() | given) as pid:
+            yield Target(host="127.0.0.1", port=port, path=peer.calls[task].path), pid
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str], url: str, environment: Mapping[str, str]) -> Iterator[int]:
+    """Run a server; yield its process once `url` is answered.
+
+    Raises:
+        PeerFailed: it ended, or did not become ready within three minutes.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            _wait(child, f"http://127.0.0.1:{port}{peer.ready}", output)
-            yield Target(host="127.0.0.1", port=port, path=peer.calls[task].path), child.pid
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: child.poll() is not None or is_answered(url), within=_START)
+            if child.poll() is not None or not is_answered(url):
+                said = os.pread(output.fileno(), 1 << 24, 0).decode(errors="replace").split()
+                status = f"ended with status {child.returncode}" if child.returncode else "is late"
+                raise PeerFailed(f"it {status}: {' '.join(said)[-300:]}")
+            yield child.pid
         finally:
             # Its workers share its process group.
             for number in (signal.SIGINT, signal.SIGKILL):
@@ -261,37 +237,3 @@ def running(
                     os.killpg(child.pid, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=10)
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of nginx and of the packages in each peer's environment.
-
-    They are those of the hashed lists, from which `make` installs.
-    """
-    versions = {}
-    if nginx.is_installed():
-        command = ["nginx", "-v"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        versions["nginx"] = done.stderr.rpartition("/")[2].strip()
-    for environment, packages in _PACKAGES.items():
-        if (_ROOT / ".venv-peers" / environment / ".installed").exists():
-            text = (_ROOT / _SERVERS / environment / "requirements.txt").read_text()
-            pins = dict(_PIN.findall(text))
-            versions |= {f"{environment}: {name}": pins[name] for name in packages if name in pins}
-    return versions
-
-
-def _folder(peer: Peer) -> Path:
-    return _ROOT / ".venv-peers" / peer.environment
-
-
-def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:
-    def said() -> str:
-        return " ".join(output.read_text(errors="replace").split())[-300:]
-
-    try:
-        wait_until(lambda: child.poll() is not None or is_answered(url), within=_START)
-    except AssertionError as error:
-        raise PeerFailed(f"it is not ready after {_START:g} s: {said()}") from error
-    if child.poll() is not None:
-        raise PeerFailed(f"it ended with status {child.returncode}: {said()}")

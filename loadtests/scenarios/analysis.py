@@ -1,133 +1,73 @@
-"""Counts the figures of a run by phase, and judges them by the criteria of its scenario."""
+"""Counts the answers of a run by phase, and judges them by the criteria of its scenario."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Self
+from typing import Any  # Any: figures of several kinds
 
 import click
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.machine import Machine
-from loadtests.scenarios.catalogue import SCENARIOS, Phase, Plan
-from loadtests.scenarios.local_system import Mark, UseSample, cores_used
+from loadtests.scenarios.catalogue import SCENARIOS, Options, Phase, Plan
+from loadtests.scenarios.system import Mark, UseSample, cores_used
 
+Answers = npt.NDArray[np.void]
+"""Rows of `_ANSWER`, in the order in which requests were sent."""
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-
+_ANSWER = np.dtype(
+    [
+        ("sent", "f8"),  # seconds from the begin of the load
+        ("latency", "f8"),  # seconds from when the request was to be sent
+        ("status", "i4"),  # 0 without an answer
+        ("kind", "i4"),
+        ("tenant", "i4"),
+        ("cache", "U1"),  # `h`it, `p`artly, `s`tale, `m`iss, or empty
+        ("retry", "i4"),  # 1 with `Retry-After`
+    ]
+)
 _REFUSED = (429, 503)
+_CALLERS, _WARM, _WAIT = 32, 2.0, 6.0
+_STEPS = tuple(round(0.7 + 0.05 * step, 2) for step in range(9))
+_SECONDS = 5.0
+_GOOD = 0.99
+_QUEUE = 4
+"""A queue grows if the median wait of the last second exceeds the deadline divided by this."""
+_WINDOW = 3.0
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a run, in the order in which requests were sent.
-
-    `sent` counts seconds from the begin of the load, `latency` seconds from when a request was to
-    be sent. A request without an answer has status 0.
-    """
-
-    began: float
-    """Seconds since 1970."""
-    sent: Floats
-    latency: Floats
-    status: Ints
-    template: Ints
-    tenant: Ints
-    cache: tuple[str, ...]
-    """The cache's answer: `h`it, `p`artly, `s`tale, `m`iss, or empty."""
-    has_retry: Bools
-    """Whether the answer had `Retry-After`."""
-
-    @classmethod
-    def parse(cls, lines: Iterable[str]) -> Self:
-        """Return the answers of lines that `script.js` printed."""
-        began = 0.0
-        rows: list[list[str]] = []
-        for line in lines:
-            fields = line.rstrip("\n").split(",")
-            if fields[0] == "began":
-                began = float(fields[1]) / 1000
-            elif len(fields) == 7:
-                rows.append(fields)
-        rows.sort(key=lambda row: int(row[0]))
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 7
-        sent, latency, status, template, tenant, cache, retry = columns
-        return cls(
-            began=began,
-            sent=np.array(sent, dtype=np.float64) / 1000 - began,
-            latency=np.array(latency, dtype=np.float64) / 1000,
-            status=np.array(status, dtype=np.int64),
-            template=np.array(template, dtype=np.int64),
-            tenant=np.array(tenant, dtype=np.int64),
-            cache=tuple(cache),
-            has_retry=np.array(retry, dtype=np.int64) == 1,
-        )
-
-    def __len__(self) -> int:
-        return len(self.sent)
-
-    def select(self, chosen: Bools) -> "Samples":
-        """Return some of the answers."""
-        return Samples(
-            began=self.began,
-            sent=self.sent[chosen],
-            latency=self.latency[chosen],
-            status=self.status[chosen],
-            template=self.template[chosen],
-            tenant=self.tenant[chosen],
-            cache=tuple(self.cache[index] for index in np.flatnonzero(chosen)),
-            has_retry=self.has_retry[chosen],
-        )
-
-    def between(self, begin: float, end: float) -> "Samples":
-        """Return the answers to requests that were sent in a span of time."""
-        return self.select((self.sent >= begin) & (self.sent < end))
-
-    @property
-    def ended(self) -> Floats:
-        """When each answer was there."""
-        return self.sent + self.latency
-
-    def good(self, deadline: float) -> Bools:
-        """Return which answers are 200 within the deadline."""
-        found: Bools = (self.status == 200) & (self.latency <= deadline)
-        return found
-
-    @property
-    def refused(self) -> Bools:
-        """Which answers are 429 or 503 with `Retry-After`."""
-        return np.isin(self.status, _REFUSED) & self.has_retry
-
-    @property
-    def errors(self) -> Bools:
-        """Which answers are neither 200 nor a refusal."""
-        found: Bools = (self.status != 200) & ~self.refused
-        return found
-
-    @property
-    def hits(self) -> Bools:
-        """Which answers the cache had as a whole."""
-        return np.array([one in "hs" and one != "" for one in self.cache], dtype=np.bool_)
-
-    def codes(self) -> Mapping[str, Bools]:
-        """Return which answers have each code; refusals without `Retry-After` are apart."""
-        found: dict[str, Bools] = {}
-        for status in sorted(set(self.status.tolist())):
-            chosen = self.status == status
-            name = str(status) if status else "no answer"
-            if status not in _REFUSED:
-                found[name] = chosen
-                continue
-            found[name] = chosen & self.has_retry
-            found[f"{name} without Retry-After"] = chosen & ~self.has_retry
-        return {name: chosen for name, chosen in found.items() if chosen.any()}
+def read_answers(lines: Iterable[str]) -> Answers:
+    """Return the answers of lines that `script.js` printed."""
+    answers = np.array([tuple(line.split(",")) for line in lines], _ANSWER)
+    for name in ("sent", "latency"):
+        answers[name] /= 1000
+    answers.sort(order="sent")
+    return answers
 
 
-def per_second(times: Floats, seconds: float) -> Floats:
-    """Return how many of `times` are in each whole second; a part of one would look like a loss."""
-    edges = np.arange(max(1, int(seconds)) + 1, dtype=np.float64)
-    return np.histogram(times, bins=edges)[0].astype(np.float64)
+def between(answers: Answers, begin: float, end: float) -> Answers:
+    """Return the answers to requests that were sent in a span of time."""
+    return answers[(answers["sent"] >= begin) & (answers["sent"] < end)]
+
+
+def good(answers: Answers, deadline: float) -> Bools:
+    """Return which answers are 200 within the deadline."""
+    found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
+    return found
+
+
+def refused(answers: Answers) -> Bools:
+    """Return which answers are 429 or 503 with `Retry-After`."""
+    found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
+    return found
+
+
+def hits(answers: Answers) -> Bools:
+    """Return which answers are 200 that the cache had as a whole."""
+    found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
+    return found
 
 
 def percentile(latencies: Floats, share: float) -> float:
@@ -135,37 +75,11 @@ def percentile(latencies: Floats, share: float) -> float:
     return float(np.quantile(latencies, share, method="higher")) if len(latencies) else 0.0
 
 
-def percentile_per_second(samples: Samples, share: float, seconds: float) -> Floats:
+def percentile_per_second(answers: Answers, share: float, seconds: int) -> Floats:
     """Return a percentile of the latency of what was sent in each second, or NaN."""
-    order = np.argsort(samples.sent, kind="stable")
-    cuts = np.searchsorted(samples.sent[order], np.arange(max(1, int(seconds)) + 1))
-    parts = (samples.latency[order][a:b] for a, b in pairwise(cuts))
+    cuts = np.searchsorted(answers["sent"], np.arange(seconds + 1))
+    parts = (answers["latency"][a:b] for a, b in pairwise(cuts))
     return np.array([percentile(part, share) if len(part) else np.nan for part in parts])
-
-
-def least_rate(times: Floats, begin: float, end: float, window: float) -> float:
-    """Return the least rate of events over any window that lies between two times."""
-    width = min(window, end - begin)
-    starts = np.arange(begin, end - width + 1e-9, 0.1)
-    order = np.sort(times)
-    counts = np.searchsorted(order, starts + width) - np.searchsorted(order, starts)
-    return float(counts.min()) / width
-
-
-_CALLERS, _WARM, _WAIT = 32, 2.0, 6.0
-_STEPS = tuple(round(0.7 + 0.05 * step, 2) for step in range(9))
-_SECONDS = 5.0
-_GOOD = 0.99
-_QUEUE = 4
-"""A queue grows if the median wait of the last second exceeds the deadline divided by this."""
-
-
-class CapacityStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A rate that was tried, and the goodput at it."""
-
-    rate: float
-    goodput: float
-    is_sustained: bool
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,103 +88,49 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     closed_loop: float
     """What 32 callers reached, each of whom waits for its answer."""
-    steps: tuple[CapacityStep, ...]
 
 
-def find_capacity(send: Callable[[str, Plan], Samples], deadline: float) -> Capacity:
+def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> Capacity:
     """Return the capacity: measure a closed loop, then try constant rates around its rate."""
     click.echo(f"the capacity first: {_CALLERS} callers who wait for their answers")
     phase = Phase(name="callers who wait", rate=0.0, duration=_WARM + _WAIT)
-    samples = send("closed-loop", Plan(phases=(phase,), callers=_CALLERS))
-    good = samples.ended[samples.good(deadline)]
-    reached = max(1.0, float(((good >= _WARM) & (good < _WARM + _WAIT)).sum()) / _WAIT)
+    answers = send("closed-loop", Plan(phases=(phase,), callers=_CALLERS))
+    ended = (answers["sent"] + answers["latency"])[good(answers, deadline)]
+    reached = max(1.0, float(((ended >= _WARM) & (ended < _WARM + _WAIT)).sum()) / _WAIT)
     click.echo(f"they reach {reached:.0f}/s; now constant rates from {_STEPS[0]:.0%} of that on")
+    rates = [reached * step for step in _STEPS]
     plan = Plan(
-        phases=tuple(
-            Phase(name=f"{step:.0%}", rate=reached * step, duration=_SECONDS) for step in _STEPS
-        )
+        phases=tuple(Phase(name=f"{rate:.0f}/s", rate=rate, duration=_SECONDS) for rate in rates)
     )
-    samples = send("capacity", plan)
-    steps = tuple(
-        step_of(samples, phase.rate, begin, end, deadline) for phase, begin, end in plan.spans()
-    )
-    found = Capacity(rate=highest(steps), closed_loop=reached, steps=steps)
+    found = Capacity(rate=highest(send("capacity", plan), plan, deadline), closed_loop=reached)
     click.echo(f"the capacity is {found.rate:.0f}/s")
     return found
 
 
-def highest(steps: Sequence[CapacityStep]) -> float:
+def highest(answers: Answers, plan: Plan, deadline: float) -> float:
     """Return the last rate before the first that was not sustained, or else the best goodput."""
-    sustained = 0.0
-    for step in steps:
-        if not step.is_sustained:
-            break
-        sustained = step.rate
-    return sustained or max(step.goodput for step in steps)
-
-
-def step_of(
-    samples: Samples, rate: float, begin: float, end: float, deadline: float
-) -> CapacityStep:
-    """Return how a rate went from `begin` to `end`."""
-    sent, last = samples.between(begin, end), samples.between(end - 1.0, end)
-    good = float(sent.good(deadline).sum())
-    waited = percentile(last.latency, 0.5)
-    enough = good >= _GOOD * rate * (end - begin) and waited < deadline / _QUEUE
-    return CapacityStep(rate=rate, goodput=good / (end - begin), is_sustained=enough)
-
-
-_WINDOW = 3.0
-_FIFTHS = 5
+    sustained, best = 0.0, 0.0
+    for phase, begin, end in plan.spans():
+        sent, last = between(answers, begin, end), between(answers, end - 1.0, end)
+        goodput = float(good(sent, deadline).sum()) / phase.duration
+        if goodput < _GOOD * phase.rate or percentile(last["latency"], 0.5) >= deadline / _QUEUE:
+            return sustained or max(best, goodput)
+        sustained, best = phase.rate, max(best, goodput)
+    return sustained
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run and measured. `result.json` has all of it but `samples` and `ideal`."""
+    """What was run and measured. `facts` are settings that the figures depend on."""
 
-    scenario: str
-    command: str
-    target: str
-    generator: str
-    machine: Machine
-    seed: int
-    zipf: float
-    requests: tuple[str, ...]
-    tenants: int
-    deadline: float
-    price: float
-    """Of all machines, an hour."""
+    options: Options
+    facts: dict[str, str]
     plan: Plan
     capacity: Capacity | None
+    answers: Answers
+    ideal: int
     dropped: int
-    users: int
-    use: tuple[UseSample, ...]
-    marks: tuple[Mark, ...]
-    samples: Samples
-    ideal: Bools
-    """Which requests came before, in the order of the workload."""
-
-
-class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a phase, by requests that were sent in it; rates a second, latencies in s.
-
-    Latencies are of answers with 200. `cores` are those that each role kept busy.
-    """
-
-    name: str
-    begin: float
-    end: float
-    due: int
-    sent: int
-    goodput: float
-    codes: dict[str, int]
-    p50: float
-    p90: float
-    p99: float
-    p999: float
-    hit_ratio: float
-    cost_per_million: float | None
-    """Of the machines, for a million answers in time."""
-    cores: dict[str, float]
+    use: list[UseSample]
+    marks: list[Mark]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,103 +142,109 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
 
 
-def figures(run: Run) -> Iterator[PhaseFigures]:
-    """Yield the figures of each phase."""
+def figures(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each phase, by requests that were sent in it.
+
+    Rates are a second; latencies are of answers with 200, in seconds. The cost is that of the
+    machines for a million answers in time, and `cores` are those that each role kept busy.
+    """
     for phase, begin, end in run.plan.spans():
-        sent = run.samples.between(begin, end)
-        answered = sent.status == 200
-        latencies = sent.latency[answered]
-        goodput = float(sent.good(run.deadline).sum()) / phase.duration
-        yield PhaseFigures(
-            name=phase.name,
-            begin=begin,
-            end=end,
-            due=phase.arrivals,
-            sent=len(sent),
-            goodput=goodput,
-            codes={name: int(chosen.sum()) for name, chosen in sent.codes().items()},
-            p50=percentile(latencies, 0.5),
-            p90=percentile(latencies, 0.9),
-            p99=percentile(latencies, 0.99),
-            p999=percentile(latencies, 0.999),
-            hit_ratio=_share(sent.hits & answered, answered),
-            cost_per_million=run.price / 3600 / goodput * 1e6 if goodput else None,
-            cores=cores_used(run.use, begin, end),
-        )
+        sent = between(run.answers, begin, end)
+        answered = sent[sent["status"] == 200]
+        goodput = float(good(sent, run.options.deadline).sum()) / phase.duration
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+        yield {
+            "name": phase.name,
+            "begin": begin,
+            "end": end,
+            "due": phase.arrivals,
+            "sent": len(sent),
+            "goodput": goodput,
+            "codes": dict(Counter(map(_code, sent["status"].tolist(), sent["retry"].tolist()))),
+            **{name: percentile(answered["latency"], share) for name, share in shares.items()},
+            "hit_ratio": float(hits(answered).sum()) / max(1, len(answered)),
+            "cost_per_million": run.options.price / 3600 / goodput * 1e6 if goodput else None,
+            "cores": cores_used(run.use, begin, end),
+        }
+
+
+def _code(status: int, retry: int) -> str:
+    """Name an answer; refusals without `Retry-After` are apart."""
+    name = str(status) if status else "no answer"
+    return f"{name} without Retry-After" if status in _REFUSED and not retry else name
 
 
 def verdicts(run: Run) -> Iterator[Verdict]:
     """Yield each criterion of the scenario with what was found."""
-    criteria = SCENARIOS[run.scenario].criteria
+    wanted = SCENARIOS[run.options.scenario]
     spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
-    judged = run.samples.between(spans[0][0], spans[-1][1] + _WINDOW)
-    errors = _share(judged.errors, judged.status >= 0)
-    yield Verdict(
-        what="answers other than 200, 429, and 503 with Retry-After",
-        found=f"{errors:.2%} ({int(judged.errors.sum()):,} of {len(judged):,})",
-        wanted=f"at most {criteria.errors:.2%}",
-        holds=errors <= criteria.errors and len(judged) > 0,
-    )
-    dropped = run.dropped / max(1, run.plan.arrivals)
-    yield Verdict(
-        what="dropped: due, and not sent",
-        found=f"{dropped:.2%} ({run.dropped:,} of {run.plan.arrivals:,})",
-        wanted=f"at most {criteria.dropped:.2%}",
-        holds=dropped <= criteria.dropped,
-    )
-    if criteria.good is not None:
-        good = _share(*_calm(run, criteria.recovery))
-        yield _at_least("answered in time without overload", good, criteria.good)
-    if criteria.goodput is not None and run.capacity is not None:
-        least = _least_goodput(run) / run.capacity.rate
+    judged = between(run.answers, spans[0][0], spans[-1][1] + _WINDOW)
+    wrong = int((~refused(judged) & (judged["status"] != 200)).sum())
+    # A run without answers fails.
+    errors = wrong / len(judged) if len(judged) else 1.0
+    what = f"answers other than 200, 429, and 503 with Retry-After: {wrong:,} of {len(judged):,}"
+    yield _at_most(what, errors, wanted.errors)
+    what = f"dropped: due, and not sent: {run.dropped:,} of {run.plan.arrivals:,}"
+    yield _at_most(what, run.dropped / max(1, run.plan.arrivals), wanted.dropped)
+    if wanted.good is not None:
+        found = _calm_goodness(run, wanted.recovery)
+        yield _at_least("answered in time without overload", found, wanted.good)
+    if wanted.goodput is not None and run.capacity is not None:
+        found = _least_goodput(run) / run.capacity.rate
         what = "least goodput of an overload over 3 s, of capacity"
-        yield _at_least(what, least, criteria.goodput)
-    if criteria.ideal_hits is not None:
-        hits = run.samples.hits & (run.samples.status == 200)
-        found = _share(hits, run.ideal[: len(run.samples)])
+        yield _at_least(what, found, wanted.goodput)
+    if wanted.ideal_hits is not None:
+        found = float(hits(run.answers).sum()) / max(1, run.ideal)
         what = "hits, of those of a cache that forgets nothing"
-        yield _at_least(what, found, criteria.ideal_hits)
-    if criteria.drift is not None:
-        times = _drift(run)
-        yield Verdict(
-            what="p99 of the last fifth, in times that of the first",
-            found=f"{times:.2f}",
-            wanted=f"at most {criteria.drift:g}",
-            holds=times <= criteria.drift,
-        )
+        yield _at_least(what, found, wanted.ideal_hits)
+    if wanted.drift is not None:
+        what = "p99 of the last fifth, in times that of the first"
+        yield _at_most(what, _drift(run), wanted.drift)
+
+
+def _at_most(what: str, found: float, wanted: float) -> Verdict:
+    holds = found <= wanted
+    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at most {wanted:g}", holds=holds)
 
 
 def _at_least(what: str, found: float, wanted: float) -> Verdict:
-    return Verdict(
-        what=what, found=f"{found:.3f}", wanted=f"at least {wanted:g}", holds=found >= wanted
-    )
+    holds = found >= wanted
+    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at least {wanted:g}", holds=holds)
 
 
-def _share(chosen: Bools, of: Bools) -> float:
-    return float(chosen.sum()) / max(1, int(of.sum()))
-
-
-def _calm(run: Run, recovery: float) -> tuple[Bools, Bools]:
-    """Return which answers were in time, and which count: no overload, nor soon after one."""
-    samples, after = run.samples, -np.inf
-    chosen = np.zeros(len(samples), dtype=np.bool_)
+def _calm_goodness(run: Run, recovery: float) -> float:
+    """Return the share of answers in time, of what was sent in no overload, nor soon after one."""
+    after = -np.inf
+    sent = run.answers["sent"]
+    chosen = np.zeros(len(sent), dtype=np.bool_)
     for phase, begin, end in run.plan.spans():
         if phase.is_overload:
             after = end + recovery
         elif phase.is_judged:
-            chosen |= (samples.sent >= max(begin, after)) & (samples.sent < end)
-    return samples.good(run.deadline) & chosen, chosen
+            chosen |= (sent >= max(begin, after)) & (sent < end)
+    in_time = good(run.answers, run.options.deadline)
+    return float((in_time & chosen).sum()) / max(1, int(chosen.sum()))
 
 
 def _least_goodput(run: Run) -> float:
-    times = run.samples.ended[run.samples.good(run.deadline)]
-    spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_overload]
-    return min(least_rate(times, begin, end, _WINDOW) for begin, end in spans)
+    """Return the least rate of answers in time over any window within an overload."""
+    in_time = run.answers[good(run.answers, run.options.deadline)]
+    ended = np.sort(in_time["sent"] + in_time["latency"])
+    rates = []
+    for _, begin, end in (span for span in run.plan.spans() if span[0].is_overload):
+        width = min(_WINDOW, end - begin)
+        starts = np.arange(begin, end - width + 1e-9, 0.1)
+        counts = np.searchsorted(ended, starts + width) - np.searchsorted(ended, starts)
+        rates.append(float(counts.min()) / width)
+    return min(rates)
 
 
 def _drift(run: Run) -> float:
     _, begin, end = list(run.plan.spans())[-1]
-    fifth = (end - begin) / _FIFTHS
-    first, last = (run.samples.between(at, at + fifth) for at in (begin, end - fifth))
-    latencies = [percentile(part.latency[part.status == 200], 0.99) for part in (first, last)]
-    return latencies[1] / latencies[0] if latencies[0] else np.inf
+    fifth = (end - begin) / 5
+    answered = run.answers[run.answers["status"] == 200]
+    first, last = (
+        percentile(between(answered, at, at + fifth)["latency"], 0.99)
+        for at in (begin, end - fifth)
+    )
+    return last / first if first else np.inf

@@ -2,16 +2,30 @@
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Any  # Any: what k6 reads is JSON
+from pathlib import Path
 
 import msgspec
 
 _WARM = 5.0
 _STEPS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 _SPIKE = 10.0
-_TIME_UNIT = 10
-"""Seconds: k6 takes whole numbers of requests per unit of time."""
-_GRACE = 5.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. Without a rate it is a share of the capacity, which is found first."""
+
+    scenario: str
+    folder: Path
+    rate: float | None = None
+    seconds: float | None = None
+    deadline: float = 1.0
+    zipf: float | None = None
+    texts: int = 20_000
+    seed: int = 1
+    price: float = 0.1
+    """Of all machines, an hour."""
+    most_in_flight: int = 1000
+    insecure: bool = False
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,36 +74,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for phase, end in zip(self.phases, ends, strict=True):
             yield phase, end - phase.duration, end
 
-    def k6_executor(self, *, deadline: float, most_in_flight: int) -> dict[str, Any]:
-        """Return the plan as an executor of k6.
 
-        A virtual user has one request under way. All of them are made before the run.
-        """
-        common: dict[str, Any] = {"gracefulStop": f"{deadline + _GRACE:g}s"}
-        if self.callers:
-            seconds = f"{self.duration:g}s"
-            return common | {"executor": "constant-vus", "vus": self.callers, "duration": seconds}
-        peak = max(phase.rate for phase in self.phases)
-        users = min(most_in_flight, int(peak * deadline * 1.2) + 10)
-        rates = [max(1, round(phase.rate * _TIME_UNIT)) for phase in self.phases]
-        stages = [
-            {"target": rate, "duration": f"{seconds:g}s"}
-            for rate, phase in zip(rates, self.phases, strict=True)
-            for seconds in (0.0, phase.duration)
-        ]
-        return common | {
-            "executor": "ramping-arrival-rate",
-            "timeUnit": f"{_TIME_UNIT}s",
-            "preAllocatedVUs": users,
-            "maxVUs": users,
-            "startRate": rates[0],
-            "stages": stages,
-        }
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of run, and what must hold of its judged phases: `None` is not judged."""
 
-
-class Criteria(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold of the judged phases; `None` is not judged."""
-
+    question: str
+    phases: Callable[[float, float], tuple[Phase, ...]]
+    """Takes a rate and the seconds of all phases together."""
+    seconds: float = 60.0
+    load: float = 0.6
+    """The rate where none is given, as a share of the capacity."""
+    zipf: float = 1.0
+    """The exponent of how often texts repeat; with 0 no text repeats."""
+    has_faults: bool = False
     good: float | None = 0.99
     """The least share of answers in time, of what was sent while there was no overload."""
     errors: float = 0.0
@@ -104,20 +101,6 @@ class Criteria(msgspec.Struct, frozen=True, kw_only=True):
     """The least hit ratio, relative to a cache that forgets nothing."""
     drift: float | None = None
     """The largest p99 of the last fifth, in times that of the first."""
-
-
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of run. `phases` takes a rate and the seconds of all phases together."""
-
-    question: str
-    phases: Callable[[float, float], tuple[Phase, ...]]
-    criteria: Criteria
-    seconds: float = 60.0
-    load: float = 0.6
-    """The rate where none is given, as a share of the capacity."""
-    zipf: float = 1.0
-    """The exponent of how often texts repeat; with 0 no text repeats."""
-    has_faults: bool = False
 
 
 def _steady(rate: float, seconds: float) -> tuple[Phase, ...]:
@@ -143,39 +126,40 @@ def _cache(rate: float, seconds: float) -> tuple[Phase, ...]:
 
 
 SCENARIOS = {
-    "steady": Scenario(
-        question="Is a constant rate answered in time?", phases=_steady, criteria=Criteria()
-    ),
+    "steady": Scenario(question="Is a constant rate answered in time?", phases=_steady),
     "sweep": Scenario(
         question="How do latency, errors and cost change with the rate?",
         phases=_sweep,
         seconds=80.0,
         load=1.0,
         zipf=0.0,
-        criteria=Criteria(good=None),
+        good=None,
     ),
     "spike": Scenario(
         question="What happens to answers when ten times as many callers come, and go?",
         phases=_spike,
         zipf=0.0,
-        criteria=Criteria(goodput=0.9, recovery=2.0, dropped=0.01),
+        goodput=0.9,
+        recovery=2.0,
+        dropped=0.01,
     ),
     "soak": Scenario(
         question="Does anything grow or get slower with time?",
         phases=_steady,
         seconds=1800.0,
-        criteria=Criteria(drift=1.5),
+        drift=1.5,
     ),
     "chaos": Scenario(
         question="What do callers notice when a backend and Redis are killed?",
         phases=_steady,
         load=0.5,
-        criteria=Criteria(good=0.98, errors=0.001),
+        good=0.98,
+        errors=0.001,
         has_faults=True,
     ),
     "cache": Scenario(
         question="How much does the cache answer: cold, warm, and after texts have changed?",
         phases=_cache,
-        criteria=Criteria(ideal_hits=0.95),
+        ideal_hits=0.95,
     ),
 }

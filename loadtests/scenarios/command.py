@@ -3,19 +3,20 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any  # Any: the values of options
 from urllib.parse import urlsplit
 
 import click
 import httpx
 
 from loadtests.scenarios import k6
-from loadtests.scenarios.catalogue import SCENARIOS
-from loadtests.scenarios.local_system import LocalSystem, local_system
-from loadtests.scenarios.run import LoadTest, Options
-from loadtests.scenarios.workload import Mix, templates
+from loadtests.scenarios.catalogue import SCENARIOS, Options
+from loadtests.scenarios.run import run_scenario
+from loadtests.scenarios.system import local_system
+from loadtests.scenarios.workload import templates
 
 _OUT = Path(__file__).parents[2] / "build" / "load"
 _TENANTS = 3
@@ -51,43 +52,36 @@ def scenarios_command(
     url: str | None,
     paced: bool,
     key_file: Path | None,
-    rate: float | None,
-    seconds: float | None,
-    deadline: float,
-    zipf: float | None,
-    texts: int,
     models: tuple[str, ...],
-    seed: int,
-    price: float,
-    most_in_flight: int,
-    insecure: bool,
     out: Path | None,
+    **given: Any,
 ) -> None:
     """Send an open-loop load, and write a report with plots."""
     _check(scenario, url=url, is_paced=paced, key_file=key_file)
-    options = Options(
-        scenario=scenario,
-        rate=rate,
-        seconds=seconds,
-        zipf=zipf,
-        price=price,
-        most_in_flight=most_in_flight,
-        folder=(out or _OUT / f"{scenario}-{datetime.now(UTC):%Y%m%dT%H%M%S}").absolute(),
-    )
+    folder = out or _OUT / f"{scenario}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    options = Options(scenario=scenario, folder=folder.absolute(), **given)
     with contextlib.ExitStack() as stack:
-        started = None if url else stack.enter_context(_started(scenario, is_paced=paced))
-        target = k6.Target(
-            url=started.system.url if started else (url or "").rstrip("/"),
-            keys=started.keys if started else _read_keys(key_file),
-            deadline=deadline,
-            is_insecure=insecure,
-        )
-        kinds = templates(_served(target), only=models)
+        local = None
+        if url is None:
+            click.echo("starting a system on this machine")
+            scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            regions = _REGIONS[SCENARIOS[scenario].has_faults]
+            started = local_system(
+                Path(stack.enter_context(scratch)),
+                tenants=_TENANTS,
+                regions=regions,
+                is_paced=paced,
+            )
+            local = stack.enter_context(started)
+        address = local.system.url if local else (url or "").rstrip("/")
+        keys = local.keys if local else _read_keys(key_file)
+        served = _served(address, keys, is_insecure=options.insecure)
+        kinds = tuple(templates(served, only=models))
         if not kinds:
-            raise click.ClickException(f"{target.url} serves none of these models: {models}")
-        tenants = len(target.keys)
-        mix = Mix(templates=tuple(kinds), tenants=tenants, zipf=0.0, distinct=texts, seed=seed)
-        holds = LoadTest(options, target, mix, local=started).run()
+            raise click.ClickException(f"{address} serves none of these models: {models}")
+        core = local.generator_core if local else None
+        load = k6.Load(options=options, url=address, keys=keys, kinds=kinds, core=core)
+        holds = run_scenario(load, local=local)
     sys.exit(0 if holds else 1)
 
 
@@ -106,17 +100,6 @@ def _check(scenario: str, *, url: str | None, is_paced: bool, key_file: Path | N
         raise click.UsageError("`--url` is like https://gateway.example.com, without a user's name")
 
 
-@contextlib.contextmanager
-def _started(scenario: str, *, is_paced: bool) -> Iterator[LocalSystem]:
-    click.echo("starting a system on this machine")
-    regions = _REGIONS[SCENARIOS[scenario].has_faults]
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        local_system(Path(folder), tenants=_TENANTS, regions=regions, is_paced=is_paced) as local,
-    ):
-        yield local
-
-
 def _read_keys(path: Path | None) -> tuple[str, ...]:
     lines = path.read_text(encoding="utf-8").split() if path else []
     if not lines:
@@ -126,29 +109,22 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _served(target: k6.Target) -> Mapping[str, Sequence[str]]:
+def _served(url: str, keys: Sequence[str], *, is_insecure: bool) -> Mapping[str, Sequence[str]]:
     """Return the models that all keys may use, with their tasks."""
-    found: dict[str, Sequence[str]] | None = None
-    for number, key in enumerate(target.keys, 1):
-        models = _models_of(target, key, number)
-        shared = models if found is None else {n: t for n, t in found.items() if n in models}
-        found = dict(shared)
-    return found or {}
-
-
-def _models_of(target: k6.Target, key: str, number: int) -> Mapping[str, Sequence[str]]:
-    headers = {"authorization": f"Bearer {key}"}
-    try:
-        answer = httpx.get(
-            f"{target.url}/v1/models", headers=headers, timeout=10, verify=not target.is_insecure
-        )
-    except httpx.HTTPError as error:
-        raise click.ClickException(f"{target.url} does not answer: {error}") from error
-    if answer.status_code != 200:
-        raise click.ClickException(
-            f"{target.url}/v1/models answers {answer.status_code} to key {number} of --key-file"
-        )
-    try:
-        return {model["name"]: model["tasks"] for model in answer.json()["data"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise click.ClickException(f"{target.url} is no Sluicegate: check --url") from error
+    found: list[dict[str, Sequence[str]]] = []
+    for number, key in enumerate(keys, 1):
+        headers = {"authorization": f"Bearer {key}"}
+        try:
+            answer = httpx.get(
+                f"{url}/v1/models", headers=headers, timeout=10, verify=not is_insecure
+            )
+        except httpx.HTTPError as error:
+            raise click.ClickException(f"{url} does not answer: {error}") from error
+        if answer.status_code != 200:
+            said = f"answers {answer.status_code} to key {number} of --key-file"
+            raise click.ClickException(f"{url}/v1/models {said}")
+        try:
+            found.append({model["name"]: model["tasks"] for model in answer.json()["data"]})
+        except (ValueError, KeyError, TypeError) as error:
+            raise click.ClickException(f"{url} is no Sluicegate: check --url") from error
+    return {name: tasks for name, tasks in found[0].items() if all(name in each for each in found)}

@@ -6,42 +6,150 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any  # Any: what k6 reads is JSON
 
 import click
 import msgspec
 
 from gateway.settings import process_environment
-from loadtests.scenarios.analysis import Samples
-from loadtests.scenarios.catalogue import Plan
-from loadtests.scenarios.workload import Workload
+from loadtests.scenarios.analysis import Answers, read_answers
+from loadtests.scenarios.catalogue import Options, Plan
+from loadtests.scenarios.workload import NUMBERS, TEXTS, Template, ideal_hits, make_requests
 
 _SCRIPT = Path(__file__).with_name("script.js")
 _OWN = Path(__file__).parents[2] / ".venv-load" / "bin" / "k6"
-_OPTIONS = ("--no-usage-report", "--no-color", "--log-format=raw", "--address=localhost:0")
+_FLAGS = ("--no-usage-report", "--no-color", "--log-format=raw", "--address=localhost:0")
 _STARTS_AND_ENDS_WITHIN = 120.0
 _POLL = 0.25
+_GRACE = 5.0
+_TIME_UNIT = 10
+"""Seconds: k6 takes whole numbers of requests per unit of time."""
+_SPARE = 60_000
+"""Requests for a closed loop, whose number is not known before."""
+_SALTS = 1 << 16
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests go, and in whose names."""
-
-    url: str
-    keys: tuple[str, ...]
-    """A tenant's each."""
-    deadline: float
-    """Seconds that a caller waits."""
-    is_insecure: bool = False
-    """Certificates are not checked."""
-
-
-class K6Result(msgspec.Struct, frozen=True, kw_only=True):
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of a run, and what became of the generator."""
 
-    samples: Samples
+    answers: Answers
+    ideal: int
+    """Requests that came before: hits of a cache that forgets nothing."""
     dropped: int
     """Requests that were due while the maximum was in flight. They were not sent."""
     users: int
     """The maximum of requests in flight."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests go, in whose names, and what they are. `keys` are of a tenant each."""
+
+    options: Options
+    url: str
+    keys: tuple[str, ...]
+    kinds: tuple[Template, ...]
+    core: int | None = None
+
+    def send(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        zipf: float = 0.0,
+        advance: Callable[[float, int], None] = lambda _at, _pid: None,
+    ) -> Sent:
+        """Send requests with texts that no earlier run had; k6 prints its progress.
+
+        `advance` is called four times a second with the seconds of the load and the process of k6.
+
+        Raises:
+            click.ClickException: k6 is missing, ended with an error, or did not end.
+        """
+        folder = self.options.folder / "k6" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        answers, summary = folder / "answers.txt", folder / "k6-summary.json"
+        requests = make_requests(
+            self.kinds,
+            plan,
+            tenants=len(self.keys),
+            seed=self.options.seed,
+            zipf=zipf,
+            distinct=self.options.texts,
+            spare=_SPARE if plan.callers else 0,
+        )
+        texts = TEXTS.read_text(encoding="utf-8").strip("\n").split("\n")
+        workload = {"texts": texts, "requests": requests.tolist()}
+        (folder / "workload.json").write_bytes(msgspec.json.encode(workload))
+        (folder / "plan.json").write_bytes(msgspec.json.encode(self._plan(plan)))
+        pinned = () if self.core is None else ("taskset", "--cpu-list", str(self.core))
+        command = [*pinned, program(), "run", *_FLAGS, f"--console-output={answers}", str(_SCRIPT)]
+        environment = dict(process_environment()) | {
+            "LOAD_PLAN": str(folder / "plan.json"),
+            "LOAD_WORKLOAD": str(folder / "workload.json"),
+            "LOAD_SUMMARY": str(summary),
+            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # in no file, in no argument
+        }
+        with subprocess.Popen(command, env=environment) as child:
+            try:
+                _follow(child, answers, advance, plan.duration + self.options.deadline)
+            finally:
+                child.kill()
+        printed = answers.read_bytes()
+        found = read_answers(printed.decode().splitlines())
+        (folder / "answers.csv.gz").write_bytes(gzip.compress(printed))
+        answers.unlink()
+        (folder / "workload.json").unlink()
+        metrics = msgspec.json.decode(summary.read_bytes())
+        return Sent(
+            answers=found,
+            ideal=ideal_hits(requests[: len(found)]),
+            dropped=int(metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)),
+            users=int(metrics["vus_max"]["values"]["max"]),
+        )
+
+    def _plan(self, plan: Plan) -> dict[str, Any]:
+        """Return what the script reads of a plan."""
+        deadline = self.options.deadline
+        executor = {"gracefulStop": f"{deadline + _GRACE:g}s"} | self._executor(plan)
+        return {
+            "options": {
+                "scenarios": {"load": executor},
+                "discardResponseBodies": True,
+                "insecureSkipTLSVerify": self.options.insecure,
+                "summaryTrendStats": [],
+            },
+            "url": self.url,
+            "deadline": deadline,
+            # The gateway answers at the deadline, so the timeout is a little later.
+            "timeout": f"{deadline + 2:g}s",
+            "first_number": int(time.time()) % _SALTS * NUMBERS,
+            "templates": [{"path": one.path, "body": one.body} for one in self.kinds],
+        }
+
+    def _executor(self, plan: Plan) -> dict[str, Any]:
+        """Return a plan as k6 runs it.
+
+        A virtual user has one request under way. All of them are made before the run.
+        """
+        if plan.callers:
+            seconds = f"{plan.duration:g}s"
+            return {"executor": "constant-vus", "vus": plan.callers, "duration": seconds}
+        peak = max(phase.rate for phase in plan.phases)
+        users = min(self.options.most_in_flight, int(peak * self.options.deadline * 1.2) + 10)
+        rates = [max(1, round(phase.rate * _TIME_UNIT)) for phase in plan.phases]
+        stages = [
+            {"target": rate, "duration": f"{seconds:g}s"}
+            for rate, phase in zip(rates, plan.phases, strict=True)
+            for seconds in (0.0, phase.duration)
+        ]
+        return {
+            "executor": "ramping-arrival-rate",
+            "timeUnit": f"{_TIME_UNIT}s",
+            "preAllocatedVUs": users,
+            "maxVUs": users,
+            "startRate": rates[0],
+            "stages": stages,
+        }
 
 
 def program() -> str:
@@ -62,88 +170,20 @@ def version() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def run_k6(
-    plan: Plan,
-    workload: Workload,
-    target: Target,
-    *,
-    folder: Path,
-    most_in_flight: int,
-    core: int | None = None,
-    advance: Callable[[float, int], None] = lambda _at, _pid: None,
-) -> K6Result:
-    """Send the requests of a plan, on one core if it is given; k6 prints its progress.
-
-    `advance` is called four times a second with the seconds of the load and the process of k6.
-
-    Raises:
-        click.ClickException: k6 is missing, ended with an error, or did not end.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    answers, summary = folder / "answers.txt", folder / "k6-summary.json"
-    executor = plan.k6_executor(deadline=target.deadline, most_in_flight=most_in_flight)
-    told = {
-        "options": {
-            "scenarios": {"load": executor},
-            "discardResponseBodies": True,
-            "insecureSkipTLSVerify": target.is_insecure,
-            "summaryTrendStats": [],
-        },
-        "url": target.url,
-        "deadline": target.deadline,
-        # The gateway answers at the deadline, so the timeout is a little later.
-        "timeout": f"{target.deadline + 2:g}s",
-        "first_number": workload.first_number,
-        "templates": [{"path": one.path, "body": one.body} for one in workload.templates],
-    }
-    (folder / "plan.json").write_bytes(msgspec.json.encode(told))
-    (folder / "workload.json").write_bytes(workload.encode())
-    command = [program(), "run", *_OPTIONS, f"--console-output={answers}", str(_SCRIPT)]
-    if core is not None:
-        command = ["taskset", "--cpu-list", str(core), *command]
-    environment = dict(process_environment()) | {
-        "LOAD_PLAN": str(folder / "plan.json"),
-        "LOAD_WORKLOAD": str(folder / "workload.json"),
-        "LOAD_SUMMARY": str(summary),
-        "LOAD_KEYS": msgspec.json.encode(target.keys).decode(),  # in no file, in no argument
-    }
-    with subprocess.Popen(command, env=environment) as child:
-        try:
-            _follow(child, answers, advance, plan.duration + target.deadline)
-        finally:
-            child.kill()
-    with answers.open() as printed:
-        samples = Samples.parse(printed)
-    with answers.open("rb") as lines, gzip.open(folder / "answers.csv.gz", "wb") as compressed:
-        shutil.copyfileobj(lines, compressed)
-    answers.unlink()
-    (folder / "workload.json").unlink()
-    metrics = msgspec.json.decode(summary.read_bytes())
-    dropped = metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)
-    users = metrics.get("vus_max", {}).get("values", {}).get("max", 0)
-    return K6Result(samples=samples, dropped=int(dropped), users=int(users))
-
-
 def _follow(
     child: subprocess.Popen[bytes],
     answers: Path,
     advance: Callable[[float, int], None],
     seconds: float,
 ) -> None:
-    until = time.monotonic() + seconds + _STARTS_AND_ENDS_WITHIN
-    began = 0.0
+    started, began = time.monotonic(), 0.0
     while child.poll() is None:
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now > started + seconds + _STARTS_AND_ENDS_WITHIN:
             raise click.ClickException(f"k6 did not end; see {answers.parent}")
-        began = began or _began(answers)
-        if began:
-            advance(time.time() - began, child.pid)
+        if answers.exists() and answers.stat().st_size:
+            began = began or now
+            advance(now - began, child.pid)
         time.sleep(_POLL)
     if child.returncode:
         raise click.ClickException(f"k6 ended with {child.returncode}")
-
-
-def _began(answers: Path) -> float:
-    """Return when the first request was sent, 0 as long as there is none."""
-    lines = answers.read_text().splitlines() if answers.exists() else []
-    return next((float(x.split(",")[1]) / 1000 for x in lines if x.startswith("began,")), 0.0)

@@ -1,59 +1,59 @@
 """Writes the report of a run: a page of Markdown, its plots, and data beside it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any  # Any: matplotlib's types
+from typing import Any  # Any: matplotlib's types, and figures of several kinds
 
 import msgspec
 import numpy as np
 
 from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.scenarios.analysis import (
-    Bools,
     Floats,
-    PhaseFigures,
     Run,
     Verdict,
-    per_second,
+    figures,
+    good,
     percentile_per_second,
+    refused,
+    verdicts,
 )
 from loadtests.scenarios.catalogue import SCENARIOS
-from loadtests.scenarios.local_system import GENERATOR, cores_used
+from loadtests.scenarios.system import GENERATOR, cores_used
 
 _PHASES = (
     *("phase", "due/s", "sent/s", "in time/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms"),
     *("hits", "cost of a million", "answers"),
 )
-_WIDTH, _HEIGHT = 10.0, 3.6
-_NINES = ("50 %", "90 %", "99 %", "99.9 %", "99.99 %")
 
 
-def write_report(
-    run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict], folder: Path
-) -> Path:
-    """Write `report.md`, `plots.svg` and `result.json`; return the first."""
+def write_report(run: Run) -> tuple[Path, bool]:
+    """Write `report.md`, `plots.svg` and `result.json`; return the first, and whether all holds."""
+    folder, phases, judged = run.options.folder, list(figures(run)), list(verdicts(run))
     folder.mkdir(parents=True, exist_ok=True)
     result = msgspec.structs.asdict(run) | {"phases": phases, "verdicts": judged}
-    del result["samples"], result["ideal"]
-    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    save_figure(draw(run, phases), folder / "plots.svg")
+    del result["answers"]
+    encoded = msgspec.json.encode(result, enc_hook=str)
+    (folder / "result.json").write_bytes(msgspec.json.format(encoded) + b"\n")
+    save_figure(_draw(run), folder / "plots.svg")
     path = folder / "report.md"
-    path.write_text(page(run, phases, judged), encoding="utf-8")
-    return path
+    path.write_text(_page(run, phases, judged), encoding="utf-8")
+    return path, all(verdict.holds for verdict in judged)
 
 
-def page(run: Run, phases: Sequence[PhaseFigures], judged: Sequence[Verdict]) -> str:
-    """Return the report as Markdown."""
-    lines = [f"# Load test: {run.scenario}", "", SCENARIOS[run.scenario].question, ""]
+def _page(run: Run, phases: Sequence[dict[str, Any]], judged: Sequence[Verdict]) -> str:
+    scenario = run.options.scenario
+    lines = [f"# Load test: {scenario}", "", SCENARIOS[scenario].question, ""]
     holds = [(v.what, v.found, v.wanted, "holds" if v.holds else "FAILS") for v in judged]
     lines += _table(("criterion", "found", "wanted", ""), holds)
-    lines.append(f"Latencies are of answers with 200; in time is within {run.deadline:g} s.\n")
-    lines += _table(_PHASES, _phase_rows(phases))
+    deadline = run.options.deadline
+    lines.append(f"Latencies are of answers with 200; in time is within {deadline:g} s.\n")
+    lines += _table(_PHASES, map(_phase_row, phases))
     lines += ["![plots](plots.svg)", ""]
     if run.marks:
         lines += _table(("s", "what"), [(f"{mark.at:.1f}", mark.what) for mark in run.marks])
-    lines += _table(("what was run", ""), _facts(run))
+    lines += _table(("what was run", ""), run.facts.items())
     return "\n".join(lines)
 
 
@@ -62,137 +62,73 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the settings that the figures depend on."""
-    yield "command", run.command
-    yield "address", run.target
-    yield "machine of the generator", f"{run.machine.headline}, {run.machine.memory_gib} GiB"
-    yield "generator", run.generator
-    yield "requests under way", f"{run.users} at most; {run.dropped:,} were due and not sent"
-    repeats = f"Zipf, exponent {run.zipf:g}" if run.zipf else "no text twice"
-    kinds = ", ".join(run.requests)
-    yield "requests", f"{repeats}; {run.tenants} tenants; seed {run.seed}; {kinds}"
-    if run.capacity is not None:
-        waiting = f"32 callers who wait reach {run.capacity.closed_loop:.0f}/s"
-        yield "capacity, found first", f"{run.capacity.rate:.0f}/s; {waiting}"
+def _phase_row(phase: dict[str, Any]) -> tuple[str, ...]:
+    seconds = phase["end"] - phase["begin"]
+    answers = ", ".join(f"{name}: {count:,}" for name, count in phase["codes"].items())
+    if (cores := phase["cores"].get(GENERATOR)) is not None:
+        answers += f"; generator {cores:.2f} cores"
+    rates = (phase["due"] / seconds, phase["sent"] / seconds, phase["goodput"])
+    cost = phase["cost_per_million"]
+    return (
+        phase["name"],
+        *(f"{rate:,.0f}" for rate in rates),
+        *(f"{phase[name] * 1e3:,.1f}" for name in ("p50", "p90", "p99", "p999")),
+        f"{phase['hit_ratio']:.0%}",
+        "" if cost is None else f"{cost:.3g}",
+        answers,
+    )
 
 
-def _phase_rows(phases: Sequence[PhaseFigures]) -> Iterator[tuple[str, ...]]:
-    for phase in phases:
-        seconds = phase.end - phase.begin
-        answers = ", ".join(f"{name}: {count:,}" for name, count in phase.codes.items())
-        if (cores := phase.cores.get(GENERATOR)) is not None:
-            answers += f"; generator {cores:.2f} cores"
-        rates = (phase.due / seconds, phase.sent / seconds, phase.goodput)
-        yield (
-            phase.name,
-            *(f"{rate:,.0f}" for rate in rates),
-            *(f"{s * 1e3:,.1f}" for s in (phase.p50, phase.p90, phase.p99, phase.p999)),
-            f"{phase.hit_ratio:.0%}",
-            "" if phase.cost_per_million is None else f"{phase.cost_per_million:.3g}",
-            answers,
-        )
-
-
-def draw(run: Run, phases: Sequence[PhaseFigures]) -> Any:
-    """Return a figure with a panel for each question about a run."""
-    panels: dict[str, Callable[[Any], None]] = {
-        "Throughput, requests a second": lambda axes: _throughput(axes, run),
-        "Latency of answers with 200, ms": lambda axes: _latency(axes, run),
-        "Answers a second by code": lambda axes: _codes(axes, run),
-        "Hit ratio": lambda axes: _hits(axes, run),
-        f"Cost of a million answers at {run.price:g} an hour": lambda axes: _cost(axes, run),
+def _draw(run: Run) -> Any:
+    """Return a figure with a panel for each question about a run over time."""
+    panels: dict[str, Callable[[Any, Run], None]] = {
+        "Throughput, requests a second": _throughput,
+        "Latency of answers with 200, ms": _latency,
     }
     if len(run.use) > 2:
-        panels["Cores in use"] = lambda axes: _cores(axes, run)
-        panels["Memory, MiB"] = lambda axes: _memory(axes, run)
-    over_time = len(panels)
-    panels["Percentiles of latency, ms"] = lambda axes: _percentiles(axes, run)
-    if run.scenario == "sweep":
-        panels["By offered rate, ms"] = lambda axes: _by_rate(axes, phases)
-    figure = new_figure("load", width=_WIDTH, height=_HEIGHT * len(panels))
-    for number, (axes, (title, panel)) in enumerate(
-        zip(figure.subplots(len(panels), 1), panels.items(), strict=True)
-    ):
-        panel(axes)
-        if number < over_time:
-            _mark_time(axes, run)
-        finish_axes(axes, "seconds of the load" if number < over_time else "", "")
+        panels |= {"Cores in use": _cores, "Memory, MiB": _memory}
+    figure = new_figure("load", width=10.0, height=3.6 * len(panels))
+    for axes, (title, panel) in zip(figure.subplots(len(panels)), panels.items(), strict=True):
+        panel(axes, run)
+        place = axes.get_xaxis_transform()
+        axes.set_xlim(0, max(1, int(run.plan.duration)))
+        for phase, begin, _ in run.plan.spans():
+            axes.axvline(begin, color="0.85", zorder=0)
+            axes.text(begin, 1.01, f" {phase.name}", transform=place, fontsize="x-small")
+        for mark in run.marks:
+            color = "C3" if mark.what.endswith("killed") else "C2"
+            axes.axvline(mark.at, color=color, linestyle="--", linewidth=1)
+            axes.text(mark.at, 0.02, f" {mark.what}", transform=place, fontsize="x-small")
+        finish_axes(axes, "seconds of the load", "")
         axes.set_title(title, loc="left", pad=18)
     return figure
 
 
-def _mark_time(axes: Any, run: Run) -> None:
-    """Show the phases and the marks of a run."""
-    place = axes.get_xaxis_transform()
-    axes.set_xlim(0, max(1, int(run.plan.duration)))
-    for phase, begin, _ in run.plan.spans():
-        axes.axvline(begin, color="0.85", zorder=0)
-        axes.text(begin, 1.01, f" {phase.name}", transform=place, fontsize="x-small", color="0.3")
-    for mark in run.marks:
-        color = "C3" if mark.what.endswith("killed") else "C2"
-        axes.axvline(mark.at, color=color, linestyle="--", linewidth=1)
-        axes.text(mark.at, 0.02, f" {mark.what}", transform=place, fontsize="x-small")
-
-
 def _throughput(axes: Any, run: Run) -> None:
-    seconds, samples = run.plan.duration, run.samples
     spans = list(run.plan.spans())
-    axes.stairs(
-        [phase.rate for phase, _, _ in spans],
-        [0.0, *(end for _, _, end in spans)],
-        color="k",
-        linestyle="--",
-        label="due",
-    )
+    edges = [0.0, *(end for _, _, end in spans)]
+    rates = [phase.rate for phase, _, _ in spans]
+    axes.stairs(rates, edges, color="k", linestyle="--", label="due")
+    ended = run.answers["sent"] + run.answers["latency"]
     for name, times in {
-        "sent": samples.sent,
-        "answered in time": samples.ended[samples.good(run.deadline)],
-        "refused, with Retry-After": samples.ended[samples.refused],
+        "sent": run.answers["sent"],
+        "answered in time": ended[good(run.answers, run.options.deadline)],
+        "refused, with Retry-After": ended[refused(run.answers)],
     }.items():
-        _step(axes, per_second(times, seconds), name)
+        # In whole seconds: a part of one would look like a loss.
+        _step(axes, np.histogram(times, bins=np.arange(_seconds(run) + 1))[0], name)
     if run.capacity is not None:
         axes.axhline(run.capacity.rate, color="C2", linestyle=":", label="capacity")
 
 
 def _latency(axes: Any, run: Run) -> None:
-    answered = run.samples.select(run.samples.status == 200)
+    answered = run.answers[run.answers["status"] == 200]
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("longest", 1.0)):
-        _step(axes, percentile_per_second(answered, share, run.plan.duration) * 1e3, name)
-    refused = run.samples.select(run.samples.refused)
-    if len(refused):
-        values = percentile_per_second(refused, 0.99, run.plan.duration) * 1e3
-        _step(axes, values, "p99 of refusals")
-    axes.axhline(run.deadline * 1e3, color="0.5", linestyle=":", label="deadline")
-    axes.set_yscale("log")
-
-
-def _codes(axes: Any, run: Run) -> None:
-    for name, chosen in run.samples.codes().items():
-        _step(axes, per_second(run.samples.ended[chosen], run.plan.duration), name)
-
-
-def _hits(axes: Any, run: Run) -> None:
-    samples, answered = run.samples, run.samples.status == 200
-    ideal = np.zeros(len(samples), dtype=np.bool_)
-    ideal[: len(run.ideal)] = run.ideal[: len(samples)]
-
-    def share(chosen: Bools, of: Bools) -> Floats:
-        counts = [per_second(samples.sent[each], run.plan.duration) for each in (chosen, of)]
-        found: Floats = np.divide(
-            counts[0], counts[1], out=np.full(len(counts[0]), np.nan), where=counts[1] > 0
-        )
-        return found
-
-    _step(axes, share(samples.hits & answered, answered), "hits")
-    _step(axes, share(ideal, samples.sent >= 0), "of a cache that forgets nothing")
-    axes.set_ylim(-0.02, 1.02)
-
-
-def _cost(axes: Any, run: Run) -> None:
-    rates = per_second(run.samples.ended[run.samples.good(run.deadline)], run.plan.duration)
-    values = np.where(rates > 0, run.price / 3600 * 1e6 / np.maximum(rates, 1), np.nan)
-    _step(axes, values, "of answers in time")
+        _step(axes, percentile_per_second(answered, share, _seconds(run)) * 1e3, name)
+    refusals = run.answers[refused(run.answers)]
+    values = percentile_per_second(refusals, 0.99, _seconds(run)) * 1e3
+    _step(axes, values, "p99 of refusals")
+    axes.axhline(run.options.deadline * 1e3, color="0.5", linestyle=":", label="deadline")
     axes.set_yscale("log")
 
 
@@ -210,23 +146,8 @@ def _memory(axes: Any, run: Run) -> None:
     axes.set_yscale("log")
 
 
-def _percentiles(axes: Any, run: Run) -> None:
-    answered = run.samples.select(run.samples.status == 200)
-    parts = {phase.name: answered.between(a, b) for phase, a, b in run.plan.spans()}
-    parts |= {"all hits": answered.select(answered.hits)}
-    for name, part in parts.items():
-        ordered = np.sort(part.latency)
-        nines = -np.log10(1 - (np.arange(len(ordered)) + 0.5) / max(1, len(ordered)))
-        axes.plot(nines, ordered * 1e3, label=f"{name} ({len(ordered):,})", linewidth=1.4)
-    axes.set_xticks([-np.log10(0.5), 1, 2, 3, 4], _NINES)
-    axes.set_yscale("log")
-
-
-def _by_rate(axes: Any, phases: Sequence[PhaseFigures]) -> None:
-    rates = [phase.due / (phase.end - phase.begin) for phase in phases]
-    for name in ("p50", "p90", "p99"):
-        axes.plot(rates, [getattr(phase, name) * 1e3 for phase in phases], "o-", label=name)
-    axes.set_yscale("log")
+def _seconds(run: Run) -> int:
+    return max(1, int(run.plan.duration))
 
 
 def _step(axes: Any, values: Floats, name: str) -> None:

@@ -1,5 +1,5 @@
 // Sends the requests of a plan, and prints a line for each answer:
-// when it was sent (ms since 1970), its latency (ms), status, template, tenant, place in the cache, retry.
+// when it was sent (ms of the load), its latency (ms), status, template, tenant, place in the cache, retry.
 import { SharedArray } from "k6/data";
 import exec from "k6/execution";
 import http from "k6/http";
@@ -32,7 +32,6 @@ function cached(status) {
 export default function () {
   const index = exec.scenario.iterationInTest;
   const sent = Date.now();
-  if (index === 0) console.log(`began,${exec.scenario.startTime}`);
   const [kind, first, tenant] = requests[index % requests.length];
   let number = first;
   const body = templates[kind].body.replace(PLACE, () => JSON.stringify(textOf(number++)));
@@ -44,7 +43,7 @@ export default function () {
   const latency = t.blocked + t.connecting + t.tls_handshaking + t.duration;
   const cache = cached(answer.headers["Cache-Status"]);
   const retry = answer.headers["Retry-After"] === undefined ? 0 : 1;
-  console.log(`${sent},${latency.toFixed(3)},${answer.status},${kind},${tenant},${cache},${retry}`);
+  console.log(`${sent - exec.scenario.startTime},${latency.toFixed(3)},${answer.status},${kind},${tenant},${cache},${retry}`);
 }
 
 export function handleSummary(data) {

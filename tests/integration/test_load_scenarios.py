@@ -9,9 +9,10 @@ import click
 import pytest
 
 from loadtests.scenarios import k6
-from loadtests.scenarios.local_system import LocalSystem, local_system
-from loadtests.scenarios.run import LoadTest, Options
-from loadtests.scenarios.workload import Mix, templates
+from loadtests.scenarios.catalogue import Options
+from loadtests.scenarios.run import run_scenario
+from loadtests.scenarios.system import LocalSystem, local_system
+from loadtests.scenarios.workload import templates
 
 MODELS = {"sentiment": ["classify"], "minilm": ["embed", "rerank"]}
 
@@ -33,11 +34,20 @@ def local(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_scenario_sends_what_is_due_and_reports_it(
     local: LocalSystem, tmp_path: Path, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = Options(scenario=scenario, rate=10.0, seconds=2.0, most_in_flight=50, folder=tmp_path)
-    target = k6.Target(url=local.system.url, keys=local.keys, deadline=5.0)
-    mix = Mix(templates=tuple(templates(MODELS)), tenants=2, zipf=0.0, distinct=20, seed=1)
+    options = Options(
+        scenario=scenario,
+        folder=tmp_path,
+        rate=10.0,
+        seconds=2.0,
+        deadline=5.0,
+        texts=20,
+        most_in_flight=50,
+    )
+    kinds = tuple(templates(MODELS))
 
-    LoadTest(options, target, mix, local=local).run()
+    run_scenario(
+        k6.Load(options=options, url=local.system.url, keys=local.keys, kinds=kinds), local=local
+    )
 
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     phases = result["phases"]

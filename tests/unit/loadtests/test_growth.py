@@ -1,4 +1,4 @@
-"""Tests what the growth benchmark says of points, that it resumes, and how it sends."""
+"""Tests what the growth benchmark says of points, and how it sends."""
 
 import asyncio
 import itertools
@@ -9,33 +9,28 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from msgspec.structs import asdict, replace
 
 from loadtests.growth import command
 from loadtests.growth.load import send
-from loadtests.growth.points import GrowthPoint, Measured, PointFile, added_exponent, judge, word
-from loadtests.growth.sections import SECTIONS, Section, SectionRun
+from loadtests.growth.points import Point, added_exponent, judge, word
 from loadtests.machine import Machine
 
 MACHINE = Machine(
     cpu="a CPU", cores=2, memory_gib=1.0, python="3.11.7", date="2026-01-01", commit="abc1234"
 )
-MEASURED = Measured(
-    rate=100.0,
-    processor={"gateway": 20.0, "backend": 5.0},
-    idle={"gateway": 1000.0},
-    p50=1.0,
-    p99=2.0,
-    memory={"gateway": 100.0},
-    others=0.0,
-)
 
 
-def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> GrowthPoint:
-    figures = asdict(
-        replace(MEASURED, processor={"gateway": processor}, memory={"gateway": memory})
+def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> Point:
+    return Point(
+        curve="hit",
+        size=size,
+        rate=100.0,
+        processor={"gateway": processor},
+        idle={"gateway": 1000.0},
+        p50=1.0,
+        p99=2.0,
+        memory={"gateway": memory},
     )
-    return GrowthPoint(section="connections", curve="hit", size=size, machine=MACHINE, **figures)
 
 
 def test_what_grows_with_the_square_is_named() -> None:
@@ -69,45 +64,8 @@ def test_memory_is_judged_by_what_is_added_to_its_constant_part() -> None:
     assert added_exponent([(1, 100.0), (2, 200.0)]) == pytest.approx(1.0)
 
 
-def test_what_was_measured_at_this_commit_is_not_measured_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[int] = []
-
-    def run(given: SectionRun) -> None:
-        for size in given.wanted("hit"):
-            measured.append(size)
-            if size == 8 and len(measured) < 3:
-                raise KeyboardInterrupt
-            given.keep("hit", size, MEASURED)
-
-    section = Section(axis="connections", sizes=(1, 8, 64), run=run)
-    monkeypatch.setitem(SECTIONS, "connections", section)
-    path = tmp_path / "points"
-
-    with pytest.raises(KeyboardInterrupt):
-        measure(path)
-    measure(path)
-    measure(path, commit="def5678", most=1)
-
-    assert measured == [1, 8, 8, 64, 1]
-
-
-def measure(path: Path, *, commit: str = "abc1234", most: int = 100) -> None:
-    command.measure(
-        "connections",
-        PointFile(path),
-        replace(MACHINE, commit=commit),
-        most=most,
-    )
-
-
 def test_a_plot_names_machine_interpreter_date_and_commit(tmp_path: Path) -> None:
-    points = PointFile(tmp_path / "growth.jsonl")
-    for size in (1, 10):
-        points.add(point(size))
-
-    command.show("connections", points, tmp_path)
+    command.draw("connections", [point(1), point(10)], MACHINE, tmp_path)
 
     text = (tmp_path / "connections.svg").read_text()
     assert "a CPU, 2 cores, Python 3.11.7, 2026-01-01, abc1234" in text
@@ -123,9 +81,10 @@ def test_clocks_are_read_while_nothing_is_under_way() -> None:
             phases=(0.02, 0.05),
         )
 
-    assert warm.after == counted.before
-    assert counted.after - counted.before == counted.statuses[200] == len(counted.latencies)
-    assert counted.percentile(0.5) <= counted.percentile(0.99)
+    before, outcome, after = counted
+    assert warm[2] == before
+    assert after - before == outcome.statuses[200] == len(outcome.latencies)
+    assert outcome.percentile(0.5) <= outcome.percentile(0.99)
 
 
 @contextmanager

@@ -3,40 +3,34 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from loadtests.machine import Machine
 from loadtests.scenarios import k6
 from loadtests.scenarios.analysis import (
     Capacity,
-    CapacityStep,
     Run,
-    Samples,
     Verdict,
     figures,
     highest,
-    step_of,
+    read_answers,
     verdicts,
 )
-from loadtests.scenarios.catalogue import SCENARIOS, Phase, Plan
+from loadtests.scenarios.catalogue import SCENARIOS, Options, Phase, Plan
 from loadtests.scenarios.command import scenarios_command
-from loadtests.scenarios.local_system import Mark, UseSample
 from loadtests.scenarios.report import write_report
-from loadtests.scenarios.workload import Mix, make_workload, templates
+from loadtests.scenarios.system import Mark, UseSample
+from loadtests.scenarios.workload import Requests, ideal_hits, make_requests, templates
 from testing.ports import free_port
 
-MACHINE = Machine(
-    cpu="a cpu", cores=2, memory_gib=4, python="3.11", date="2026-01-01", commit="abc"
-)
 PLAN = Plan(phases=SCENARIOS["spike"].phases(6.0, 40.0))
 MODELS = {"sentiment": ["classify"], "minilm": ["embed", "rerank"], "nli": ["zero-shot", "choose"]}
 
 
 def lines(*, goodput: float, refusal: str = "503,0,0,m,1", after: float = 20.0) -> Iterator[str]:
     """Yield a spike's answers: `goodput` a second of the spike in time, the others refused."""
-    yield "began,0"
     for phase, begin, end in PLAN.spans():
         for index in range(phase.arrivals):
             at = (begin + index * (end - begin) / phase.arrivals) * 1000
@@ -47,30 +41,20 @@ def lines(*, goodput: float, refusal: str = "503,0,0,m,1", after: float = 20.0) 
             yield f"{at:.0f},{latency},{'200,0,0,m,0' if is_done else refusal}"
 
 
-def run(given: Iterator[str], *, dropped: int = 0) -> Run:
+def run(given: Iterator[str], *, dropped: int = 0, folder: Path = Path("nowhere")) -> Run:
     return Run(
-        scenario="spike",
-        command="python -m loadtests.scenarios spike",
-        target="http://127.0.0.1",
-        generator="k6",
-        machine=MACHINE,
-        seed=1,
-        zipf=0.0,
-        requests=("classify sentiment",),
-        tenants=1,
-        deadline=1.0,
-        price=0.36,
+        options=Options(scenario="spike", folder=folder, price=0.36),
+        facts={"generator": "k6"},
         plan=PLAN,
-        capacity=Capacity(rate=10.0, closed_loop=11.0, steps=()),
+        capacity=Capacity(rate=10.0, closed_loop=11.0),
+        answers=read_answers(given),
+        ideal=0,
         dropped=dropped,
-        users=10,
-        use=tuple(
+        use=[
             UseSample(at=at, processor={"load generator": at / 4}, memory={"gateway": 100.0})
             for at in (0.0, 20.0, 45.0)
-        ),
-        marks=(Mark(at=3.0, what="backend killed"),),
-        samples=Samples.parse(given),
-        ideal=np.zeros(PLAN.arrivals, dtype=np.bool_),
+        ],
+        marks=[Mark(at=3.0, what="backend killed")],
     )
 
 
@@ -106,77 +90,82 @@ def test_a_generator_that_could_not_send_what_was_due_fails() -> None:
 
 
 def test_a_run_without_answers_fails() -> None:
-    assert not judged(run(iter(["began,0"])))["answers"].holds
+    assert not judged(run(iter([])))["answers"].holds
 
 
 def test_figures_are_those_of_the_requests_sent_in_a_phase() -> None:
-    phases = {phase.name: phase for phase in figures(run(lines(goodput=9.0)))}
+    phases = {phase["name"]: phase for phase in figures(run(lines(goodput=9.0)))}
 
-    assert phases["before"].codes == {"200": 60}
-    assert phases["before"].goodput == pytest.approx(6.0)
-    assert phases["before"].p50 == pytest.approx(0.02)
-    assert phases["before"].cost_per_million == pytest.approx(0.36 / 3600 / 6 * 1e6)
-    assert phases["spike"].codes["503"] == pytest.approx(51 * 14, abs=5)
+    before = phases["before"]
+    assert before["codes"] == {"200": 60}
+    assert before["goodput"] == pytest.approx(6.0)
+    assert before["p50"] == pytest.approx(0.02)
+    assert before["cost_per_million"] == pytest.approx(0.36 / 3600 / 6 * 1e6)
+    assert phases["spike"]["codes"]["503"] == pytest.approx(51 * 14, abs=5)
 
 
 def test_the_report_has_what_fails_and_what_was_killed(tmp_path: Path) -> None:
-    found = run(lines(goodput=8.0))
+    path, holds = write_report(run(lines(goodput=8.0), folder=tmp_path))
 
-    text = write_report(found, list(figures(found)), list(verdicts(found)), tmp_path).read_text()
-
+    text = path.read_text()
+    assert not holds
     assert "| FAILS |" in text
     assert "| 3.0 | backend killed |" in text
     assert "<svg" in (tmp_path / "plots.svg").read_text()
     assert b'"p99"' in (tmp_path / "result.json").read_bytes()
 
 
-def test_the_capacity_is_the_last_rate_before_one_that_was_not_sustained() -> None:
-    steps = [
-        CapacityStep(rate=rate, goodput=rate, is_sustained=holds)
-        for rate, holds in ((70.0, True), (80.0, True), (90.0, False), (100.0, True))
+def at_rates(*latencies: float) -> tuple[list[str], Plan]:
+    """Return answers to ten requests a second: in each phase the latency grows, in ms a phase."""
+    answers = [
+        f"{phase * 5000 + index * 100},{20 + index * latency / 50},200,0,0,m,0"
+        for phase, latency in enumerate(latencies)
+        for index in range(50)
     ]
+    phases = (Phase(name="", rate=10.0, duration=5.0) for _ in latencies)
+    return answers, Plan(phases=tuple(phases))
 
-    assert highest(steps) == 80.0
-    assert highest([CapacityStep(rate=9.0, goodput=4.0, is_sustained=False)]) == 4.0
 
-
-def test_a_rate_whose_queue_grows_is_not_sustained() -> None:
-    grows = [f"{index * 100},{20 + index * 8},200,0,0,m,0" for index in range(50)]
-    quick = [f"{index * 100},20,200,0,0,m,0" for index in range(50)]
-
-    grown, kept = (
-        step_of(Samples.parse(["began,0", *each]), 10.0, 0.0, 5.0, 1.0) for each in (grows, quick)
+def test_the_capacity_is_the_last_rate_before_one_whose_queue_grows() -> None:
+    answers, plan = at_rates(0, 0, 400, 0)
+    rising = Plan(
+        phases=tuple(
+            msgspec.structs.replace(phase, rate=10.0 + number / 100)
+            for number, phase in enumerate(plan.phases)
+        )
     )
 
-    assert not grown.is_sustained
-    assert kept.is_sustained
-    assert kept.goodput == pytest.approx(10.0)
+    assert highest(read_answers(answers), rising, 1.0) == 10.01
 
 
-def mix(zipf: float = 0.0, *, seed: int = 1) -> Mix:
-    return Mix(templates=tuple(templates(MODELS)), tenants=3, zipf=zipf, distinct=1000, seed=seed)
+def test_the_capacity_is_the_best_goodput_where_no_rate_is_sustained() -> None:
+    answers, plan = at_rates(400)
+
+    assert highest(read_answers(answers), plan, 1.0) == pytest.approx(10.0)
+    assert highest(read_answers(answers[:20]), plan, 1.0) == pytest.approx(4.0)
+
+
+def requests(zipf: float = 0.0, *, seed: int = 1, plan: Plan = PLAN) -> Requests:
+    kinds = list(templates(MODELS))
+    return make_requests(kinds, plan, tenants=3, seed=seed, zipf=zipf, distinct=1000)
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
-    first, same = (make_workload(mix(1.0), PLAN, salt=1).requests for _ in range(2))
-    other = make_workload(mix(1.0, seed=2), PLAN, salt=1).requests
-
-    assert np.array_equal(first, same)
-    assert not np.array_equal(first, other)
+    assert np.array_equal(requests(1.0), requests(1.0))
+    assert not np.array_equal(requests(1.0), requests(1.0, seed=2))
 
 
 def test_without_repeats_no_text_comes_twice() -> None:
-    workload = make_workload(mix(), PLAN, salt=1)
-
-    assert len(np.unique(workload.requests[:, 1])) == PLAN.arrivals
-    assert not workload.ideal_hits().any()
+    assert len(np.unique(requests()[:, 1])) == PLAN.arrivals
+    assert ideal_hits(requests()) == 0
+    assert ideal_hits(requests(1.0)) > 0
 
 
 def test_a_phase_of_new_texts_repeats_none_of_those_before() -> None:
     cold = Phase(name="cold", rate=100.0, duration=10.0)
     other = Phase(name="other", rate=100.0, duration=10.0, new_texts=True)
 
-    numbers = make_workload(mix(1.0), Plan(phases=(cold, other)), salt=1).requests[:, 1]
+    numbers = requests(1.0, plan=Plan(phases=(cold, other)))[:, 1]
 
     assert not set(numbers[:1000].tolist()) & set(numbers[1000:].tolist())
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,13 +12,13 @@ import msgspec
 import yaml
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.machine import busy_seconds, pin
+from loadtests.gateway import WIDE_LIMITS
+from loadtests.machine import busy_seconds, resident_bytes
+from loadtests.measured import give_core
 from testing.system import System
 
 GENERATOR = "load generator"
 _CONFIG = Path(__file__).parents[2] / "config"
-_LIMIT = {"name": "load", "unit": "requests", "capacity": 1_000_000_000, "window": 60.0}
-"""Limits are in force, and refuse nothing."""
 _PACED = {
     "SLUICEGATE_BACKEND_PROVIDER": "paced",
     "SLUICEGATE_BACKEND_PACED_BASE": "0.006",
@@ -29,25 +29,24 @@ _FAULTS = ((0.25, "backend", "eu"), (0.5, "valkey-cache", None), (0.75, "valkey-
 _EVERY = 1.0
 
 
-class LocalSystem:
+class LocalSystem(msgspec.Struct, frozen=True):
     """A running system, and the keys of its tenants."""
 
-    def __init__(self, system: System, keys: tuple[str, ...], *, is_pinned: bool) -> None:
-        self.system = system
-        self.keys = keys
-        self._is_pinned = is_pinned
+    system: System
+    keys: tuple[str, ...]
+    is_pinned: bool
 
     @property
     def generator_core(self) -> int | None:
         """The core of the generator: of its own where there are three."""
-        return (2 if (os.cpu_count() or 1) > 2 else 0) if self._is_pinned else None
+        return (2 if (os.cpu_count() or 1) > 2 else 0) if self.is_pinned else None
 
     def pin(self) -> None:
         """Keep backends on one core, and the rest on another."""
-        for process in self.system.processes() if self._is_pinned else ():
-            # A killed process may still be listed.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                pin([process.pid], 1 if process.role == "backend" else 0)
+        # A killed process may still be listed.
+        with contextlib.suppress(OSError):
+            if self.is_pinned:
+                give_core(self.system, "backend", 1, others=0)
 
 
 @contextlib.contextmanager
@@ -69,7 +68,7 @@ def local_system(
         build_demo_models(models, lambda _: None)
     config = Path(shutil.copytree(_CONFIG, folder / "config"))
     document = yaml.safe_load((config / "gateway.yaml").read_text())
-    document["limits"]["tenant"] = [_LIMIT]
+    document["limits"].update(WIDE_LIMITS)
     (config / "gateway.yaml").write_text(yaml.safe_dump(document))
     with System(
         folder / "data",
@@ -85,7 +84,7 @@ def local_system(
                 admin.post("/admin/tenants", json=tenant).raise_for_status()
                 made = admin.post("/admin/keys", json={"tenant": tenant["id"]}).raise_for_status()
                 keys.append(made.json()["key"])
-        local = LocalSystem(system, tuple(keys), is_pinned=is_pinned)
+        local = LocalSystem(system, tuple(keys), is_pinned)
         local.pin()
         yield local
 
@@ -123,21 +122,17 @@ class Watcher:
             self._kill(self._local, at)
         if self.samples and at - self.samples[-1].at < _EVERY:
             return
-        roles = defaultdict(list, {GENERATOR: [generator]})
-        for process in self._local.system.processes() if self._local else ():
-            roles[process.role].append(process.pid)
-        memory = dict.fromkeys(roles, 0.0)
-        for role, pids in roles.items():
-            for pid in pids:
-                # The time of a process that has ended still counts.
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    self._spent[role, pid] = busy_seconds(pid)
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                    memory[role] += pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-        processor = Counter[str]()
+        listed = self._local.system.processes() if self._local else ()
+        memory = defaultdict[str, float](float)
+        for role, pid in ((GENERATOR, generator), *((each.role, each.pid) for each in listed)):
+            # The time of a process that has ended still counts.
+            with contextlib.suppress(OSError):
+                self._spent[role, pid] = busy_seconds(pid)
+                memory[role] += resident_bytes(pid) / 2**20
+        processor = defaultdict[str, float](float)
         for (role, _), seconds in self._spent.items():
-            processor[role] += seconds  # type: ignore[assignment]  # of seconds
-        self.samples.append(UseSample(at=at, processor=dict(processor), memory=memory))
+            processor[role] += seconds
+        self.samples.append(UseSample(at=at, processor=processor, memory=memory))
 
     def _kill(self, local: LocalSystem, at: float) -> None:
         """Kill what is due, and mark when another process has taken its place."""
