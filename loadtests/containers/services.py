@@ -18,7 +18,7 @@ import msgspec
 
 from loadtests.containers.images import full_name, tagged
 from loadtests.containers.podman import HOME, ContainerState, inspect, names, run
-from loadtests.faults.disk import make_file_system, mount
+from loadtests.file_systems import make_file_system, mount
 from testing.compose_files import OBSERVED, ROOT, merged
 
 PREFIX = "layout-"

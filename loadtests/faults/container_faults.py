@@ -18,9 +18,9 @@ from loadtests.containers.services import PREFIX, Service
 from loadtests.faults import procedures
 from loadtests.faults.catalogue import Act, Case, Fault, LoadSpec
 from loadtests.faults.containers import Containers
-from loadtests.faults.disk import fill
 from loadtests.faults.judge import Window
 from loadtests.faults.topology import TopologyError, repeating
+from loadtests.file_systems import fill
 from loadtests.process_resources import peak_mib
 from testing.compose_files import HA, merged
 from testing.waiting import wait_until

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +10,7 @@ import msgspec
 
 from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from loadtests.faults.topology import TopologyError
+from loadtests.file_systems import fill, make_file_system, mount
 from testing.waiting import wait_until
 
 _OTHER_BOOT = "the boot before the power cut"
@@ -66,27 +66,3 @@ class Disk:
             lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
             what="nobody uses the disk",
         )
-
-
-def make_file_system(image: Path, size_bytes: int) -> None:
-    """Write an empty file system in which no blocks are reserved for root."""
-    with image.open("wb") as file:
-        file.truncate(size_bytes)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True)  # noqa: S607
-
-
-def mount(image: Path, place: Path) -> None:
-    """Mount a file system."""
-    subprocess.run(["mount", "-o", "loop", image, place], check=True)  # noqa: S607
-
-
-def fill(path: Path) -> None:
-    """Let a file grow until its disk has no block free."""
-    size = 1 << 20
-    with suppress(OSError), path.open("ab", buffering=0) as file:
-        while size:
-            try:
-                file.write(bytes(size))
-            except OSError:  # no room for so much
-                size //= 2
-        os.fsync(file.fileno())

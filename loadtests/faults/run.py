@@ -173,7 +173,9 @@ def _judged(fault: Fault, case: Case, *, since: float, again: float) -> Iterator
         yield "no request was sent"
     yield from judge.wrong_answers(sent)
     yield from judge.errors_outside(sent, window, begun=begun, ended=ended)
-    yield from judge.billing([s for s in sent if s.id in known or not may_be_lost(s)], ledger)
+    # A request without an answer may have been served and billed before the fault.
+    lost = {s.id for s in sent if s.id and s.id not in known and may_be_lost(s)}
+    yield from judge.billing([s for s in sent if s.id not in lost], ledger)
     yield from judge.retries(sent)
     for check in fault.checks:
         yield from check(case)
