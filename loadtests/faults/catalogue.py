@@ -59,7 +59,8 @@ Outcome = tuple[dict[str, Any], Sequence[str]]
 class Fault(msgspec.Struct, frozen=True):
     """A named fault.
 
-    It is injected by `act` into one of `parts`, or brings its own load and judge (`play`).
+    `act` injects it into one of `parts`; without `act`, the load is the fault. `play` is a fault
+    with a load and a judge of its own, which needs no topology.
     """
 
     name: str

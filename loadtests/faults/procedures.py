@@ -233,7 +233,7 @@ def restore(layout: Containers) -> Iterator[str]:
 
     The ledger has keys and tenants.
     """
-    seen: list[Any] = [_ledger(layout)]
+    seen: list[Any] = [None]
 
     def is_at_rest() -> bool:
         seen.append(_ledger(layout))

@@ -61,7 +61,8 @@ def run_jobs(
     """Run the jobs without a record for this commit; return the jobs that found no time.
 
     `make` builds a topology by its name in an empty folder, with the setup of the faults.
-    Records are kept in the file `path`. No job begins later than `within` seconds after the first.
+    Jobs in a row share a running topology if their setups are equal. The file `path` keeps records.
+    No job begins later than `within` seconds after the first.
     """
     known = report.records(path, commit)
     left = [job for job in jobs if job.name not in known]
@@ -75,7 +76,6 @@ def run_jobs(
             tempfile.TemporaryDirectory(prefix="faults-") as folder,
             nullcontext() if plays else make(name, Path(folder), setup) as topology,
         ):
-            # They share the running topology.
             for job in group:
                 if time.monotonic() > until:
                     return left

@@ -27,7 +27,7 @@ FAILURES = (
     *(TopologyError, AssertionError, OSError, RuntimeError),
     *(subprocess.SubprocessError, httpx.HTTPError),
 )
-"""What a topology raises that does not start, or into which a fault cannot be injected."""
+"""A topology raises these when it does not start, or when a fault cannot be injected."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
