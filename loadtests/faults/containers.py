@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from loadtests.containers import images, podman, services
 from loadtests.containers.images import FORMER, PRESENT
-from loadtests.containers.podman import inspect, names, run
+from loadtests.containers.podman import inspect, names, psql, run
 from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
 from loadtests.faults.recorded import RecordedAnswers
 from loadtests.faults.topology import Topology, TopologyError
@@ -92,12 +92,8 @@ class Containers(Topology):
 
     @override
     def ask_ledger(self, query: str) -> list[list[str]]:
-        """Return the rows of a query, as text."""
-        words = ("psql", "--host=127.0.0.1", "--username=sluicegate", "--no-align", "--tuples-only")
-        password = f"--env=PGPASSWORD={self.secrets['SLUICEGATE_DATABASE_PASSWORD']}"
-        rows = run("exec", password, PREFIX + "database", *words, "--field-separator=\t",
-                   "--command", query)  # fmt: skip
-        return [line.split("\t") for line in rows.splitlines()]
+        password = self.secrets["SLUICEGATE_DATABASE_PASSWORD"]
+        return psql(PREFIX + "database", query, "--host=127.0.0.1", password=password)
 
     def start_services(self, chosen: Iterable[str]) -> None:
         """Start services, dependencies first and several at a time; wait until they are healthy.

@@ -288,8 +288,8 @@ def failovers_hold(case: Case) -> Iterator[str]:
     """Judge limits, billing and changes around the failovers."""
     seen: Failovers = case.topology.seen
     over, share = worst_window(case)
-    counts = {"confirmed": len(seen.confirmed), "wrong": len(seen.wrong), "lost": len(seen.lost)}
-    case.figures.update(msgspec.structs.asdict(seen) | counts)
+    for name, value in msgspec.structs.asdict(seen).items():
+        case.figures[name] = len(value) if isinstance(value, list) else round(value, 1)
     case.figures.update(over=round(over), bound=round(allowed_over(seen.redis_away)))
     return broken(seen, over=over, share=share)
 

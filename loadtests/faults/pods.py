@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from loadtests.containers import images, podman
 from loadtests.containers.images import PRESENT
-from loadtests.containers.podman import run
+from loadtests.containers.podman import psql, run
 from loadtests.containers.pods import (
     PlayedPod,
     dependencies,
@@ -93,12 +93,8 @@ class Pods(Topology):
                 _until_ready(pod)
 
     @override
-    def ask_ledger(self, query: str) -> Iterator[list[str]]:
-        """Yield the rows of a query, as text."""
-        words = ("psql", "--host=/tmp", "--username=sluicegate", "--no-align", "--tuples-only")
-        rows = run("exec", "kube-database-database", *words, "--field-separator=\t", "--command",
-                   query)  # fmt: skip
-        return (line.split("\t") for line in rows.splitlines())
+    def ask_ledger(self, query: str) -> list[list[str]]:
+        return psql("kube-database-database", query, "--host=/tmp")
 
 
 @contextmanager
