@@ -6,16 +6,15 @@ import random
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-import httpx
 import msgspec
 
 from loadtests.faults.catalogue import LoadSpec
 from loadtests.faults.judge import LIMITED, Sent
 from loadtests.faults.topology import Oracle, Question, Topology
-from testing.loopback import no_authorities
 
 _PATIENCE = 15.0
 """Seconds that a caller waits; the gateway's own deadline is shorter."""
@@ -27,10 +26,12 @@ _HANG_UP = 0.25
 _LEAVES_WITHIN = 0.04
 _LONG = 120.0
 """Seconds after which a request with an idempotency key counts as lost."""
-# A connection is not idle for as long as the gateway keeps it.
-_CONNECTIONS = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
-_NO_ANSWER = httpx.Response(0)
-"""What a caller has who gets no answer, or one that is no HTTP."""
+_CONNECTIONS = 256
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[str, int]]
+_Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+_NO_ANSWER: _Answer = (0, {}, b"")
+"""The caller gets no answer, or one that is no HTTP."""
 
 
 class Load:
@@ -50,6 +51,8 @@ class Load:
         self._chooser = random.Random(seed)
         self._questions: dict[str, Iterator[Question]] = {}
         self._known: dict[str, list[Question]] = {}
+        self._idle: deque[_Stream] = deque()
+        self._places = asyncio.Semaphore(_CONNECTIONS)
         self._answers: list[tuple[int, Question, bytes]] = []
         """Places in `sent`, questions and answers that are judged after the load."""
         self._answered: set[bytes] = set()
@@ -82,12 +85,13 @@ class Load:
 
     async def _send(self) -> None:
         due = time.monotonic()
-        client = httpx.AsyncClient(limits=_CONNECTIONS, timeout=_PATIENCE, verify=no_authorities())
-        async with client as self._client, asyncio.TaskGroup() as requests:
+        async with asyncio.TaskGroup() as requests:
             while not self._stop.is_set():
                 due += self._chooser.expovariate(self.rate)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 requests.create_task(self._one(due))
+        for _, writer, _ in self._idle:
+            writer.transport.abort()
 
     async def _one(self, due: float) -> None:
         tenants = list(self._questions)
@@ -132,11 +136,12 @@ class Load:
     async def _try(self, due: float, tenant: str, question: Question) -> float:
         """Send once; return after how many seconds to send again, 0 for never."""
         is_repeat = question.body in self._answered
-        answer = await self._exchange(tenant, question, due + _PATIENCE - time.monotonic())
-        status, retry_after = answer.status_code, answer.headers.get("retry-after", "")
+        patience = due + _PATIENCE - time.monotonic()
+        status, head, body = await self._exchange(tenant, question, patience)
+        retry_after = head.get("retry-after", "")
         if status == 200 and 200 in question.statuses:
             self._answered.add(question.body)
-            self._answers.append((len(self.sent), question, answer.content))
+            self._answers.append((len(self.sent), question, body))
         self.sent.append(
             Sent(
                 due=due,
@@ -145,8 +150,8 @@ class Load:
                 tenant=tenant,
                 path=question.path,
                 items=question.items,
-                id=answer.headers.get("x-request-id", ""),
-                code="" if status == 200 else _code(answer.content),
+                id=head.get("x-request-id", ""),
+                code="" if status == 200 else _code(body),
                 retry_after=retry_after,
                 is_hasty=_HASTY.items() <= question.headers.items(),
                 is_repeat=is_repeat,
@@ -158,21 +163,50 @@ class Load:
         may_repeat = self._spec.insists and status != 200 and not self._stop.is_set()
         return float(retry_after) if may_repeat and retry_after else 0.0
 
-    async def _exchange(self, tenant: str, question: Question, patience: float) -> httpx.Response:
-        """Send a request, and return its answer or `_NO_ANSWER`."""
-        host, port = self._chooser.choice(self._topology.addresses)
-        key = question.key or self._topology.keys[tenant]
-        usual = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    async def _exchange(self, tenant: str, question: Question, patience: float) -> _Answer:
+        """Send a request, and return its answer or `_NO_ANSWER`.
+
+        This takes a fifth of the processor time of a client library.
+        """
+        lines = [
+            f"POST {question.path} HTTP/1.1",
+            "host: gateway",
+            f"authorization: Bearer {question.key or self._topology.keys[tenant]}",
+            "content-type: application/json",
+            f"content-length: {len(question.body)}",
+            *(f"{name}: {value}" for name, value in question.headers.items()),
+        ]
         if question.is_left:
             patience = self._chooser.random() * _LEAVES_WITHIN
-        with contextlib.suppress(httpx.HTTPError, TimeoutError):
-            async with asyncio.timeout(patience):
-                return await self._client.post(
-                    f"http://{host}:{port}{question.path}",
-                    content=question.body,
-                    headers=usual | question.headers,
-                )
-        return _NO_ANSWER
+        writer = None
+        try:
+            async with asyncio.timeout(patience), self._places:
+                reader, writer, _ = stream = await self._connection()
+                writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
+                head = await reader.readuntil(b"\r\n\r\n")
+                fields = (line.partition(":") for line in head.decode().split("\r\n"))
+                found = {name.lower(): value.strip() for name, _, value in fields}
+                body = await reader.readexactly(int(found["content-length"]))
+                if found.get("connection") != "close":
+                    self._idle.append(stream)
+                    writer = None
+                return int(head[9:12]), found, body
+        except (OSError, EOFError, ValueError, KeyError, asyncio.LimitOverrunError):
+            return _NO_ANSWER
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _connection(self) -> _Stream:
+        addresses = self._topology.addresses
+        # In turn, so that no connection is idle for longer than the gateway keeps it.
+        while self._idle:
+            reader, writer, address = stream = self._idle.popleft()
+            if address in addresses and not reader.at_eof() and not writer.is_closing():
+                return stream
+            writer.close()
+        address = self._chooser.choice(addresses)
+        return *await asyncio.open_connection(*address), address
 
     def _judge(self) -> None:
         """Judge the answers, and find out whose a wrong answer is."""
