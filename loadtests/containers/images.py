@@ -16,6 +16,8 @@ from pathlib import Path
 from loadtests.containers.podman import HOME, PodmanError, run
 from testing.compose_files import OBSERVED, ROOT, merged
 
+PRESENT, FORMER = "present", "former"
+"""Tags of the images of the working tree and of the former release."""
 _BASES = Path(__file__).parent / "bases"
 _SUITE = "bookworm"
 _MINIMAL = "localhost/debian:bookworm-slim"
@@ -28,20 +30,13 @@ _NO_PIP = "import importlib.util as u; raise SystemExit(u.find_spec('pip') is no
 def build(tag: str, ref: str = "") -> None:
     """Build the missing base images, and every image of the project with `tag`.
 
-    The sources are those of commit `ref`, or of the working tree. Images that were built from the
-    same commit are kept.
+    The sources are those of commit `ref`, or of the working tree. Podman keeps the layers of former
+    builds.
 
     Raises:
         PodmanError: the commit cannot be read, or an image cannot be built.
     """
     _build_bases()
-    commit = _git("rev-parse", ref or "HEAD").decode().strip()
-    built = HOME / f"built-{tag}"
-    if not ref and _git("status", "--porcelain"):
-        commit = ""  # nobody knows what these images will hold
-    if commit and built.exists() and built.read_text() == commit:
-        return
-    built.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         sources = _checked_out(ref, Path(folder) / "sources") if ref else ROOT
         mounts = _pip_mounts(Path(folder))
@@ -50,7 +45,6 @@ def build(tag: str, ref: str = "") -> None:
             print(f"building {name} of {ref or 'the working tree'}", flush=True)
             stage = [f"--target={target}"] if target else []
             _build(sources / dockerfile, sources, [f"--tag={name}", *stage, *mounts])
-    built.write_text(commit)
 
 
 def former_release() -> str:
@@ -99,8 +93,17 @@ def tools_in(image: str) -> Iterator[str]:
 
 
 def _build_bases() -> None:
+    """Build an image of a minimal Debian, and on it the missing stand-ins of foreign images."""
     if not run("images", "--quiet", _MINIMAL):
-        _import_minimal()
+        with tempfile.TemporaryDirectory(dir=HOME) as folder:
+            root, archive = f"{folder}/root", f"{folder}/minimal.tar"
+            options = ["--variant=minbase", "--include=ca-certificates"]
+            for command in (
+                ["debootstrap", *options, _SUITE, root],
+                ["tar", "-C", root, "-cf", archive, "."],
+            ):
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            run("import", archive, _MINIMAL, timeout=_BUILD)
     for name, image in _bases().items():
         if not run("images", "--quiet", image):
             print(f"building {image}", flush=True)
@@ -122,21 +125,6 @@ def _bases() -> dict[str, str]:
 def _build(file: Path, context: Path, options: list[str]) -> None:
     fixed = ["--pull=never", "--network=host", f"--file={file}"]
     run("build", *fixed, *options, str(context), timeout=_BUILD)
-
-
-def _import_minimal() -> None:
-    """Create an image of a minimal Debian (half a minute)."""
-    print(f"making {_MINIMAL} with debootstrap", flush=True)
-    with tempfile.TemporaryDirectory(dir=HOME) as folder:
-        root, archive = Path(folder) / "root", Path(folder) / "minimal.tar"
-        options = ["--variant=minbase", "--include=ca-certificates"]
-        subprocess.run(
-            ["debootstrap", *options, _SUITE, root],  # noqa: S607 - wherever it is installed
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)  # noqa: S607
-        run("import", str(archive), _MINIMAL, timeout=_BUILD)
 
 
 def _pip_mounts(folder: Path) -> list[str]:

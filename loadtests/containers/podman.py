@@ -71,6 +71,18 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
     return done.stdout
 
 
+def psql(container: str, query: str, *options: str, password: str = "") -> list[list[str]]:
+    """Return the rows of a query to the PostgreSQL in a container, as text.
+
+    Raises:
+        PodmanError: the database cannot be asked.
+    """
+    words = ("psql", "--username=sluicegate", "--no-align", "--tuples-only", "--field-separator=\t")
+    secret = f"--env=PGPASSWORD={password}"
+    rows = run("exec", secret, container, *words, *options, "--command", query)
+    return [line.split("\t") for line in rows.splitlines()]
+
+
 def names(*listing: str) -> list[str]:
     """Return the names that a listing prints, such as `ps --all` or `network ls`."""
     return run(*listing, "--format", "{{.Names}}" if listing[0] == "ps" else "{{.Name}}").split()

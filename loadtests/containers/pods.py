@@ -6,11 +6,8 @@ folders are named volumes of podman. The name of a service leads to all its pods
 
 import base64
 import copy
-import ssl
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import httpx
@@ -79,20 +76,21 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
             asked = probe["httpGet"]
             scheme = asked.get("scheme", "HTTP").lower()
             url = f"{scheme}://{self.address()}:{ports[asked['port']]}{asked['path']}"
-            return httpx.get(url, timeout=timeout, verify=_no_check()).is_success
+            return httpx.get(url, timeout=timeout, verify=False).is_success  # noqa: S501
         except (httpx.TransportError, PodmanError, subprocess.TimeoutExpired, KeyError):
             return False
 
 
 def play(pod: PlayedPod, folder: Path) -> None:
-    """Create and start a pod, which does not exist.
+    """Create and start a pod, which does not exist, by a file in a folder that is private.
 
     Raises:
         PodmanError: podman refuses it.
     """
     aliases = ",".join(f"alias={each}" for each in pod.aliases)
-    with _private(folder / f"{pod.name}.yaml", yaml.safe_dump_all(pod.objects)) as path:
-        run("kube", "play", f"--network={NETWORK}:{aliases}", str(path))
+    path = folder / f"{pod.name}.yaml"
+    path.write_text(yaml.safe_dump_all(pod.objects))
+    run("kube", "play", f"--network={NETWORK}:{aliases}", str(path))
 
 
 def take_away(pod: PlayedPod) -> None:
@@ -116,8 +114,9 @@ def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
     run("network", "create", NETWORK)
     for name, values in secrets.items():
         encoded = {k: base64.b64encode(v.encode()).decode() for k, v in values.items()}
-        with _private(folder / name, msgspec.json.encode(encoded).decode()) as path:
-            run("secret", "create", f"{PREFIX}{name}", str(path))
+        path = folder / f"{name}.json"
+        path.write_bytes(msgspec.json.encode(encoded))
+        run("secret", "create", f"{PREFIX}{name}", str(path))
 
 
 def remove_everything() -> None:
@@ -127,26 +126,6 @@ def remove_everything() -> None:
         for name in names(kind, "ls"):
             if name.startswith(PREFIX):
                 run(kind, "rm", *options, name)
-
-
-@contextmanager
-def _private(path: Path, text: str) -> Iterator[Path]:
-    """Have a file that holds secrets for a moment."""
-    path.touch(mode=0o600)
-    try:
-        path.write_text(text)
-        yield path
-    finally:
-        path.unlink()
-
-
-@cache
-def _no_check() -> ssl.SSLContext:
-    """Return the TLS settings of probes, which check no certificate, as a kubelet's."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def dependencies(path: Path) -> Iterator[PlayedPod]:

@@ -5,10 +5,12 @@ dropped capabilities, restarts. Volumes differ: each is a small file system of i
 fault can fill it.
 """
 
+import os
 import re
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any  # a compose file has values of every type
 
@@ -16,6 +18,7 @@ import msgspec
 
 from loadtests.containers.images import full_name, tagged
 from loadtests.containers.podman import HOME, ContainerState, inspect, names, run
+from loadtests.file_systems import make_file_system, mount
 from testing.compose_files import OBSERVED, ROOT, merged
 
 PREFIX = "layout-"
@@ -33,20 +36,19 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     image: str
-    command: tuple[str, ...]
-    entrypoint: tuple[str, ...]
-    environment: dict[str, str]
+    command: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
     networks: dict[str, str]
     """The address in each network, empty where the engine chooses."""
-    volumes: tuple[str, ...]
-    tmpfs: tuple[str, ...]
-    needs: tuple[str, ...]
-    health: tuple[str, ...]
-    user: str
-    hostname: str
-    grace: int
-    ends: bool
-    """Whether its command ends, once it has done what others wait for."""
+    volumes: tuple[str, ...] = ()
+    tmpfs: tuple[str, ...] = ()
+    depends_on: dict[str, Any] = {}
+    healthcheck: dict[str, Any] = {}
+    user: str = ""
+    hostname: str = ""
+    stop_grace_period: str = "10s"
+    restart: str = ""
 
     @property
     def container(self) -> str:
@@ -54,15 +56,19 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         return PREFIX + self.name
 
     @property
-    def disk(self) -> Path | None:
-        """The folder of this machine that is its first volume, or none."""
-        return next(iter(self.disks), None)
-
-    @property
     def disks(self) -> list[Path]:
         """The folders of this machine that are its volumes."""
-        named = [volume.partition(":")[0] for volume in self.volumes if volume[0] != "."]
-        return [_volume_folder(each) for each in named]
+        return [_volume_folder(each.partition(":")[0]) for each in self.volumes if each[0] != "."]
+
+    @property
+    def grace(self) -> int:
+        """Seconds that it may take to stop."""
+        return int(self.stop_grace_period.removesuffix("s"))
+
+    @property
+    def ends(self) -> bool:
+        """Whether its command ends, once it has done what others wait for."""
+        return self.restart == "no"
 
 
 def services(values: Mapping[str, str], *, tag: str = "") -> dict[str, Service]:
@@ -70,15 +76,40 @@ def services(values: Mapping[str, str], *, tag: str = "") -> dict[str, Service]:
 
     `values` stand for the variables of `deploy/env.example`. The project's images have `tag`.
     """
-    found = merged(OBSERVED)["services"]
-    chosen = {name: _service(name, each, values, tag) for name, each in found.items()}
-    return {name: chosen[name] for name in _ordered(chosen)}
+    text = msgspec.json.encode(merged(OBSERVED)["services"]).decode()
+    text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], text)
+    text = re.sub(r"\$\{\w+:-\}", "", text).replace("$$", "$")
+    found = msgspec.json.decode(text)
+    needs = {name: each.get("depends_on", {}) for name, each in found.items()}
+    return {
+        name: _service(name, found[name], tag) for name in TopologicalSorter(needs).static_order()
+    }
+
+
+def _service(name: str, found: dict[str, Any], tag: str) -> Service:
+    image = f"docker.io/{full_name(found['image'])}"
+    if "build" in found:
+        image = tagged(f"localhost/{found['image']}", tag)
+    joined = found["networks"]
+    if isinstance(joined, list):
+        joined = {network: {} for network in joined}
+    changed = {
+        "name": name,
+        "image": image,
+        "environment": {key: str(each) for key, each in found.get("environment", {}).items()},
+        "networks": {network: each.get("ipv4_address", "") for network, each in joined.items()},
+    }
+    return msgspec.convert(found | changed, Service)
 
 
 def networks() -> dict[str, list[str]]:
     """Return the networks of compose.yaml, and the options that create each."""
-    found = merged(OBSERVED)["networks"]
-    return {name: [*_network_options(each or {})] for name, each in found.items()}
+    found = {}
+    for name, each in merged(OBSERVED)["networks"].items():
+        found[name] = ["--internal"] if each.get("internal") else []
+        for place in each.get("ipam", {}).get("config", []):
+            found[name] += [f"--subnet={place['subnet']}", f"--ip-range={place['ip_range']}"]
+    return found
 
 
 def new_secrets() -> dict[str, str]:
@@ -88,37 +119,30 @@ def new_secrets() -> dict[str, str]:
     return {name: secrets.token_urlsafe(24) for name in names}
 
 
-def create_networks() -> None:
-    """Create the missing networks."""
+def create_networks_and_volumes(chosen: Mapping[str, Service]) -> None:
+    """Create the missing networks, and mount an empty file system for each volume without one."""
     there = names("network", "ls")
     for name, options in networks().items():
         if PREFIX + name not in there:
             run("network", "create", *options, PREFIX + name)
-
-
-def create_volumes(chosen: Mapping[str, Service]) -> None:
-    """Mount an empty file system for each volume that has none."""
     wanted = {folder: service for service in chosen.values() for folder in service.disks}
     for folder, service in wanted.items():
         if folder.is_mount():
             continue
-        image = HOME / f"{folder.name}.ext4"
         folder.mkdir(parents=True, exist_ok=True)
         size = _VOLUME_MIB.get(folder.name, _SMALL_VOLUME_MIB)
-        _command("truncate", f"--size={size}M", str(image))
-        # No blocks are reserved for root: a disk that is full for the container is full.
-        _command("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
-        _command("mount", "-o", "loop", str(image), str(folder))
+        make_file_system(_image_of(folder), size << 20)
+        mount(_image_of(folder), folder)
         (folder / "lost+found").rmdir()
-        _command("chown", service.user or "10001:10001", str(folder))
+        os.chown(folder, *map(int, (service.user or "10001:10001").split(":")))
         folder.chmod(0o700)
 
 
 def remove_volume(folder: Path) -> None:
     """Remove a volume that no container uses, with its data."""
     if folder.is_mount():
-        _command("umount", str(folder))
-    (HOME / f"{folder.name}.ext4").unlink(missing_ok=True)
+        subprocess.run(["umount", folder], check=True)  # noqa: S607
+    _image_of(folder).unlink(missing_ok=True)
 
 
 def remove_everything() -> None:
@@ -166,8 +190,8 @@ def is_healthy(service: Service) -> bool:
         found = inspect(service.container)
         if service.ends:
             return found.status == "exited" and found.exit_code == 0
-        if found.status == "running" and service.health:
-            run("exec", service.container, *service.health, timeout=30.0)
+        if found.status == "running" and service.healthcheck:
+            run("exec", service.container, *service.healthcheck["test"][1:], timeout=30.0)
     except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's, which waits for names
         return False
     return found.status == "running"
@@ -175,6 +199,11 @@ def is_healthy(service: Service) -> bool:
 
 def _volume_folder(name: str) -> Path:
     return HOME / "volumes" / name
+
+
+def _image_of(folder: Path) -> Path:
+    """Return the file that holds the file system of a volume."""
+    return HOME / f"{folder.name}.ext4"
 
 
 def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
@@ -201,57 +230,3 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
         yield f"--user={service.user}"
     if service.entrypoint:
         yield "--entrypoint=" + msgspec.json.encode(service.entrypoint).decode()
-
-
-def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str], tag: str) -> Service:
-    def filled(text: object) -> str:
-        named = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], str(text))
-        return re.sub(r"\$\{\w+:-\}", "", named).replace("$$", "$")
-
-    image = f"docker.io/{full_name(found['image'])}"
-    if "build" in found:
-        image = tagged(f"localhost/{found['image']}", tag)
-    environment = {key: filled(value) for key, value in found.get("environment", {}).items()}
-    joined = found["networks"]
-    if isinstance(joined, list):
-        joined = {network: {} for network in joined}
-    return Service(
-        name=name,
-        image=image,
-        command=tuple(map(filled, found.get("command", []))),
-        entrypoint=tuple(map(filled, found.get("entrypoint", []))),
-        environment=environment,
-        networks={network: each.get("ipv4_address", "") for network, each in joined.items()},
-        volumes=tuple(found.get("volumes", [])),
-        tmpfs=tuple(found.get("tmpfs", [])),
-        needs=tuple(found.get("depends_on", {})),
-        health=tuple(found.get("healthcheck", {}).get("test", [])[1:]),
-        user=str(found.get("user", "")),
-        hostname=str(found.get("hostname", "")),
-        grace=int(str(found.get("stop_grace_period", "10s")).removesuffix("s")),
-        ends=found.get("restart") == "no",
-    )
-
-
-def _network_options(found: Mapping[str, Any]) -> Iterator[str]:
-    if found.get("internal"):
-        yield "--internal"
-    for each in found.get("ipam", {}).get("config", []):
-        yield from (f"--subnet={each['subnet']}", f"--ip-range={each['ip_range']}")
-
-
-def _ordered(chosen: Mapping[str, Service]) -> Iterator[str]:
-    """Yield the names of services, dependencies first."""
-    done: set[str] = set()
-    while len(done) < len(chosen):
-        ready = [n for n, each in chosen.items() if n not in done and set(each.needs) <= done]
-        if not ready:
-            raise ValueError("the services of compose.yaml need each other in a circle")
-        yield from ready
-        done.update(ready)
-
-
-def _command(*words: str) -> None:
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,21 +1,20 @@
 """Kills every process in turn while a batch runs; each line must be there, and billed, once."""
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any  # lines of JSON
 
 import httpx
 import msgspec
 
+from loadtests.faults.acts import kill
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import Window
 from loadtests.faults.model import MODEL, PATH, texts
-from loadtests.faults.paced_backend import BackendSpec
-from loadtests.faults.processes import Processes, Setup
-from testing.loopback import no_authorities
+from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
 from testing.waiting import wait_until
 
 _LINES = 20_000
@@ -31,26 +30,26 @@ _PARTS = (
 @contextmanager
 def _kill_in_turn(topology: Processes, _: str) -> Iterator[None]:
     asked = list(islice(texts(1), _LINES))
-    with _client(topology) as client:
+    with topology.client() as client:
         batch = create_batch(client, asked)
         wait_until(lambda: lines_done(client, batch) > 0, within=300.0, what="the batch runs")
         for part in _PARTS:
-            with topology.inject("kill", part):
+            with kill(topology, part):
                 time.sleep(1.0)
             time.sleep(_BETWEEN)
         yield
         wait_until(
-            lambda: status_of(client, batch)["status"] == "completed",
+            lambda: _status(client, batch)["status"] == "completed",
             within=_LONGEST,
             every=0.5,
             what="the batch ends",
         )
-        ended = status_of(client, batch)
+        ended = _status(client, batch)
         content = client.get(f"/v1/files/{ended['output_file_id']}/content").content
     topology.notes["batch"] = batch, ended, content.splitlines(), asked
 
 
-def each_line_is_there_once(case: Case) -> Sequence[str]:
+def each_line_is_there_once(case: Case) -> Iterator[str]:
     """Find lines of the batch that are lost, twice, wrong, or not billed once."""
     batch, ended, lines, asked = case.topology.notes["batch"]
     output = [msgspec.json.decode(line) for line in lines]
@@ -61,7 +60,7 @@ def each_line_is_there_once(case: Case) -> Sequence[str]:
         )
         for line in output[:: max(1, len(output) // 1000)]
     )
-    billed = defaultdict[str, int](int)
+    billed = Counter[str]()
     query = "SELECT id, requests, items FROM usage_events WHERE batch = 1 AND status = 200"
     for id_, requests, items in case.topology.ask_ledger(query):
         if str(id_).startswith(f"{batch}-"):
@@ -75,28 +74,23 @@ def each_line_is_there_once(case: Case) -> Sequence[str]:
         (abs(len(asked) - len(billed)), "lines are not billed"),
         (sum(count > 1 for count in billed.values()), "lines are billed twice"),
     )
-    return [f"{count} {what}" for count, what in counted if count]
-
-
-def _client(topology: Processes) -> httpx.Client:
-    ((host, port),) = topology.addresses
-    headers = {"authorization": f"Bearer {topology.keys['north']}"}
-    url = f"http://{host}:{port}"
-    return httpx.Client(base_url=url, headers=headers, timeout=60.0, verify=no_authorities())
+    yield from (f"{count} {what}" for count, what in counted if count)
 
 
 def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
     """Upload a line for each text, start a batch of them, and return its id."""
-    lines = (
-        {
-            "custom_id": str(number),
-            "method": "POST",
-            "url": PATH,
-            "body": {"model": MODEL, "input": text},
-        }
+    content = b"".join(
+        msgspec.json.encode(
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": PATH,
+                "body": {"model": MODEL, "input": text},
+            }
+        )
+        + b"\n"
         for number, text in enumerate(asked)
     )
-    content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     files = {"file": ("lines.jsonl", content)}
     file = client.post("/v1/files", data={"purpose": "batch"}, files=files).raise_for_status()
     body = {
@@ -107,43 +101,41 @@ def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
     return str(client.post("/v1/batches", json=body).raise_for_status().json()["id"])
 
 
-def status_of(client: httpx.Client, batch: str) -> dict[str, Any]:
+def _status(client: httpx.Client, batch: str) -> dict[str, Any]:
     """Return the batch; ask again while the gateway is away."""
     while True:
-        try:
+        with suppress(httpx.TransportError):
             answer = client.get(f"/v1/batches/{batch}")
             if answer.is_success:
                 found: dict[str, Any] = answer.json()
                 return found
-        except httpx.TransportError:
-            pass
         time.sleep(0.5)
 
 
 def lines_done(client: httpx.Client, batch: str) -> int:
     """Return how many lines have ended."""
-    counts = status_of(client, batch)["request_counts"]
+    counts = _status(client, batch)["request_counts"]
     return int(counts["completed"] + counts["failed"])
 
 
+# Batches of many rows take little longer, so that the machine's cores decide.
+_FAST = {"paced_token": "2e-5"}
 FAULTS = (
     Fault(
         name="batch",
         what=f"kills every process in turn while a batch of {_LINES:,} lines runs",
         undo="supervisor and runner start each again",
+        act=_kill_in_turn,
+        parts=("every process",),
         hold=1.0,
         windows={"every": Window(is_open=True, after_end=3.0)},
         load=LoadSpec(rate=20.0, repeated=0.0),
         setup=Setup(
             batches=True,
-            backends=(
-                # Batches of many rows take little longer, so that the machine's cores decide.
-                BackendSpec(name="eu-0", region="eu", settings={"paced_token": "2e-5"}),
-                BackendSpec(name="us-0", region="us", settings={"paced_token": "2e-5"}),
+            backends=tuple(
+                msgspec.structs.replace(each, settings=_FAST) for each in TWO_BY_TWO[::2]
             ),
         ),
-        act=_kill_in_turn,
-        parts=("every process",),
         checks=(each_line_is_there_once,),
     ),
 )

@@ -1,6 +1,11 @@
-"""Kills bulk jobs, and compares their output with the output of an undisturbed run."""
+"""Kills bulk jobs, and compares their output with the output of an undisturbed run.
+
+As a program, in an environment that has Ray, it kills the driver and a node of a Ray cluster under
+bulk jobs, and prints the digests of their outputs. The cluster is three nodes of one core.
+"""
 
 import hashlib
+import json
 import random
 import shutil
 import signal
@@ -15,17 +20,19 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from bulk.output import ERRORS, JOB, MANIFEST
 from loadtests.faults.catalogue import Fault, Outcome
-from loadtests.faults.topology import TopologyError
+from loadtests.ray_cluster import running_cluster
 from loadtests.workload import sentences
+from testing.waiting import wait_until
 
-_ROWS, PART_ROWS, _KILLS = 10_000, 1000, 10
+_ROWS, _PART_ROWS, _KILLS = 10_000, 1000, 10
+_NODES, _RAY_ROWS = 3, 20_000
 _SPREAD = 10.0
 """All kills come within this many times the duration of the undisturbed run."""
 _ROOT = Path(__file__).parents[2]
 _RAY_PYTHON = _ROOT / ".venv-ray/bin/python"
 
 
-def write_input(path: Path, rows: int, chooser: random.Random) -> Path:
+def _write_input(path: Path, rows: int, chooser: random.Random) -> None:
     """Write rows: some repeat others, some are empty, and some are not JSON."""
     texts = sentences(max(1, rows * 2 // 3), seed=6)
     with path.open("wb") as file:
@@ -35,20 +42,19 @@ def write_input(path: Path, rows: int, chooser: random.Random) -> Path:
             file.write(msgspec.json.encode(row) + b"\n")
             if number % 1499 == 5:
                 file.write(b"{no json\n")
-    return path
 
 
 def digest(folder: Path) -> str:
     """Return a digest of an output folder: its rows, failed rows and manifest.
 
     Raises:
-        TopologyError: something else is left in the folder.
+        RuntimeError: something else is left in the folder.
     """
     files = [*sorted(folder.glob("part-*")), folder / ERRORS, folder / MANIFEST]
     found = hashlib.blake2b(b"\n".join(file.read_bytes() for file in files), digest_size=8)
     left = {file.name for file in folder.iterdir()} - {ERRORS, MANIFEST, JOB}
     if any(not name.startswith("part-") for name in left):
-        raise TopologyError(f"something is left over: {left}")
+        raise RuntimeError(f"something is left over: {left}")
     return found.hexdigest()
 
 
@@ -57,13 +63,13 @@ def _kill_job() -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         build_demo_models(root / "models", lambda _: None)
-        write_input(root / "in.jsonl", _ROWS, chooser)
+        _write_input(root / "in.jsonl", _ROWS, chooser)
         started = time.monotonic()
-        finish(start_job(root, "undisturbed"))
+        _finish(_start(root, "undisturbed"))
         whole = time.monotonic() - started
         done, digests = 0, {digest(root / "undisturbed")}
         while done < _KILLS:
-            process = start_job(root, "killed")
+            process = _start(root, "killed")
             try:
                 process.wait(chooser.uniform(0.3, whole * _SPREAD / _KILLS))
             except subprocess.TimeoutExpired:
@@ -73,42 +79,69 @@ def _kill_job() -> Outcome:
             else:  # so that kills are as likely at its end
                 digests.add(digest(root / "killed"))
                 shutil.rmtree(root / "killed")
-        finish(start_job(root, "killed"))
+        _finish(_start(root, "killed"))
         digests.add(digest(root / "killed"))
     figures = {"rows": _ROWS, "kills": done, "undisturbed_seconds": round(whole, 1)}
     return figures, ["the outputs differ"] if len(digests) > 1 else []
 
 
-def start_job(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
+def _start(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
     """Start a job that reads `root/in.jsonl` and writes to the folder `output` in `root`."""
     command = [
         *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
-        *("--models", str(root / "models"), "--part-rows", str(PART_ROWS), "--keep", "number"),
+        *("--models", str(root / "models"), "--part-rows", str(_PART_ROWS), "--keep", "number"),
         *(*options, str(root / "in.jsonl"), str(root / output)),
     ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def finish(job: "subprocess.Popen[bytes]") -> None:
+def _finish(job: "subprocess.Popen[bytes]") -> None:
     """Wait for a job.
 
     Raises:
-        TopologyError: the job failed.
+        RuntimeError: the job failed.
     """
     if job.wait() != 0:
-        raise TopologyError("a job failed")
+        raise RuntimeError("a job failed")
 
 
 def _kill_ray() -> Outcome:
-    """Run `loadtests.faults.ray_job` in the environment that has Ray."""
+    """Run this module in the environment that has Ray."""
     if not _RAY_PYTHON.exists():
         return {}, ["Ray is not installed: `make .venv-ray/.installed` installs it"]
-    command = [str(_RAY_PYTHON), "-P", "-m", "loadtests.faults.ray_job"]
+    command = [str(_RAY_PYTHON), "-P", "-m", "loadtests.faults.bulk_jobs"]
     done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, check=False)
     *_, last = done.stdout.splitlines() or [b"{}"]
     figures = msgspec.json.decode(last) if done.returncode == 0 else {}
     digests = set(figures.get("digests", {}).values())
     return figures, [] if len(digests) == 1 else ["the outputs differ, or a job failed"]
+
+
+def _kill_on_ray() -> None:
+    """Run a job three times: undisturbed, with its driver killed, and with a node killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        build_demo_models(root / "models", lambda _: None)
+        _write_input(root / "in.jsonl", _RAY_ROWS, random.Random(1))
+        with running_cluster(_NODES) as cluster:
+
+            def start(output: str, *, until_done: float) -> "subprocess.Popen[bytes]":
+                """Start a job, and return when this share of its parts is whole."""
+                job, folder = _start(root, output, "--ray", cluster.address), root / output
+                least = until_done * _RAY_ROWS / _PART_ROWS
+                wait_until(lambda: len(list(folder.glob("part-*"))) >= least, within=900.0)
+                return job
+
+            _finish(start("undisturbed", until_done=0.0))
+            driver = start("resumed", until_done=0.3)
+            driver.kill()
+            driver.wait()
+            _finish(start("resumed", until_done=0.0))
+            driver = start("lost", until_done=0.3)
+            cluster.kill_node()
+            _finish(driver)
+        digests = {name: digest(root / name) for name in ("undisturbed", "resumed", "lost")}
+    print(json.dumps({"rows": _RAY_ROWS, "digests": digests}))
 
 
 FAULTS = (
@@ -125,3 +158,6 @@ FAULTS = (
         play=_kill_ray,
     ),
 )
+
+if __name__ == "__main__":
+    _kill_on_ray()

@@ -1,4 +1,4 @@
-"""Lists the faults by name: what each does, where it can be done, and when errors are allowed."""
+"""Describes a fault: what it does, where it can be done, and when errors are allowed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,7 +34,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     topology: Any
-    """The running `Topology`; its own checks use more of it than the Protocol has."""
+    """The running `Topology`; its own checks use more of it than its base class has."""
     part: str
     sent: Sequence[Sent]
     begun: float
@@ -45,27 +45,36 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Any]
 
 
+Act = Callable[[Any, str], AbstractContextManager[None]]
+"""Injects a fault into a part of a topology at the entry, and undoes it at the exit.
+
+The exit returns when the part that was away is started again. It raises one of `FAILURES`.
+"""
 Check = Callable[[Case], Iterable[str]]
 """Judges a case and returns findings."""
 Outcome = tuple[dict[str, Any], Sequence[str]]
 """Figures and findings."""
-Play = Callable[[], Outcome]
-"""Runs a fault that brings its own load and judge."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(msgspec.Struct, frozen=True):
     """A named fault.
 
-    The topology injects the fault into a part and undoes it later (`inject`), unless the fault has
-    its own `play`.
+    `act` injects it into one of `parts`; without `act`, the load is the fault. `play` is a fault
+    with a load and a judge of its own, which needs no topology.
     """
 
     name: str
     what: str
     undo: str
-    topologies: tuple[str, ...] = ("processes",)
+    act: Act | None = None
+    parts: Iterable[str] | Callable[[], Iterable[str]] = ("",)
+    """A part's name begins with its kind: `backend eu-0`, `worker`, `gateway-1`."""
+    topology: str = "processes"
+    play: Callable[[], Outcome] | None = None
     hold: float = 15.0
     """Seconds that the fault lasts."""
+    until: Callable[[Any], bool] | None = None
+    """Ends the fault early once this returns true for the topology."""
     windows: Mapping[str, Window] = {}
     """When errors are allowed, by kind of part."""
     load: LoadSpec = LoadSpec()
@@ -74,12 +83,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...] = ()
     may_lose: float = 0.0
     """Seconds before the fault whose answers the ledger may lack, as after a power cut."""
-    act: Callable[[Any, str], AbstractContextManager[None]] | None = None
-    """Injects the fault into one of `parts`, in place of `Topology.inject`."""
-    parts: tuple[str, ...] = ()
-    until: Callable[[Any], bool] | None = None
-    """Ends the fault early once this returns true for the topology."""
-    play: Play | None = None
 
     def window(self, part: str) -> Window:
         """Return when errors are allowed while it is done to a part."""

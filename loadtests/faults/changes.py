@@ -6,8 +6,9 @@ import re
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,11 +16,10 @@ import msgspec
 
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED
-from loadtests.faults.mixed import MixedOracle
 from loadtests.faults.model import MODEL, PATH, write_revision
-from loadtests.faults.processes import Processes, Setup, repeating
+from loadtests.faults.processes import Processes, Setup
+from loadtests.faults.topology import repeating
 from loadtests.process_resources import resources_of
-from testing.loopback import no_authorities
 
 _EVERY, _LOOK = 5.0, 2.0
 """Seconds between changes, and between samples of resources."""
@@ -35,85 +35,72 @@ _MOST_LOG_BYTES = 32 * _MIB
 class Operator:
     """Makes a change at each `next`, in turns. `failed` counts changes without their effect."""
 
-    def __init__(self, topology: Processes, every: float = _EVERY) -> None:
+    def __init__(self, topology: Processes, every: float) -> None:
         self._topology = topology
         self._every = every
         self._document = topology.gateway.settings.config / "gateway.yaml"
-        self._text = self._document.read_text()
+        self._former = msgspec.json.decode(self._document.read_bytes())
         self._numbers = itertools.count(2)
         self.made, self.failed = Counter[str](), Counter[str]()
-        self._turns = itertools.cycle(
-            (
-                self.reload,
-                self.key,
-                self.purge_tenant,
-                self.revision,
-                self.broken_document,
-                self.limits,
-                self.purge_model,
-            )
-        )
+        self._changes: Mapping[str, Callable[[httpx.Client], bool]] = {
+            "document": self._publish_document,
+            "key": self._revoke_key,
+            "tenant's cache": partial(self._purge, tenant="north"),
+            "revision": self._publish_revision,
+            "broken document": self._publish_broken_document,
+            "limits": self._change_limits,
+            "model's cache": partial(self._purge, model=MODEL),
+        }
+        self._turns = itertools.cycle(self._changes)
 
     def next(self) -> float:
         """Make the next change; return the seconds until the one after it."""
-        change: Callable[[httpx.Client], bool] = next(self._turns)
-        name = change.__name__
+        name = next(self._turns)
         self.made[name] += 1
         with self._topology.admin() as admin:
             try:
-                self.failed[name] += not change(admin)
+                self.failed[name] += not self._changes[name](admin)
             except httpx.HTTPError:
                 self.failed[name] += 1
         return self._every
 
-    def reload(self, admin: httpx.Client) -> bool:
-        """Publish another document."""
-        document = msgspec.json.decode(self._text)
-        document["cache"] |= {"ttl_jitter": random.choice((0.1, 0.2))}
-        self._document.write_bytes(msgspec.json.encode(document))
+    def _publish_document(self, admin: httpx.Client) -> bool:
+        cache = self._former["cache"] | {"ttl_jitter": random.choice((0.1, 0.2))}
+        self._document.write_bytes(msgspec.json.encode(self._former | {"cache": cache}))
         return admin.post("/admin/config/reload").is_success
 
-    def broken_document(self, admin: httpx.Client) -> bool:
+    def _publish_broken_document(self, admin: httpx.Client) -> bool:
         """Publish an invalid document, which must be refused."""
-        document = msgspec.json.decode(self._text) | {"no_such_section": 1}
-        self._document.write_bytes(msgspec.json.encode(document))
+        self._document.write_bytes(msgspec.json.encode(self._former | {"no_such_section": 1}))
         return admin.post("/admin/config/reload").is_client_error
 
-    def key(self, admin: httpx.Client) -> bool:
-        """Use a key, revoke it, and use it again."""
+    def _revoke_key(self, admin: httpx.Client) -> bool:
+        """Use a key in a request that is not billed, revoke it, and use it again."""
         made = admin.post("/admin/keys", json={"tenant": "north", "name": "soak"}).json()
-        before = self._try(made["key"])
-        revoked = admin.delete(f"/admin/keys/{made['id']}")
-        return revoked.is_success and (before, self._try(made["key"])) == (400, 401)
+        headers = {"authorization": f"Bearer {made['key']}"}
+        with self._topology.client() as client:
+            before = client.post(PATH, json={}, headers=headers)
+            revoked = admin.delete(f"/admin/keys/{made['id']}")
+            after = client.post(PATH, json={}, headers=headers)
+        return revoked.is_success and (before.status_code, after.status_code) == (400, 401)
 
-    def limits(self, admin: httpx.Client) -> bool:
-        """Change the limit of a tenant."""
+    def _change_limits(self, admin: httpx.Client) -> bool:
         capacity = random.randrange(20, 40)
         rules = [{"name": "narrow", "unit": "requests", "capacity": capacity, "window": 2.0}]
         return admin.put(f"/admin/tenants/{LIMITED}0/limits", json=rules).is_success
 
-    def purge_tenant(self, admin: httpx.Client) -> bool:
-        """Forget the cached results of a tenant."""
-        return admin.post("/admin/cache/purge", json={"tenant": "north"}).is_success
+    @staticmethod
+    def _purge(admin: httpx.Client, **chosen: str) -> bool:
+        """Forget the cached results of a tenant or a model."""
+        return admin.post("/admin/cache/purge", json=chosen).is_success
 
-    def purge_model(self, admin: httpx.Client) -> bool:
-        """Forget the cached results of a model."""
-        return admin.post("/admin/cache/purge", json={"model": MODEL}).is_success
-
-    def revision(self, admin: httpx.Client) -> bool:
+    def _publish_revision(self, admin: httpx.Client) -> bool:
         """Publish another revision, which gives other answers."""
         number = next(self._numbers)
         for backend in self._topology.backends.values():
             write_revision(backend.models, number)
         self._topology.oracle.learn()
         return admin.post("/admin/models/reload").is_success
-
-    def _try(self, key: str) -> int:
-        """Send a request that is not billed with a key; return its status."""
-        ((host, port),) = self._topology.addresses
-        headers = {"authorization": f"Bearer {key}"}
-        url = f"http://{host}:{port}{PATH}"
-        return httpx.post(url, json={}, headers=headers, verify=no_authorities()).status_code
 
 
 class Resources:
@@ -135,12 +122,11 @@ class Resources:
             found = _TASKS.search(admin.get("/metrics").raise_for_status().text)
         if found is not None:
             self.samples["workers", "tasks"].append((at, float(found[1])))
-        folder = self._topology.gateway.settings.events_dir
-        self.log_bytes = max(self.log_bytes, size_of(folder))
+        self.log_bytes = max(self.log_bytes, _size(self._topology.gateway.settings.events_dir))
         return _LOOK
 
 
-def size_of(folder: Path) -> int:
+def _size(folder: Path) -> int:
     """Return the bytes on the disk of the files below a folder."""
     found = 0
     for path in folder.rglob("*"):
@@ -169,32 +155,31 @@ def change_everything(topology: Processes, _: str, *, every: float = _EVERY) -> 
         yield
 
 
-def changes_worked(case: Case) -> Sequence[str]:
+def changes_worked(case: Case) -> Iterator[str]:
     """Find changes without their effect."""
     operator: Operator = case.topology.notes["operator"]
     case.figures["changes"] = operator.made.total()
     failed = {name: count for name, count in operator.failed.items() if count}
-    return [f"changes did not work: {failed}"] if failed else []
+    if failed:
+        yield f"changes did not work: {failed}"
 
 
-def nothing_grows(case: Case) -> Sequence[str]:
+def nothing_grows(case: Case) -> Iterator[str]:
     """Find processes whose memory, files or threads rise, and event logs that are too large."""
     resources: Resources = case.topology.notes["resources"]
-    found = []
     for (name, resource), points in resources.samples.items():
         median, risen = rise(points)
         room = _MEMORY if resource == "memory" else _FILES
         if resource == "memory":
             case.figures[f"{name} MiB"] = f"{median / _MIB:.0f} {risen / _MIB:+.1f}"
         if case.ended - case.begun >= _LONG and risen > _SHARE * median + room:
-            found.append(f"{name}: {resource} rose by {risen:.0f} from {median:.0f}")
+            yield f"{name}: {resource} rose by {risen:.0f} from {median:.0f}"
     unseen = {"memory", "files", "threads", "tasks"} - {name for _, name in resources.samples}
     if unseen:
-        found.append(f"nobody looked at {', '.join(sorted(unseen))}")
+        yield f"nobody looked at {', '.join(sorted(unseen))}"
     case.figures["event_log_bytes"] = resources.log_bytes
     if resources.log_bytes > _MOST_LOG_BYTES:
-        found.append(f"event logs took {resources.log_bytes} bytes")
-    return found
+        yield f"event logs took {resources.log_bytes} bytes"
 
 
 FAULTS = (
@@ -202,16 +187,16 @@ FAULTS = (
         name="soak",
         what="changes configuration, keys, limits, caches or models every 5 s, under mixed load",
         undo="changes stay",
+        act=change_everything,
+        parts=("operator",),
         hold=900.0,
         load=LoadSpec(rate=60.0, repeated=0.5, hasty=0.02),
         setup=Setup(
             limited=1,
-            oracle=MixedOracle,
+            is_mixed=True,
             # So small that it is full before the first third of the time has passed.
             document={"cache": {"memory_bytes": 4 * _MIB}},
         ),
-        act=change_everything,
-        parts=("operator",),
         checks=(changes_worked, nothing_grows),
     ),
 )

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -11,9 +10,9 @@ import msgspec
 
 from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from loadtests.faults.topology import TopologyError
+from loadtests.file_systems import fill, make_file_system, mount
 from testing.waiting import wait_until
 
-_SIZES = (1 << 20, 4096)
 _OTHER_BOOT = "the boot before the power cut"
 
 
@@ -21,18 +20,15 @@ class Disk:
     """An ext4 file system in a file of `folder`, mounted at `place` while entered. Needs root."""
 
     def __init__(self, folder: Path, place: Path, size_bytes: int) -> None:
-        self.place = place
+        self._place = place
         self._image = folder / "disk.ext4"
-        self._after = folder / "after.ext4"
         self._size = size_bytes
         self._filler = place / "filler"
 
     def __enter__(self) -> Self:
         if os.geteuid():
             raise TopologyError("a file system is mounted for this, which needs root")
-        with self._image.open("wb") as file:
-            file.truncate(self._size)
-        _run("mkfs.ext4", "-q", "-m", "0", str(self._image))
+        make_file_system(self._image, self._size)
         self._mount()
         return self
 
@@ -41,11 +37,7 @@ class Disk:
 
     def fill(self) -> None:
         """Leave no block free."""
-        with self._filler.open("ab") as file:
-            for size in _SIZES:
-                with suppress(OSError):
-                    while os.write(file.fileno(), bytes(size)):
-                        pass
+        fill(self._filler)
 
     def empty(self) -> None:
         """Make room again."""
@@ -53,27 +45,24 @@ class Disk:
 
     def cut_power(self) -> None:
         """Keep only data that was synced, and mark event logs as written before another boot."""
-        shutil.copyfile(self._image, self._after)
+        after = self._image.with_name("after.ext4")
+        shutil.copyfile(self._image, after)
         self._unmount()
-        self._after.replace(self._image)
+        after.replace(self._image)
         self._mount()
-        for path in self.place.glob(f"events/*/{MARK_NAME}"):
+        for path in self._place.glob(f"events/*/{MARK_NAME}"):
             mark = read_mark(path.parent)
             if mark is not None:
                 other = SyncedMark(expected=mark.expected, boot=_OTHER_BOOT)
                 path.write_bytes(msgspec.json.encode(other))
 
     def _mount(self) -> None:
-        _run("mount", "-o", "loop", str(self._image), str(self.place))
+        mount(self._image, self._place)
 
     def _unmount(self) -> None:
         """Unmount the file system as soon as killed processes have closed their files."""
-        command = ["umount", str(self.place)]
+        command = ["umount", str(self._place)]
         wait_until(
             lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
             what="nobody uses the disk",
         )
-
-
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True)

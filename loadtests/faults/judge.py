@@ -31,6 +31,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     latency: float
     status: int
     tenant: str
+    path: str = ""
     items: int = 1
     is_right: bool = False
     answer_of: str = ""
@@ -62,7 +63,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """States when errors are allowed: seconds after a fault's begin, and after its end.
+    """States when errors are allowed: `after_begin` seconds from the begin of a fault.
 
     A window that `is_open` lasts from the begin to `after_end` seconds after the end.
     """
@@ -70,23 +71,24 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     after_begin: float = 0.0
     after_end: float = 0.0
     is_open: bool = False
+    path: str = ""
+    """The only route on which errors are allowed; empty: on all."""
 
     def allows(self, sent: Sent, *, begun: float, ended: float) -> bool:
         """Return whether a request was in flight within the window."""
-        spans = [(begun, ended + self.after_end)] if self.is_open else []
-        if self.after_begin:
-            spans.append((begun, begun + self.after_begin))
-        if self.after_end:
-            spans.append((ended, ended + self.after_end))
-        return any(sent.due <= end and sent.came >= start for start, end in spans)
+        if self == NEVER or self.path not in ("", sent.path):
+            return False
+        end = ended + self.after_end if self.is_open else begun + self.after_begin
+        return sent.due <= end and sent.came >= begun
 
     @override
     def __str__(self) -> str:
+        if self == NEVER:
+            return "never"
+        text = f"{self.after_begin:g} s after its begin"
         if self.is_open:
-            return "the fault" + (f" and {self.after_end:g} s" if self.after_end else "")
-        parts = [f"{self.after_begin:g} s after its begin"] if self.after_begin else []
-        parts += [f"{self.after_end:g} s after its end"] if self.after_end else []
-        return " and ".join(parts) or "never"
+            text = "the fault" + (f" and {self.after_end:g} s" if self.after_end else "")
+        return f"{text} on {self.path}" if self.path else text
 
 
 NEVER = Window()

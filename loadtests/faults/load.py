@@ -18,7 +18,8 @@ from loadtests.faults.topology import Oracle, Question, Topology
 
 _PATIENCE = 15.0
 """Seconds that a caller waits; the gateway's own deadline is shorter."""
-_HASTE = "0.3"
+_HASTY = {"x-request-timeout": "0.3"}
+_KEY = "idempotency-key"
 _REMEMBERED = 50
 _RUNS = 409
 _HANG_UP = 0.25
@@ -26,18 +27,11 @@ _LEAVES_WITHIN = 0.04
 _LONG = 120.0
 """Seconds after which a request with an idempotency key counts as lost."""
 _CONNECTIONS = 256
-_NO_ANSWER = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
-"""What a request raises whose answer does not come, or is no HTTP."""
-_Address = tuple[str, int]
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, _Address]
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """An answer that is judged after the load."""
-
-    place: int
-    question: Question
-    body: bytes
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[str, int]]
+_Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+_NO_ANSWER: _Answer = (0, {}, b"")
+"""The caller gets no answer, or one that is no HTTP."""
 
 
 class Load:
@@ -58,7 +52,9 @@ class Load:
         self._questions: dict[str, Iterator[Question]] = {}
         self._known: dict[str, list[Question]] = {}
         self._idle: deque[_Stream] = deque()
-        self._answers: list[_Answer] = []
+        self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._answers: list[tuple[int, Question, bytes]] = []
+        """Places in `sent`, questions and answers that are judged after the load."""
         self._answered: set[bytes] = set()
         self._error: Exception | None = None
         self._stop = threading.Event()
@@ -88,19 +84,16 @@ class Load:
             self._error = error
 
     async def _send(self) -> None:
-        places = asyncio.Semaphore(_CONNECTIONS)
         due = time.monotonic()
-        try:
-            async with asyncio.TaskGroup() as requests:
-                while not self._stop.is_set():
-                    due += self._chooser.expovariate(self.rate)
-                    await asyncio.sleep(max(0.0, due - time.monotonic()))
-                    requests.create_task(self._one(due, places))
-        finally:
-            for _, writer, _ in self._idle:
-                writer.transport.abort()
+        async with asyncio.TaskGroup() as requests:
+            while not self._stop.is_set():
+                due += self._chooser.expovariate(self.rate)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                requests.create_task(self._one(due))
+        for _, writer, _ in self._idle:
+            writer.transport.abort()
 
-    async def _one(self, due: float, places: asyncio.Semaphore) -> None:
+    async def _one(self, due: float) -> None:
         tenants = list(self._questions)
         hot = [tenant for tenant in tenants if tenant.startswith(LIMITED)]
         is_more = self._chooser.random() > self._spec.rate / self.rate
@@ -112,107 +105,97 @@ class Load:
             else next(self._questions[tenant])
         )
         if self._spec.keyed:
-            await self._send_twice(due, tenant, question, places)
+            await self._send_twice(due, tenant, question)
             return
-        while wait := await self._try(due, tenant, question, places, is_hasty=is_hasty):
+        if is_hasty:
+            question = _with(question, _HASTY)
+        while wait := await self._try(due, tenant, question):
             await asyncio.sleep(wait * self._chooser.uniform(1.0, 1.5))
             due = time.monotonic()
 
-    async def _send_twice(
-        self, due: float, tenant: str, question: Question, places: asyncio.Semaphore
-    ) -> None:
+    async def _send_twice(self, due: float, tenant: str, question: Question) -> None:
         """Send a request with an idempotency key until it is answered, and do so twice.
 
         Every fourth caller first sends it and hangs up, which is not recorded.
         """
-        key = str(uuid.uuid4())
-        headers = (*question.headers, ("idempotency-key", key))
         # 409 says that the request of a caller who hung up still runs.
-        keyed = msgspec.structs.replace(
-            question, headers=headers, statuses=question.statuses | {_RUNS}
-        )
+        statuses = question.statuses | {_RUNS}
+        keyed = _with(question, {_KEY: str(uuid.uuid4())}, statuses=statuses)
         if self._chooser.random() < _HANG_UP:
-            with contextlib.suppress(*_NO_ANSWER):
-                async with asyncio.timeout(_PATIENCE):
-                    await self._exchange(tenant, msgspec.structs.replace(keyed, is_left=True))
+            await self._exchange(tenant, _with(keyed, {}, is_left=True), _PATIENCE)
         for _ in range(2):
             until = time.monotonic() + _LONG
             while time.monotonic() < until:
-                await self._try(due, tenant, keyed, places, retry_key=key)
+                await self._try(due, tenant, keyed)
                 if self.sent[-1].status == 200:
                     break
                 await asyncio.sleep(0.2)
                 due = time.monotonic()
             due = time.monotonic()
 
-    async def _try(
-        self,
-        due: float,
-        tenant: str,
-        question: Question,
-        places: asyncio.Semaphore,
-        *,
-        is_hasty: bool = False,
-        retry_key: str = "",
-    ) -> float:
+    async def _try(self, due: float, tenant: str, question: Question) -> float:
         """Send once; return after how many seconds to send again, 0 for never."""
-        status, head, body = 0, b"", b""
         is_repeat = question.body in self._answered
-        with contextlib.suppress(*_NO_ANSWER):
-            async with asyncio.timeout(due + _PATIENCE - time.monotonic()), places:
-                status, head, body = await self._exchange(tenant, question, is_hasty=is_hasty)
-        retry_after = _field(head, b"retry-after:")
+        patience = due + _PATIENCE - time.monotonic()
+        status, head, body = await self._exchange(tenant, question, patience)
+        retry_after = head.get("retry-after", "")
         if status == 200 and 200 in question.statuses:
             self._answered.add(question.body)
-            self._answers.append(_Answer(len(self.sent), question, body))
+            self._answers.append((len(self.sent), question, body))
         self.sent.append(
             Sent(
                 due=due,
                 latency=time.monotonic() - due,
                 status=status,
                 tenant=tenant,
+                path=question.path,
                 items=question.items,
-                id=_field(head, b"x-request-id:"),
+                id=head.get("x-request-id", ""),
                 code="" if status == 200 else _code(body),
                 retry_after=retry_after,
-                is_hasty=is_hasty,
+                is_hasty=_HASTY.items() <= question.headers.items(),
                 is_repeat=is_repeat,
                 allowed=question.statuses,
                 has_left=question.is_left,
-                retry_key=retry_key,
+                retry_key=question.headers.get(_KEY, ""),
             )
         )
         may_repeat = self._spec.insists and status != 200 and not self._stop.is_set()
         return float(retry_after) if may_repeat and retry_after else 0.0
 
-    async def _exchange(
-        self, tenant: str, question: Question, *, is_hasty: bool = False
-    ) -> tuple[int, bytes, bytes]:
+    async def _exchange(self, tenant: str, question: Question, patience: float) -> _Answer:
+        """Send a request, and return its answer or `_NO_ANSWER`.
+
+        This takes 0.1 ms of a processor, where httpx takes 1.4 ms.
+        """
         lines = [
             f"POST {question.path} HTTP/1.1",
             "host: gateway",
             f"authorization: Bearer {question.key or self._topology.keys[tenant]}",
             "content-type: application/json",
-            f"content-length: {question.declared_bytes or len(question.body)}",
-            *(f"{name}: {value}" for name, value in question.headers),
-            *((f"x-request-timeout: {_HASTE}",) if is_hasty else ()),
+            f"content-length: {len(question.body)}",
+            *(f"{name}: {value}" for name, value in question.headers.items()),
         ]
-        reader, writer, _ = stream = await self._connection()
+        if question.is_left:
+            patience = self._chooser.random() * _LEAVES_WITHIN
+        writer = None
         try:
-            writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
-            if question.is_left:
-                await asyncio.sleep(self._chooser.random() * _LEAVES_WITHIN)
+            async with asyncio.timeout(patience), self._places:
+                reader, writer, _ = stream = await self._connection()
+                writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + question.body)
+                head = await reader.readuntil(b"\r\n\r\n")
+                fields = (line.partition(":") for line in head.decode().split("\r\n"))
+                found = {name.lower(): value.strip() for name, _, value in fields}
+                body = await reader.readexactly(int(found["content-length"]))
+                if found.get("connection") != "close":
+                    self._idle.append(stream)
+                    writer = None
+                return int(head[9:12]), found, body
+        except (OSError, EOFError, ValueError, KeyError, asyncio.LimitOverrunError):
+            return _NO_ANSWER
+        finally:
+            if writer is not None:
                 writer.transport.abort()
-            head = await reader.readuntil(b"\r\n\r\n")
-            body = await reader.readexactly(int(_field(head, b"content-length:")))
-        except BaseException:  # whatever it was, the next answer on this stream is not ours
-            writer.transport.abort()
-            raise
-        if question.declared_bytes or _field(head, b"connection:") == "close":
-            writer.close()
-        else:
-            self._idle.append(stream)
-        return int(head[9:12]), head, body
 
     async def _connection(self) -> _Stream:
         addresses = self._topology.addresses
@@ -229,15 +212,14 @@ class Load:
         """Judge the answers, and find out whose a wrong answer is."""
         oracle = self._topology.oracle
         asked = {
-            each.question.body: (self.sent[each.place].tenant, each.question)
-            for each in self._answers
+            question.body: (self.sent[place].tenant, question)
+            for place, question, _ in self._answers
         }
-        for place, question, body in map(msgspec.structs.astuple, self._answers):
+        for place, question, body in self._answers:
             mine = self.sent[place]
             is_right = _is_right(oracle, question, body)
             owner = "" if is_right else owner_of(body, mine.tenant, asked.values(), oracle)
             self.sent[place] = msgspec.structs.replace(mine, is_right=is_right, answer_of=owner)
-        self._answers.clear()
 
 
 def owner_of(
@@ -248,19 +230,16 @@ def owner_of(
     return next((other for other, question in others if _is_right(oracle, question, body)), "")
 
 
+def _with(question: Question, headers: dict[str, str], **changes: object) -> Question:
+    return msgspec.structs.replace(question, headers=question.headers | headers, **changes)
+
+
 def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:
     """Return whether `body` answers the question; one of another form is wrong."""
     try:
         return oracle.is_right(question, body)
     except msgspec.DecodeError:
         return False
-
-
-def _field(head: bytes, name: bytes) -> str:
-    for line in head.split(b"\r\n"):
-        if line.lower().startswith(name):
-            return line[len(name) :].strip().decode()
-    return ""
 
 
 def _code(body: bytes) -> str:

@@ -1,7 +1,9 @@
-"""Writes a model whose answers are predictable, in revisions that answer differently."""
+"""Writes models whose answers are predictable, in revisions that answer differently."""
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,12 +15,22 @@ from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
 from backends.types import FloatArray, OutputKind
 from loadtests.faults.topology import Question
-from testing.model_repository import DIMENSIONS, WORDS, write_encoder
+from testing.model_repository import DIMENSIONS, WORDS, write_encoder, write_model
 
 MODEL = "tiny"
 PATH = "/v1/embed"
 _WORDS = 8
 _TOLERANCE = 1e-4
+_ALGORITHM = "judge"
+INFER = f"/v1/infer/{_ALGORITHM}"
+_CODE = """
+async def run(item, ask):
+    {line}
+    return {{"length": len(str(item))}}
+"""
+_OTHERS = 500
+"""Added to a seed, gives texts of no other tenant."""
+_ODD, _LARGE, _ITEMS = 0.2, 0.05, 12
 
 
 class _Result(msgspec.Struct):
@@ -48,6 +60,19 @@ def write_revision(root: Path, number: int) -> None:
     folder.rename(target)
 
 
+def write_algorithm(root: Path, *, revision: int = 1, line: str = "pass") -> None:
+    """Write a revision of the algorithm, which runs `line` for every item."""
+    manifest = {
+        "kind": "algorithm",
+        "algorithm": "custom",
+        "code": "own.py",
+        "uses": [MODEL],
+        "tasks": ["infer"],
+    }
+    folder = write_model(root, _ALGORITHM, manifest, revision)
+    (folder / "own.py").write_text(_CODE.format(line=line))
+
+
 def texts(seed: int) -> Iterator[str]:
     """Yield texts of a few words each. Texts are rarely repeated."""
     chooser = random.Random(seed)
@@ -58,21 +83,18 @@ def texts(seed: int) -> Iterator[str]:
 class ModelOracle:
     """Asks about random texts, and computes the right answers of every revision it has learned.
 
-    `roots` are the repositories of the backends. Equal revision names mean equal revisions.
+    `roots` are the repositories of the backends. Equal revision names mean equal revisions. A mixed
+    oracle also calls an algorithm, and sends wrong requests and requests of many items.
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path] = (), *, is_mixed: bool = False) -> None:
         self._roots = roots
+        self._is_mixed = is_mixed
         self._known: dict[str, Tokenizer] = {}
         self._executor = SimulatedExecutor(
             dimensions=DIMENSIONS, worker_threads=1, base=0.0, token=0.0
         )
         self.learn()
-
-    @staticmethod
-    def write_models(root: Path) -> None:
-        """Write the first revision of every model that is asked about."""
-        write_revision(root, 1)
 
     def learn(self) -> None:
         """Read the newest revision of each repository."""
@@ -84,13 +106,30 @@ class ModelOracle:
             self._known[model.revision] = tokenizer
 
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield a question about each of `texts(seed)`."""
+        """Yield a question about each of `texts(seed)`.
+
+        Of mixed questions, a fifth is odd, a sixth calls the algorithm, and some have many items.
+        """
+        chooser, numbers, more = random.Random(seed), itertools.count(), texts(seed + _OTHERS)
         for text in texts(seed):
-            yield Question(path=PATH, body=msgspec.json.encode({"model": MODEL, "input": [text]}))
+            plain = Question(path=PATH, body=_body(text))
+            if self._is_mixed and chooser.random() < _ODD:
+                yield chooser.choice(_odd(plain))
+            elif self._is_mixed and chooser.random() < _ODD:
+                item = f"item {seed} {next(numbers)}"
+                yield Question(path=INFER, body=msgspec.json.encode({"inputs": [item]}))
+            elif self._is_mixed and chooser.random() < _LARGE:
+                yield Question(path=PATH, body=_body(*islice(more, _ITEMS)), items=_ITEMS)
+            else:
+                yield plain
 
     def is_right(self, question: Question, body: bytes) -> bool:
         """Return whether `body` answers the question as the revision that it names does."""
-        return self.are_right(msgspec.json.decode(question.body)["input"], body)
+        asked = msgspec.json.decode(question.body)
+        if question.path == INFER:
+            results = msgspec.json.decode(body).get("results", [])
+            return bool([{"length": len(each)} for each in asked["inputs"]] == results)
+        return self.are_right(asked["input"], body)
 
     def are_right(self, asked: Sequence[str], body: bytes) -> bool:
         """Return whether `body` has the embedding of each text in order, and no other."""
@@ -98,10 +137,10 @@ class ModelOracle:
         tokenizer = self._known.get(answer.revision)
         if tokenizer is None or len(answer.results) != len(asked):
             return False
-        return all(
-            _is_near(self.embedding(tokenizer, text), np.array(result.embedding))
-            for text, result in zip(asked, answer.results, strict=True)
-        )
+        expected = [self.embedding(tokenizer, text) for text in asked]
+        found = [each.embedding for each in answer.results]
+        is_whole = all(len(each) == DIMENSIONS for each in found)
+        return is_whole and np.allclose(expected, found, rtol=0.0, atol=_TOLERANCE)
 
     def embedding(self, tokenizer: Tokenizer, text: str) -> FloatArray:
         """Return the right embedding of a text, by the tokenizer of a revision."""
@@ -111,5 +150,21 @@ class ModelOracle:
         return expected
 
 
-def _is_near(expected: FloatArray, found: FloatArray) -> bool:
-    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= _TOLERANCE)
+def _body(*texts: str) -> bytes:
+    return msgspec.json.encode({"model": MODEL, "input": texts})
+
+
+def _odd(plain: Question) -> list[Question]:
+    """Return odd variants of a request."""
+
+    def changed(*statuses: int, **fields: object) -> Question:
+        return msgspec.structs.replace(plain, statuses=frozenset(statuses), **fields)
+
+    return [
+        changed(400, body=b'{"model": "tin'),
+        changed(400, body=msgspec.json.encode({"model": MODEL, "input": 7})),
+        changed(404, body=msgspec.json.encode({"model": "none", "input": "a film"})),
+        changed(401, key="sk-nobody-has-this-key"),
+        changed(200, headers={"cache-control": "no-store"}),
+        changed(200, is_left=True),
+    ]

@@ -17,10 +17,10 @@ import msgspec
 
 from gateway.settings import process_environment
 from loadtests.containers import services
-from loadtests.containers.images import tagged
-from loadtests.containers.layout import ADMIN_KEY, Layout
+from loadtests.containers.images import PRESENT, tagged
 from loadtests.containers.podman import HOME, inspect, run
 from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
+from loadtests.faults.containers import ADMIN_KEY, Containers
 from loadtests.faults.topology import TopologyError
 from testing.compose_files import ROOT
 from testing.waiting import wait_until
@@ -69,37 +69,36 @@ def take(steps: Iterator[Step]) -> None:
 # --- Rotation of the backend token and the admin key
 
 
-class Restart(msgspec.Struct, frozen=True, kw_only=True):
+class Restart(msgspec.Struct, frozen=True):
     """A container to create again with other variables. An empty variable is left unset."""
 
     why: str
     service: str
     variables: dict[str, str]
-    accepted: tuple[bool, bool] | None = None
+    accepted: tuple[bool, ...] = ()
     """Whether the gateway accepts the old and the new admin key afterwards."""
 
 
 def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:
     """Return the restarts that rotate both secrets, one container after the other."""
-    backends = [name for name in found if name.startswith("backend-")]
-    gateways = [name for name in found if name.startswith("gateway-")]
-    old = found[gateways[0]].environment
+    old = found["gateway-1"].environment
     both = {ADMIN_KEY: admin_key, SECOND_ADMIN_KEY: old[ADMIN_KEY]}
-    steps = (
-        ("accepts both tokens", backends, {TOKEN: token, SECOND_TOKEN: old[TOKEN]}, None),
-        ("sends the new token", gateways, {TOKEN: token}, None),
-        ("refuses the old token", backends, {SECOND_TOKEN: ""}, None),
-        ("accepts both admin keys", gateways, both, (True, True)),
-        ("refuses the old admin key", gateways, {SECOND_ADMIN_KEY: ""}, (False, True)),
+    steps: tuple[tuple[str, str, dict[str, str], tuple[bool, ...]], ...] = (
+        ("accepts both tokens", "backend-", {TOKEN: token, SECOND_TOKEN: old[TOKEN]}, ()),
+        ("sends the new token", "gateway-", {TOKEN: token}, ()),
+        ("refuses the old token", "backend-", {SECOND_TOKEN: ""}, ()),
+        ("accepts both admin keys", "gateway-", both, (True, True)),
+        ("refuses the old admin key", "gateway-", {SECOND_ADMIN_KEY: ""}, (False, True)),
     )
     return [
-        Restart(why=why, service=name, variables=variables, accepted=accepted)
-        for why, names, variables, accepted in steps
-        for name in names
+        Restart(why, name, variables, accepted)
+        for why, kind, variables, accepted in steps
+        for name in found
+        if name.startswith(kind)
     ]
 
 
-def rotation(layout: Layout) -> Iterator[Step]:
+def rotation(layout: Containers) -> Iterator[Step]:
     """Yield the steps that rotate the secrets."""
     keys = (layout.secrets[ADMIN_KEY], secrets.token_urlsafe(24))
     for restart in restarts(layout.services, secrets.token_urlsafe(24), keys[1]):
@@ -107,19 +106,17 @@ def rotation(layout: Layout) -> Iterator[Step]:
     layout.secrets[ADMIN_KEY] = keys[1]
 
 
-def _restart(layout: Layout, restart: Restart, keys: tuple[str, str]) -> None:
+def _restart(layout: Containers, restart: Restart, keys: tuple[str, str]) -> None:
     former = layout.services[restart.service]
     variables = former.environment | restart.variables
     kept = {name: value for name, value in variables.items() if value}
-    layout.services[restart.service] = msgspec.structs.replace(former, environment=kept)
-    replace(layout, restart.service)
-    if restart.accepted:
-        found = []
-        for key in keys:
-            with layout.admin(restart.service, key) as admin:
-                found.append(admin.get("/admin/tenants").is_success)
-        if tuple(found) != restart.accepted:
-            raise TopologyError(f"{restart.service}: old and new admin key accepted: {found}")
+    _replace(layout, msgspec.structs.replace(former, environment=kept))
+    found = []
+    for key in keys if restart.accepted else ():
+        with layout.admin(restart.service, key) as admin:
+            found.append(admin.get("/admin/tenants").is_success)
+    if tuple(found) != restart.accepted:
+        raise TopologyError(f"{restart.service}: old and new admin key accepted: {found}")
 
 
 # --- Upgrade of every container
@@ -140,38 +137,37 @@ def order(found: Mapping[str, Service]) -> list[str]:
     return sorted((name for name, each in found.items() if not each.ends), key=place)
 
 
-def upgrade(layout: Layout, tag: str, move: Callable[[int], None]) -> Iterator[Step]:
+def upgrade(layout: Containers) -> Iterator[Step]:
     """Yield the steps that replace each container by its next version.
 
-    The images of the project have `tag`. `move` sends callers to another port, like an address that
-    moves between balancers.
+    An image of the project gets the tag of the present release, and another image a new label.
     """
     for name in order(layout.services):
-        if name == _BALANCER:
-            yield name, partial(_replace_balancer, layout, move)
-        else:
-            yield name, partial(replace, layout, name, tag=tag)
+        yield name, partial(_upgrade, layout, layout.services[name])
 
 
-def replace(layout: Layout, name: str, *, tag: str = "") -> None:
-    """Replace a container, at the same address, and wait until it is healthy.
+def _upgrade(layout: Containers, service: Service) -> None:
+    own = service.image.startswith("localhost/")
+    image = tagged(service.image, PRESENT) if own else next_version(service)
+    changed = msgspec.structs.replace(service, image=image)
+    if service.name == _BALANCER:
+        _replace_balancer(layout, changed)
+    else:
+        _replace(layout, changed)
 
-    With `tag`, the container gets another image: an image of the project gets this tag, and another
-    image gets a new label.
-    """
-    service = layout.services[name]
+
+def _replace(layout: Containers, changed: Service) -> None:
+    """Replace a container, at the same address, and wait until it is healthy."""
+    name = changed.name
     if name in _STATE and _primary(layout) == name:
         _fail_over(layout, name)
-    if tag:
-        own = service.image.startswith("localhost/")
-        image = tagged(service.image, tag) if own else next_version(service)
-        service = layout.services[name] = msgspec.structs.replace(service, image=image)
-    former = inspect(service.container)
-    services.discard(service)
-    services.start(service, former=former)
+    former = inspect(changed.container)
+    services.discard(layout.services[name])
+    layout.services[name] = changed
+    services.start(changed, former=former)
     layout.until_healthy([name])
     if name in _STATE:
-        _wait(lambda: _is_copied(service), "the copy is complete")
+        _wait(lambda: _is_copied(changed), "the copy is complete")
 
 
 def next_version(service: Service) -> str:
@@ -185,17 +181,17 @@ def next_version(service: Service) -> str:
     return name
 
 
-def _primary(layout: Layout) -> str:
+def _primary(layout: Containers) -> str:
     """Return the service that the Sentinels name as the primary of the state Redis."""
     return _sentinel(layout, "get-master-addr-by-name", "state").split()[0]
 
 
-def _sentinel(layout: Layout, *words: str) -> str:
+def _sentinel(layout: Containers, *words: str) -> str:
     ask = ("redis-cli", "-p", "26379", "sentinel", *words)
     return run("exec", layout.services["sentinel-0"].container, *ask)
 
 
-def _fail_over(layout: Layout, former: str) -> None:
+def _fail_over(layout: Containers, former: str) -> None:
     """Hand the role of the primary over, and wait until the others follow."""
     # Refused while a failover goes on, and until the Sentinels know the copy: some ten seconds.
     _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
@@ -208,24 +204,23 @@ def _is_copied(service: Service) -> bool:
     return "master_link_status:up" in run("exec", service.container, *asked, check=False)
 
 
-def _replace_balancer(layout: Layout, move: Callable[[int], None]) -> None:
-    """Replace the balancer. Meanwhile, callers use a second balancer."""
-    service = layout.services[_BALANCER]
-    image = next_version(service)
+def _replace_balancer(layout: Containers, changed: Service) -> None:
+    """Replace the balancer. Meanwhile, callers use a second balancer.
+
+    It is like an address that moves between balancers.
+    """
     # At any address: gateways take its callers for one, as they do not know it.
-    networks = dict.fromkeys(service.networks, "")
-    second = msgspec.structs.replace(
-        service, name=f"{_BALANCER}-next", networks=networks, image=image
-    )
-    layout.services[_BALANCER] = msgspec.structs.replace(service, image=image)
+    networks = dict.fromkeys(changed.networks, "")
+    second = msgspec.structs.replace(changed, name=f"{_BALANCER}-next", networks=networks)
     services.start(second, port=_OTHER_PORT)
     _wait(lambda: services.is_healthy(second), "the second balancer is healthy")
-    move(_OTHER_PORT)
+    layout.send_to(_OTHER_PORT)
     time.sleep(_MOVED)
-    services.discard(service)
-    services.start(layout.services[_BALANCER])
+    services.discard(layout.services[_BALANCER])
+    layout.services[_BALANCER] = changed
+    services.start(changed)
     layout.until_healthy([_BALANCER])
-    move(BALANCER_PORT)
+    layout.send_to(BALANCER_PORT)
     time.sleep(_MOVED)
     services.discard(second)
 
@@ -233,38 +228,49 @@ def _replace_balancer(layout: Layout, move: Callable[[int], None]) -> None:
 # --- Backup and restore
 
 
-def restore(layout: Layout) -> Iterator[str]:
-    """Back up ledger and state, lose them, restore them into empty volumes; yield differences."""
-    before = _settled(layout)
-    if not before["state"]:
+def restore(layout: Containers) -> Iterator[str]:
+    """Back up ledger and state, lose them, restore them into empty volumes; yield differences.
+
+    The ledger has keys and tenants.
+    """
+    seen: list[Any] = [None]
+
+    def is_at_rest() -> bool:
+        seen.append(_ledger(layout))
+        return bool(seen[-1] == seen[-2])
+
+    wait_until(is_at_rest, within=_FAILOVER, what="the ledger is at rest", every=_SAME_FOR)
+    ledger, state, config = seen[-1], _state(layout, _primary(layout)), _config(layout)
+    if not state:
         raise TopologyError("the state Redis has nothing that a restore could bring back")
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         _script("backup.sh", folder)
-        if _ledger(layout) != before["ledger"]:
+        if _ledger(layout) != ledger:
             raise TopologyError("the ledger changed during the backup although nobody used it")
         yield from _lose_data(layout)
         _script("restore.sh", folder)
-    restored, state = _ledger(layout), _state(layout, _primary(layout))
+    if _ledger(layout) != ledger:
+        yield "the ledger is not as before the restore"
+    if _state(layout, _primary(layout)) != state:
+        yield "the state is not as before the restore"
     with contextlib.suppress(AssertionError):  # what it has at the end is compared
         _wait(lambda: _is_on_both(layout, state), "the replica is whole")
     if not _is_on_both(layout, state):
         yield "the servers of the state differ"
-    layout.start(_USERS)
+    layout.start_services(_USERS)
     layout.until_healthy(layout.services)
-    after = _contents(layout) | {"ledger": restored, "state": state}
-    for name, former in before.items():
-        if after[name] != former:
-            yield f"`{name}` is not as before the restore"
+    if _config(layout) != config:
+        yield "the configuration is not as before the restore"
 
 
-def _lose_data(layout: Layout) -> Iterator[str]:
+def _lose_data(layout: Containers) -> Iterator[str]:
     """Start servers with empty volumes in place of all that have data."""
     for name in [*_USERS, *_DATA]:
         services.discard(layout.services[name])
     for name in _DATA:
         for disk in layout.services[name].disks[:1]:
             services.remove_volume(disk)
-    layout.start(_DATA)
+    layout.start_services(_DATA)
     _wait(lambda: _has_replica(layout), "Sentinel sees the replica")
     if _ledger(layout) or _state(layout, _STATE[0]):
         yield "the volumes were not empty"
@@ -294,41 +300,23 @@ def _script(name: str, folder: str) -> None:
         raise TopologyError(f"deploy/{name}: {done.stderr.strip()[-2000:]}")
 
 
-def _settled(layout: Layout) -> dict[str, Any]:
-    """Return the contents once the ledger has not changed for some seconds."""
-    latest: list[Any] = [None]
-
-    def is_same() -> bool:
-        latest.append(_ledger(layout))
-        return bool(latest[-1] == latest[-2])
-
-    wait_until(is_same, within=_FAILOVER, what="the ledger is at rest", every=_SAME_FOR)
-    return _contents(layout)
-
-
-def _contents(layout: Layout) -> dict[str, Any]:
-    """Return the data that a backup must restore."""
+def _config(layout: Containers) -> Any:
     with layout.admin() as admin:
-        found = {
-            name: admin.get(f"/admin/{name}").raise_for_status().json()
-            for name in ("keys", "tenants", "config")
-        }
-    found["config"].pop("workers", None)
-    state = _state(layout, _primary(layout))
-    return found | {"ledger": _ledger(layout), "state": state}
+        found = admin.get("/admin/config").raise_for_status().json()
+    return found | {"workers": None}
 
 
-def _state(layout: Layout, name: str) -> list[str]:
+def _state(layout: Containers, name: str) -> list[str]:
     command = ("redis-cli", "-e", "eval", LASTING_KEYS, "0")
     said = run("exec", layout.services[name].container, *command)
     return [line for line in said.splitlines() if line]
 
 
-def _is_on_both(layout: Layout, state: list[str]) -> bool:
+def _is_on_both(layout: Containers, state: list[str]) -> bool:
     return all(_state(layout, name) == state for name in _STATE)
 
 
-def _ledger(layout: Layout) -> dict[str, list[str]]:
+def _ledger(layout: Containers) -> dict[str, list[str]]:
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
     digest = "SELECT count(*), md5(string_agg(t::text, E'\\n' ORDER BY t::text)) FROM"
     found = {}
@@ -337,7 +325,7 @@ def _ledger(layout: Layout) -> dict[str, list[str]]:
     return found
 
 
-def _has_replica(layout: Layout) -> bool:
+def _has_replica(layout: Containers) -> bool:
     name = layout.services["sentinel-0"].container
     said = run("exec", name, "redis-cli", "-p", "26379", "info", "sentinel", check=False)
     return "slaves=1,sentinels=3" in said

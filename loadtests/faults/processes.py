@@ -1,42 +1,28 @@
 """Runs the topology `processes`: a gateway, its backends behind proxies, and two Redis."""
 
-import os
 import secrets
-import signal
 import sqlite3
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, Literal, Self  # Any: sections of a document, a worker's report
+from typing import Any, Literal  # Any: sections of a document, a worker's report
 
 import httpx
 import msgspec
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 from redis.exceptions import RedisError
+from typing_extensions import override
 
 from gateway.errors import DependencyUnavailable
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from gateway.settings import Settings, environment, process_environment
 from gateway.types import Rule
+from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process
 from loadtests.faults.disk import Disk
-from loadtests.faults.judge import LIMITED, LedgerRow
+from loadtests.faults.judge import LIMITED
 from loadtests.faults.model import ModelOracle
-from loadtests.faults.paced_backend import BackendSpec, PacedBackend
 from loadtests.faults.proxy import SOUND, ProxyFault
-from loadtests.faults.topology import LEDGER_QUERY, TopologyError, ledger_rows
+from loadtests.faults.topology import Topology, TopologyError
 from loadtests.gateway import Gateway, add_tenants
 from testing.delaying_proxy import DelayingProxy
 from testing.loopback import get, no_authorities
@@ -48,25 +34,13 @@ from tools.monitoring.files import RULES
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 SHARE, STATE_TIMEOUT = 0.1, 1.0
+# What is confirmed survives a crash, and a primary without replicas takes no writes.
+DURABLE = ("--appendonly", "yes")
+SENTINELS: Mapping[str, Any] = {"replicas": 2, "sentinels": 3, "down_after": 1.5}
 _FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
-_DURABLE = ("--appendonly", "yes")
-_DOWN_AFTER = 1.5
-"""Seconds without a reply after which a Sentinel takes the primary for down."""
 _CONSUMERS = ("billing", "request-log")
-_SUPERVISED = ("worker", "shipper", "admin", "batches")
 _ADMIN_KEY = "admin-key-of-the-faults"
-_PROXY_FAULTS = {
-    "latency": ProxyFault(latency=2.0),
-    "errors": ProxyFault(errors=0.3),
-    "refused": ProxyFault(refuses=True),
-    "half-open": ProxyFault(silent=True),
-    "stalls": ProxyFault(stalls=0.05, stall=1.0),
-    "stalls-hedged": ProxyFault(stalls=0.05, stall=1.0),
-}
-_LATE = 0.2
-_EARLIER = 4.0
-
-
+_DISPATCHED = ("computed", "failed", "retried", "hedged")
 TWO_BY_TWO = tuple(
     BackendSpec(name=f"{region}-{number}", region=region)
     for region in ("eu", "us")
@@ -86,7 +60,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     redis: Literal["single", "delayed", "sentinel"] = "single"
     limited: int = 0
     document: Mapping[str, Any] = {}
-    oracle: type[ModelOracle] = ModelOracle
+    is_mixed: bool = False
+    """Whether the load also calls an algorithm, and sends wrong and large requests."""
     batches: bool = False
     """Whether the gateway runs batch jobs."""
     disk_bytes: int = 0
@@ -96,334 +71,197 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """How often a Prometheus scrapes everything and evaluates the rules, such as `15s`."""
 
 
-class Processes:
-    """The topology `processes`. It is a `Topology`, with the backends by name for other tests."""
+class Processes(Topology):
+    """A gateway, backends, billing and the request log as processes of this machine."""
 
-    name = "processes"
+    oracle: ModelOracle
 
     def __init__(self, folder: Path, setup: Setup | None = None) -> None:
+        super().__init__()
         self.setup = setup or Setup()
         self._folder = folder
-        self._stack = ExitStack()
-        self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in self._tenants()}
+        tenants = ["north", "south", *(f"{LIMITED}{n}" for n in range(self.setup.limited))]
+        self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in tenants}
         self.backends: dict[str, PacedBackend] = {}
-        self.oracle = self.setup.oracle(())
-        self.notes: dict[str, Any] = {}
-        """What acts note for checks."""
-        self.away = 0.0
-        """Seconds without a primary Redis in the last failover."""
-        self._consumers: dict[str, Consumer] = {}
-        self._redis: dict[str, Valkey | SentinelDeployment] = {}
-        self._delays = {"cache": 0.0, "state": 0.0}
-        self._verbs: dict[str, Callable[[str], AbstractContextManager[None]]] = {
-            "kill": self._kill,
-            "stop": self._stop,
-            "revision": self._revision,
-            "full": self._full,
-            "redis-latency": self._delay,
-            "failover": self._fail_over,
-            "all-down": self._all_down,
-            "all-down-insistent": self._all_down,
-            "unequal": lambda _: nullcontext(),
-            "spike": lambda _: nullcontext(),
-        }
+        self.consumers: dict[str, Child] = {}
+        self.redis: dict[str, Valkey | SentinelDeployment] = {}
+        self.delays = {"cache": 0.0, "state": 0.0}
+        """Seconds by which the replies of each Redis are late."""
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
-            for spec in self.setup.backends:
-                models = self._folder / "models"
-                backend = PacedBackend(spec, models, self.setup.oracle.write_models)
-                self.backends[spec.name] = backend
-                stack.callback(backend.kill)
-                backend.start()
-                stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
-            self.oracle = self.setup.oracle([each.models for each in self.backends.values()])
-            urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
-            disk = self.setup.disk_bytes > 0
-            self.gateway = Gateway(
-                self._folder / "gateway",
-                self._document(),
-                workers=self.setup.workers,
-                cache_url=urls["cache"],
-                state_url=urls["state"],
-                state_timeout=STATE_TIMEOUT,
-                admin=True,
-                admin_key=_ADMIN_KEY,
-                batches=self.setup.batches,
-                # A ledger that a lost disk does not take with it.
-                ledger_url=f"sqlite:///{self._folder / 'ledger.db'}" if disk else "",
+    @override
+    def start(self, stack: ExitStack) -> None:
+        setup = self.setup
+        self._portal = stack.enter_context(start_blocking_portal())
+        for spec in setup.backends:
+            backend = PacedBackend(spec, self._folder / "models", has_algorithm=setup.is_mixed)
+            self.backends[spec.name] = backend
+            stack.callback(backend.kill)
+            backend.start()
+            stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
+        models = [each.models for each in self.backends.values()]
+        self.oracle = ModelOracle(models, is_mixed=setup.is_mixed)
+        urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
+        self._control_url = urls["state"]
+        disk = setup.disk_bytes > 0
+        self.gateway = Gateway(
+            self._folder / "gateway",
+            self._document(),
+            workers=setup.workers,
+            cache_url=urls["cache"],
+            state_url=urls["state"],
+            state_timeout=STATE_TIMEOUT,
+            admin=True,
+            admin_key=_ADMIN_KEY,
+            batches=setup.batches,
+            # A ledger that a lost disk does not take with it.
+            ledger_url=f"sqlite:///{self._folder / 'ledger.db'}" if disk else "",
+        )
+        settings = self.gateway.settings
+        self.addresses = [("127.0.0.1", self.gateway.port)]
+        if disk:
+            self.disk = stack.enter_context(Disk(self._folder, settings.data_dir, setup.disk_bytes))
+        create_tenants(settings.ledger, self.keys)
+        self.wait_for_backends()
+        stack.enter_context(self.gateway)
+        for role in _CONSUMERS:
+            # With a disk of its own, the gateway is on another machine.
+            folder = self._folder / role if disk else settings.data_dir
+            own = msgspec.structs.replace(settings, data_dir=folder)
+            consumer = self.consumers[role] = gateway_process(role, own)
+            stack.callback(consumer.stop)
+            consumer.start()
+        if setup.scrape_interval:
+            self.prometheus = stack.enter_context(
+                running_prometheus([*self._scrapes()], interval=setup.scrape_interval, rules=RULES)
             )
-            if disk:
-                self.disk = stack.enter_context(
-                    Disk(self._folder, self.gateway.settings.data_dir, self.setup.disk_bytes)
-                )
-            create_tenants(self.gateway.settings.ledger, self.keys)
-            self._until(self._backends_ready, what="the backends are ready")
-            stack.enter_context(self.gateway)
-            for role in _CONSUMERS:
-                # With a disk of its own, the gateway is on another machine.
-                settings = self.gateway.settings
-                if disk:
-                    settings = msgspec.structs.replace(settings, data_dir=self._folder / role)
-                self._consumers[role] = Consumer(role, settings)
-                stack.callback(self._consumers[role].stop)
-                self._consumers[role].start()
-            if self.setup.scrape_interval:
-                self.prometheus = stack.enter_context(
-                    running_prometheus(
-                        self._scrapes(), interval=self.setup.scrape_interval, rules=RULES
-                    )
-                )
-            self._control_url = urls["state"]
-            self._started = self.gateway.processes()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+        self._started = self.gateway.processes()
         for backend in self.backends.values():
-            backend.resume()
-        self._stack.close()
+            stack.callback(backend.resume)
 
-    def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts into which a fault can be injected."""
-        first = self.setup.backends[0]
-        backends = (f"backend {first.name}", f"region {first.region}")
-        redis = ("cache", "state")
-        own = (*_SUPERVISED[:3], *_CONSUMERS, "gateway")
-        named: dict[str, tuple[str, ...]] = {
-            "kill": (*own, *backends, *redis),
-            "stop": (*backends, *redis),
-            "revision": backends,
-            "full": redis,
-            "redis-latency": redis,
-            "failover": redis,
-            "all-down": ("backends",),
-            "all-down-insistent": ("backends",),
-            "stalls": backends[:1],
-            "stalls-hedged": backends[:1],
-            "unequal": ("backends",),
-            "spike": ("callers",),
-        }
-        return named.get(fault, backends if fault in _PROXY_FAULTS else ())
-
-    def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Inject a fault into a part at the entry, and undo it at the exit."""
-        if fault in _PROXY_FAULTS:
-            return self._proxied(part, _PROXY_FAULTS[fault])
-        return self._verbs[fault](part)
-
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        """Host and port of the gateway."""
-        return [("127.0.0.1", self.gateway.port)]
-
-    def inside(self) -> AbstractContextManager[None]:
-        """Do nothing: the gateway is on this machine's loopback."""
-        return nullcontext()
-
+    @override
     def unwell(self) -> Sequence[str]:
-        """Return the parts that do not work now."""
         found = [f"backend {name}" for name, each in self.backends.items() if not each.is_ready()]
-        found += [role for role, each in self._consumers.items() if not _runs(each.pid)]
+        found += [role for role, each in self.consumers.items() if not each.runs()]
         with suppress(FileNotFoundError):
             running = self.gateway.processes()
-            found += [
-                name for name in self._started if name not in running or not _runs(running[name])
-            ]
+            found += [name for name in self._started if not runs(running.get(name, 0))]
         try:
             ready = get(f"http://127.0.0.1:{self.gateway.port}/health/ready", timeout=2.0).json()
             return found + [f"gateway: {each}" for each in ready["missing"] + ready["degraded"]]
         except httpx.TransportError:
             return [*found, "gateway"]
 
-    def billed(self, since: float) -> Sequence[LedgerRow]:
-        """Return the ledger's requests since a reading of `time.time`."""
-        return ledger_rows(self.ask_ledger(LEDGER_QUERY.format(since=int(since * 1e9))))
-
+    @override
     def counters(self) -> Mapping[str, float]:
         """Return counts of the dispatcher, of opened breakers, and of each backend's items."""
-        found = dict.fromkeys(("computed", "failed", "retried", "hedged"), 0.0)
-        found |= {"cache breaker": 0.0, "state breaker": 0.0}
+        found = dict.fromkeys((*_DISPATCHED, "cache breaker", "state breaker"), 0.0)
         for report in self._portal.call(self._reports):
-            for name in ("computed", "failed", "retried", "hedged"):
+            for name in _DISPATCHED:
                 found[name] += report["dispatch"][name]
             found["cache breaker"] += report["cache"]["remote"]["breaker_opened"]
             found["state breaker"] += report["limits"]["breaker_opened"]
         items = {f"items {name}": float(each.proxy.items) for name, each in self.backends.items()}
         return found | items
 
+    @override
     def restore(self) -> None:
         """End all faults of proxies, and start the processes that do not run."""
         for backend in self.backends.values():
-            self._portal.call(backend.proxy.set_fault, SOUND)
+            self.set_fault(backend, SOUND)
             backend.resume()
             backend.start()
         with suppress(AssertionError):
             wait_until(lambda: not self.unwell(), within=30.0)
             return
-        for redis in self._redis.values():
+        for redis in self.redis.values():
             if isinstance(redis, Valkey) and not redis.is_running:
                 redis.start()
-        for consumer in self._consumers.values():
+        for consumer in self.consumers.values():
             consumer.stop()
             consumer.start()
         self.gateway.kill()
         self.gateway.start()
         self._started = self.gateway.processes()
-        self._until(lambda: not self.unwell(), what="everything works again")
+        wait_until(lambda: not self.unwell(), what="everything works again")
 
-    def admin(self) -> httpx.Client:
-        """Return a client of the operators' listener."""
-        headers = {"authorization": f"Bearer {_ADMIN_KEY}"}
-        url = f"http://127.0.0.1:{self.gateway.settings.admin_port}"
-        return httpx.Client(base_url=url, headers=headers, timeout=120.0, verify=no_authorities())
-
+    @override
     def ask_ledger(self, query: str) -> list[Sequence[Any]]:
-        """Return the rows of a query."""
         path = self.gateway.settings.ledger.removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60.0)) as database:
             return database.execute(query).fetchall()
 
+    def admin(self) -> httpx.Client:
+        """Return a client of the operators' listener."""
+        return self._client(self.gateway.settings.admin_port, _ADMIN_KEY)
+
+    def client(self) -> httpx.Client:
+        """Return a client of the tenant `north`."""
+        return self._client(self.gateway.port, self.keys["north"])
+
     def pids(self) -> dict[str, int]:
         """Return the id of each process of the product, by its role and number."""
-        found = dict(self.gateway.processes())
-        found |= {role: each.pid for role, each in self._consumers.items()}
-        return found | {
-            f"backend {name}": each.pid for name, each in self.backends.items() if each.pid
-        }
+        found = self.gateway.processes() | {name: c.pid for name, c in self.consumers.items()}
+        return found | {f"backend {n}": each.pid for n, each in self.backends.items() if each.pid}
 
-    @contextmanager
-    def _kill(self, part: str) -> Iterator[None]:
-        if part in _SUPERVISED:
-            role = {"worker": "gateway"}.get(part, part)
-            running = self.gateway.processes()
-            victim = next(pid for name, pid in running.items() if name.startswith(role))
-            os.kill(victim, signal.SIGKILL)
-            yield  # the supervisor starts it again
-            return
-        members, before = self._members(part), self.gateway.processes().values()
-        for each in members:
-            each.kill()
-        if part == "gateway":
-            self._until(lambda: not any(map(_runs, before)), what="all its processes ended")
-        yield
-        for each in members:
-            each.start()
-        self._until(self._backends_ready, what=f"{part} is ready")
+    def members(self, part: str) -> list[Valkey | Child | Gateway]:
+        """Return the processes of a part, such as `region eu`, or `cache and state`."""
+        found: list[Valkey | Child | Gateway] = []
+        for each in part.split(" and "):
+            if each == "gateway":
+                found.append(self.gateway)
+            elif each in self.consumers:
+                found.append(self.consumers[each])
+            else:
+                found += [self.server(each)] if each in self.redis else self.backends_of(each)
+        return found
 
-    @contextmanager
-    def _stop(self, part: str) -> Iterator[None]:
-        members = [each for each in self._members(part) if isinstance(each, Valkey | PacedBackend)]
-        for each in members:
-            each.pause()
-        try:
-            yield
-        finally:
-            for each in members:
-                each.resume()
-
-    @contextmanager
-    def _proxied(self, part: str, fault: ProxyFault) -> Iterator[None]:
-        for backend in self._backends(part):
-            self._portal.call(backend.proxy.set_fault, fault)
-        yield
-        for backend in self._backends(part):
-            self._portal.call(backend.proxy.set_fault, SOUND)
-
-    @contextmanager
-    def _all_down(self, part: str) -> Iterator[None]:
-        """Refuse the calls of all backends; the last one comes back some seconds earlier."""
-        for backend in self._backends(part):
-            self._portal.call(backend.proxy.set_fault, ProxyFault(refuses=True))
-        yield
-        *others, last = self._backends(part)
-        self._portal.call(last.proxy.set_fault, SOUND)
-        for backend in others:
-            back = partial(self._portal.call, backend.proxy.set_fault, SOUND)
-            threading.Timer(_EARLIER, back).start()
-
-    @contextmanager
-    def _revision(self, part: str) -> Iterator[None]:
-        for backend in self._backends(part):
-            backend.change_revision()
-        self.oracle.learn()
-        yield
-
-    @contextmanager
-    def _full(self, part: str) -> Iterator[None]:
-        redis = self.server(part)
-        redis.configure("maxmemory-policy", "noeviction")
-        redis.configure("maxmemory", "1")
-        try:
-            yield
-        finally:
-            redis.configure("maxmemory", "0")
-
-    @contextmanager
-    def _delay(self, part: str) -> Iterator[None]:
-        self._delays[part] = _LATE
-        try:
-            yield
-        finally:
-            self._delays[part] = 0.0
-
-    @contextmanager
-    def _fail_over(self, part: str) -> Iterator[None]:
-        deployment = self._redis[part]
-        if not isinstance(deployment, SentinelDeployment):
-            raise TopologyError(f"`{part}` has no Sentinels")
-        former = deployment.kill_primary()
-        killed = time.monotonic()
-        self._until(lambda: deployment.current() is not None, what="a new primary")
-        self.away = time.monotonic() - killed
-        yield
-        deployment.rejoin(former)
-
-    def _tenants(self) -> Iterator[str]:
-        yield from ("north", "south")
-        yield from (f"{LIMITED}{number}" for number in range(self.setup.limited))
-
-    def _members(self, part: str) -> Sequence["Valkey | PacedBackend | Consumer | Gateway"]:
-        """Return the processes of a part. They can be killed and started."""
-        if part == "gateway":
-            return [self.gateway]
-        if part in _CONSUMERS:
-            return [self._consumers[part]]
-        return [self.server(part)] if part in self._redis else self._backends(part)
-
-    def _backends(self, part: str) -> list[PacedBackend]:
+    def backends_of(self, part: str) -> list[PacedBackend]:
         """Return the backends of a part: `backend eu-0`, `region eu`, or `backends`."""
         kind, _, name = part.partition(" ")
-        found = list(self.backends.values())
-        if kind == "backends":
-            return found
-        return [each for each in found if name in (each.spec.name, each.spec.region)]
+        return [
+            each
+            for each in self.backends.values()
+            if kind == "backends" or name in (each.spec.name, each.spec.region)
+        ]
 
     def server(self, part: str) -> Valkey:
         """Return a Redis that is a single server: `cache` or `state`."""
-        redis = self._redis[part]
+        redis = self.redis[part]
         if not isinstance(redis, Valkey):
             raise TopologyError(f"`{part}` is not a single server")
         return redis
 
+    def set_fault(self, backend: PacedBackend, fault: ProxyFault) -> None:
+        """Let the proxy of a backend behave like this."""
+        self._portal.call(backend.proxy.set_fault, fault)
+
+    def wait_for_backends(self) -> None:
+        """Return when all backends are ready."""
+        for name, each in self.backends.items():
+            wait_until(each.is_ready, what=f"backend {name} is ready", every=0.05)
+
+    @staticmethod
+    def _client(port: int, key: str) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"http://127.0.0.1:{port}"
+        return httpx.Client(base_url=url, headers=headers, timeout=120.0, verify=no_authorities())
+
     def _start_redis(self, stack: ExitStack, purpose: str) -> str:
-        options = _DURABLE if purpose == "state" else ()
+        options = DURABLE if purpose == "state" else ()
         if self.setup.redis == "sentinel":
             options = (*options, "--min-replicas-to-write", "1")
-            deployment = stack.enter_context(
-                sentinel_deployment(*options, replicas=2, sentinels=3, down_after=_DOWN_AFTER)
-            )
-            self._redis[purpose] = deployment
+            deployment = stack.enter_context(sentinel_deployment(*options, **SENTINELS))
+            self.redis[purpose] = deployment
             return deployment.url
-        self._redis[purpose] = valkey = stack.enter_context(Valkey(*options))
+        self.redis[purpose] = valkey = stack.enter_context(Valkey(*options))
         if self.setup.redis == "single":
             return valkey.url
-        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self._delays[purpose])
+        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self.delays[purpose])
         stack.enter_context(self._portal.wrap_async_context_manager(proxy))
         return proxy.url
 
     def _document(self) -> dict[str, Any]:
+        """Return the gateway's document. Each region has a main pool, and maybe a spare one."""
         regions: dict[str, dict[bool, list[dict[str, str]]]] = {}
         for backend in self.backends.values():
             pools = regions.setdefault(backend.spec.region, {})
@@ -441,18 +279,18 @@ class Processes:
         ]
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
-    def _scrapes(self) -> list[Mapping[str, Any]]:
-        """Return the targets of Prometheus, with the names of jobs in deploy/prometheus.yaml."""
-        backends = [f"127.0.0.1:{each.port}" for each in self.backends.values()]
-        gateway = f"127.0.0.1:{self.gateway.settings.admin_port}"
-        return [
-            {
-                "job_name": "gateway",
+    def _scrapes(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the targets of Prometheus, with the names of jobs in deploy/prometheus.yaml."""
+        jobs = {
+            "gateway": [f"127.0.0.1:{self.gateway.settings.admin_port}"],
+            "backend": [f"127.0.0.1:{each.port}" for each in self.backends.values()],
+        }
+        for name, targets in jobs.items():
+            yield {
+                "job_name": name,
                 "authorization": {"credentials": _ADMIN_KEY},
-                "static_configs": [{"targets": [gateway]}],
-            },
-            {"job_name": "backend", "static_configs": [{"targets": backends}]},
-        ]
+                "static_configs": [{"targets": targets}],
+            }
 
     async def _reports(self) -> list[Any]:
         redis = connect(self._control_url, timeout=5.0)
@@ -463,76 +301,6 @@ class Processes:
         finally:
             await redis.aclose()
 
-    def _backends_ready(self) -> bool:
-        return all(backend.is_ready() for backend in self.backends.values())
-
-    @staticmethod
-    def _until(holds: Callable[[], bool], *, what: str) -> None:
-        try:
-            wait_until(holds, within=60.0, what=what, every=0.05)
-        except AssertionError as error:
-            raise TopologyError(str(error)) from error
-
-
-class Consumer:
-    """Runs billing, or the request log, beside the gateway."""
-
-    def __init__(self, role: str, settings: Settings) -> None:
-        self._command = [sys.executable, "-m", "gateway", f"run-{role}"]
-        self._environment = dict(process_environment()) | environment(settings)
-
-    def start(self) -> None:
-        """Start the process."""
-        self._child = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._child.pid
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._child.kill()
-        self._child.wait()
-
-    def stop(self) -> None:
-        """Let the process finish its work and end."""
-        self._child.terminate()
-        self._child.wait()
-
-
-@contextmanager
-def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` from a thread; it returns how many seconds to wait until the next call.
-
-    Raises:
-        TopologyError: `action` raised an error, and was not called any more.
-    """
-    stop = threading.Event()
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            while not stop.wait(action()):
-                pass
-        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    for error in errors:
-        raise TopologyError(f"what was repeated failed: {error!r}") from error
-
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
     """Create the ledger at `url`, and tenants with their keys."""
@@ -541,8 +309,9 @@ def create_tenants(url: str, keys: Mapping[str, str]) -> None:
     add_tenants(url, {t: key for t, key in keys.items() if t not in limited}, rules=_FREE)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
     try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return False

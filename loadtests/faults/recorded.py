@@ -44,7 +44,7 @@ class RecordedAnswers:
                 path=path,
                 body=msgspec.json.encode({"model": model, "input": texts}),
                 items=items,
-                headers=() if is_cached else (("Cache-Control", "no-cache"),),
+                headers={} if is_cached else {"cache-control": "no-cache"},
             )
 
     def record(self, url: str, key: str) -> None:

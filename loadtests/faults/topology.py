@@ -1,38 +1,33 @@
 """Declares what a topology offers: a running system whose parts can be broken."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self  # Any: values of rows
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol, Self  # Any: values of rows, and what acts note
 
+import httpx
 import msgspec
 
 from gateway.events.hit_run import ids_from
 from loadtests.faults.judge import LedgerRow
 
-LEDGER_QUERY = (
+_QUERY = (
     "SELECT id, requests, status, tenant, items, failed FROM usage_events"
     " WHERE batch = 0 AND time >= {since}"
 )
-"""Reads the rows that `ledger_rows` takes; `since` is in nanoseconds since the epoch."""
-
-
-def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
-    """Return the requests in rows of `LEDGER_QUERY`, one for each request of a run."""
-    return [
-        LedgerRow(
-            id=one,
-            status=int(status),
-            tenant=str(tenant),
-            items=(int(items) - int(failed)) / int(count),
-            run=str(first),
-        )
-        for first, count, status, tenant, items, failed in found
-        for one in ids_from(str(first), int(count))
-    ]
 
 
 class TopologyError(Exception):
     """The topology itself failed, so that the case says nothing about the product."""
+
+
+FAILURES = (
+    *(TopologyError, AssertionError, OSError, RuntimeError),
+    *(subprocess.SubprocessError, httpx.HTTPError),
+)
+"""A topology raises these when it does not start, or when a fault cannot be injected."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +36,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     body: bytes
     items: int = 1
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: dict[str, str] = {}
     statuses: frozenset[int] = frozenset({200})
     key: str = ""
     """The key to send in place of the tenant's key; empty: the tenant's key."""
-    declared_bytes: int = 0
-    """The length that the request declares, if that is not the length of its body."""
     is_left: bool = False
     """The caller disconnects before the answer comes."""
 
@@ -63,17 +56,22 @@ class Oracle(Protocol):
         ...
 
 
-class Topology(Protocol):
+class Topology(ABC):
     """A system of processes, namespaces, containers or pods. It runs while it is entered.
 
-    All methods block, and are called from one thread. A part's name begins with its kind: `backend
-    eu-0`, `worker`, `gateway-1`. The kind chooses the window of a fault.
+    All methods block, and are called from one thread.
     """
 
-    @property
-    def name(self) -> str:
-        """The topology's name for `--topology`."""
-        ...
+    keys: Mapping[str, str]
+    """A key of each tenant, by the tenant's id. Limits refuse requests of limited tenants only."""
+    oracle: Oracle
+    """The source of the load's questions and the judge of answers."""
+    addresses: Sequence[tuple[str, int]]
+    """Hosts and ports that callers send requests to. They may change while the load runs."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, Any] = {}
+        """What acts note for checks."""
 
     def __enter__(self) -> Self:
         """Start every part, and return when all of them work.
@@ -81,63 +79,85 @@ class Topology(Protocol):
         Raises:
             TopologyError: a part did not start.
         """
-        ...
+        try:
+            with ExitStack() as stack:
+                self.start(stack)
+                self._stack = stack.pop_all()
+        except FAILURES as error:
+            raise TopologyError(f"{type(error).__name__}: {error}") from error
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Stop every part, also a part that a fault left stopped."""
-        ...
+        self._stack.close()
 
-    def parts(self, fault: str) -> Sequence[str]:
-        """Return the parts into which a fault can be injected; none if it cannot be injected.
+    @abstractmethod
+    def start(self, stack: ExitStack) -> None:
+        """Start every part; `stack` gets what stops each. Raises one of `FAILURES`."""
 
-        This is asked before the topology runs, too.
-        """
-        ...
-
-    def inject(self, fault: str, part: str) -> AbstractContextManager[None]:
-        """Inject a fault into a part at the entry, and undo it at the exit.
-
-        The exit returns when the part that was away is started again. It does not wait for others.
-
-        Raises:
-            TopologyError: the fault could not be done or undone.
-        """
-        ...
-
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        """Hosts and ports that callers send requests to. They may change while the load runs."""
-        ...
-
-    @property
-    def keys(self) -> Mapping[str, str]:
-        """A key of each tenant, by the tenant's id.
-
-        The limits of these tenants do not refuse the load.
-        """
-        ...
-
-    @property
-    def oracle(self) -> Oracle:
-        """The source of the load's questions and the judge of answers."""
-        ...
-
-    def inside(self) -> AbstractContextManager[None]:
-        """Let the connections that this thread opens reach `addresses`."""
-        ...
-
+    @abstractmethod
     def unwell(self) -> Sequence[str]:
         """Return the parts that do not work now."""
-        ...
 
-    def billed(self, since: float) -> Sequence[LedgerRow]:
+    @abstractmethod
+    def restore(self) -> None:
+        """Make all parts work again by hand, after a case that left some of them broken."""
+
+    @abstractmethod
+    def ask_ledger(self, query: str) -> Iterable[Sequence[Any]]:
+        """Return the rows of a query."""
+
+    def billed(self, since: float) -> list[LedgerRow]:
         """Return the ledger's requests since a reading of `time.time`."""
-        ...
+        return ledger_rows(self.ask_ledger(_QUERY.format(since=int(since * 1e9))))
 
     def counters(self) -> Mapping[str, float]:
         """Return counts for checks, such as each gateway's requests, from the parts that answer."""
-        ...
+        return {}
 
-    def restore(self) -> None:
-        """Make all parts work again by hand, after a case that left some of them broken."""
-        ...
+    def inside(self) -> AbstractContextManager[None]:
+        """Let the connections that this thread opens reach `addresses`."""
+        return nullcontext()
+
+
+def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
+    """Return the requests in rows of `_QUERY`, one for each request of a run."""
+    return [
+        LedgerRow(
+            id=one,
+            status=int(status),
+            tenant=str(tenant),
+            items=(int(items) - int(failed)) / int(count),
+            run=str(first),
+        )
+        for first, count, status, tenant, items, failed in found
+        for one in ids_from(str(first), int(count))
+    ]
+
+
+@contextmanager
+def repeating(action: Callable[[], float]) -> Iterator[None]:
+    """Call `action` from a thread; it returns how many seconds to wait until the next call.
+
+    Raises:
+        TopologyError: `action` raised an error, and was not called any more.
+    """
+    stop = threading.Event()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            while not stop.wait(action()):
+                pass
+        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    for error in errors:
+        raise TopologyError(f"what was repeated failed: {error!r}") from error

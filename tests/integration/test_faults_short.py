@@ -39,7 +39,7 @@ def test_no_short_fault_is_noticed_beyond_its_window(tmp_path: Path) -> None:
     found = {}
     with Processes(tmp_path) as topology:
         for name, part in CASES:
-            job = Job("processes", fault(name), part)
+            job = Job(fault(name), part)
             _, findings = run_case(topology, job, PACE)
             if findings:
                 found[job.name] = findings
@@ -53,7 +53,7 @@ def test_changes_under_mixed_load_cost_no_answer_and_no_bill(tmp_path: Path) -> 
     pace = msgspec.structs.replace(PACE, hold=7.0)
 
     with Processes(tmp_path, soak.setup) as topology:  # type: ignore[arg-type]
-        figures, findings = run_case(topology, Job("processes", soak, "operator"), pace)
+        figures, findings = run_case(topology, Job(soak, "operator"), pace)
 
     assert findings == []
     assert figures["changes"] >= 4

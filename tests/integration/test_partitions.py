@@ -3,17 +3,13 @@
 `make faults TOPOLOGY=namespaces` does this with the settings that are shipped, for 5 and 120 s.
 """
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.faults.judge import Window
-from loadtests.faults.namespaces import FAULTS, Namespaces
+from loadtests.faults.namespaces import FAULTS, PAIRS, Namespaces, lacks_programs
 from loadtests.faults.run import Job, Pace, run_case
-from testing.namespaces import missing
-from testing.postgresql import programs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -39,19 +35,19 @@ _FAULTS = {fault.name: msgspec.structs.replace(fault, windows=WINDOWS) for fault
 def test_every_pair_is_parted() -> None:
     parted = {pair for _, _, part in CASES for pair in part.split("; ")}
 
-    assert parted == set(Namespaces(Path()).parts("drop-both"))
+    assert parted == set(PAIRS)
 
 
 def test_no_partition_is_noticed_or_outlives_itself(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    if reason := missing() or (programs() is None and "PostgreSQL is not installed"):
+    if reason := lacks_programs():
         pytest.skip(f"partitions: {reason}")
     folder = tmp_path_factory.mktemp("partitions")
     found = {}
     with Namespaces(folder, keepalive=KEEPALIVE) as topology:
         for name, hold, part in CASES:
-            job = Job("namespaces", _FAULTS[name], part)
+            job = Job(_FAULTS[name], part)
             pace = Pace(quiet=1.0, hold=hold, settled=RECOVERY_TIME, after=0.0)
             _, findings = run_case(topology, job, pace)
             if findings:

@@ -22,7 +22,7 @@ from loadtests.faults.topology import Question, ledger_rows
 
 
 def sent(id_: str, **changes: Any) -> Sent:
-    usual = Sent(due=0.0, latency=0.1, status=200, tenant="north", is_right=True, id=id_)
+    usual = Sent(due=0.0, latency=0.1, status=200, tenant="north", path="/", is_right=True, id=id_)
     return msgspec.structs.replace(usual, **changes)
 
 
@@ -140,7 +140,8 @@ def test_a_worker_that_never_comes_back_is_found() -> None:
         (Window(is_open=True, after_end=1.0), 20.9, False),
         (Window(is_open=True, after_end=1.0), 21.1, True),
         (Window(is_open=True, after_end=1.0), 9.0, True),
-        (Window(after_end=1.0), 15.0, True),
+        (Window(is_open=True, path="/broken"), 15.0, True),
+        (Window(is_open=True, path="/"), 15.0, False),
     ],
 )
 def test_an_error_outside_the_window_is_found(

@@ -3,11 +3,10 @@
 import itertools
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Self
 
 import pytest
 from typing_extensions import override
@@ -15,10 +14,9 @@ from typing_extensions import override
 from loadtests.faults.catalogue import Fault, LoadSpec
 from loadtests.faults.judge import LedgerRow
 from loadtests.faults.load import Load
-from loadtests.faults.processes import repeating
-from loadtests.faults.report import Record, ResultFile, current_commit, table
+from loadtests.faults.report import Record, current_commit, rows
 from loadtests.faults.run import Job, Pace, run_jobs
-from loadtests.faults.topology import Question, TopologyError
+from loadtests.faults.topology import Question, Topology, TopologyError, repeating
 from testing.waiting import wait_until
 
 PACE = Pace(quiet=0.2, hold=0.2, settled=0.3, after=0.2, again=0.1)
@@ -35,13 +33,13 @@ class Echo:
         return question.body == body
 
 
-class Echoing:
+class Echoing(Topology):
     """A topology of one server, which answers with what it is sent; `defect` says how wrongly."""
 
-    name = "echo"
     oracle = Echo()
 
     def __init__(self, defect: str = "") -> None:
+        super().__init__()
         self.keys = {tenant: f"key-of-{tenant}" for tenant in ("north", "south")}
         self.started = 0
         self._defect = defect
@@ -50,18 +48,17 @@ class Echoing:
         self._bodies: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
+    @override
+    def start(self, stack: ExitStack) -> None:
         self.started += 1
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.topology = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        host, port = self._server.server_address[:2]
+        self.addresses = [(str(host), port)]
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        thread.start()
+        for end in (self._server.server_close, thread.join, self._server.shutdown):
+            stack.callback(end)
 
     def answer(self, key: str, body: bytes) -> tuple[str, bytes]:
         """Return the id and the body of an answer, and bill it."""
@@ -75,33 +72,28 @@ class Echoing:
                 return found.id, self._bodies.get("north", body)
             return found.id, body
 
-    def parts(self, fault: str) -> Sequence[str]:
-        return ("server",)
-
     @contextmanager
-    def inject(self, fault: str, part: str) -> Iterator[None]:
+    def strike(self, _: str) -> Iterator[None]:
         self._is_struck = True
+        before = len(self._rows)
         yield
+        wait_until(lambda: len(self._rows) > before + 20, what="requests of both tenants")
         self._is_struck, self._was_struck = False, True
 
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        host, port = self._server.server_address[:2]
-        return [(str(host), port)]
-
-    def inside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
+    @override
     def unwell(self) -> Sequence[str]:
         return ["worker"] if self._was_struck and self._defect == "never back" else []
 
-    def billed(self, since: float) -> Sequence[LedgerRow]:
+    @override
+    def billed(self, since: float) -> list[LedgerRow]:
         with self._lock:
             return list(self._rows)
 
-    def counters(self) -> Mapping[str, float]:
-        return {}
+    @override
+    def ask_ledger(self, query: str) -> Sequence[Sequence[object]]:
+        return []
 
+    @override
     def restore(self) -> None:
         self._rows.clear()
 
@@ -130,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def fault(name: str) -> Fault:
     load = LoadSpec(rate=100.0, repeated=0.0, hasty=0.0)
-    return Fault(name=name, what="", undo="", topologies=("echo",), load=load)
+    return Fault(name=name, what="", undo="", topology="echo", act=Echoing.strike, load=load)
 
 
 def run(
@@ -139,9 +131,9 @@ def run(
     """Return the records of faults by their names, and the jobs that are left."""
     shown: list[Record] = []
     left = run_jobs(
-        [Job("echo", fault(name), "server") for name in names],
+        [Job(fault(name), "server") for name in names],
         lambda *_: topology,
-        ResultFile(path),
+        path,
         commit=commit,
         pace=PACE,
         within=within,
@@ -192,12 +184,12 @@ def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
     def fail() -> tuple[dict[str, object], list[str]]:
         raise TimeoutError("too long")
 
-    play = Fault(name="play", what="", undo="", topologies=("echo",), play=fail)
+    play = Fault(name="play", what="", undo="", topology="echo", play=fail)
     shown: list[Record] = []
     run_jobs(
-        [Job("echo", play, "")],
+        [Job(play, "")],
         lambda *_: Echoing(),
-        ResultFile(tmp_path / "results"),
+        tmp_path / "results",
         commit="abc",
         pace=PACE,
         within=60.0,
@@ -205,20 +197,7 @@ def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
     )
 
     assert shown[0].findings == ["the case broke off: TimeoutError: too long"]
-    assert len(list(table(shown))) == 3
-
-
-def test_findings_of_an_earlier_run_are_not_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "results"
-    run(Echoing("never back"), path, "one")
-    shown, _ = run(Echoing(), path, "one", "two")
-
-    assert [record.case for record in shown] == ["echo two server"]
-    assert ResultFile(path).broken("abc", {"echo one server", "echo two server"}) == [
-        "echo one server"
-    ]
-    assert not ResultFile(path).broken("abc", {"echo two server"})
-    assert not ResultFile(path).broken("def", {"echo one server"})
+    assert "too long" in "".join(rows(shown))
 
 
 def test_changed_files_are_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +227,7 @@ def test_an_error_of_the_load_itself_is_not_swallowed() -> None:
     spec = LoadSpec(rate=100.0)
     with Echoing() as topology:
         load = Load(topology, spec).__enter__()
-        topology.keys.clear()
+        topology.keys = {}
         wait_until(has_ended, what="the load breaks off")
         with pytest.raises(ExceptionGroup):
             load.__exit__()

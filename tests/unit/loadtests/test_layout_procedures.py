@@ -5,7 +5,7 @@ from collections import defaultdict
 import msgspec
 
 from loadtests.containers import services
-from loadtests.containers.layout import ADMIN_KEY
+from loadtests.faults.containers import ADMIN_KEY
 from loadtests.faults.procedures import (
     LASTING_KEYS,
     SECOND_ADMIN_KEY,

@@ -1,0 +1,136 @@
+"""Runs processes of the product that can be killed, stopped and started again."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from backends.protocol import RELOAD_PATH, STATE_PATH
+from gateway.settings import Settings, environment, process_environment
+from loadtests.faults.model import MODEL, write_algorithm, write_revision
+from loadtests.faults.proxy import FaultyProxy
+from testing.loopback import is_answered, no_authorities
+from testing.ports import free_port
+
+_ROOT = Path(__file__).parents[2]
+_BASE, _TOKEN = 2e-3, 5.8e-4
+"""Seconds that a batch takes, and seconds that each token adds."""
+_ROWS, _TOKENS = 16, 10
+CAPACITY = _ROWS / (_BASE + _TOKEN * _TOKENS * _ROWS)
+"""The most items a second that a backend can compute."""
+
+
+class Child:
+    """A process of a module of the product."""
+
+    def __init__(self, *argv: str, values: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", *argv]
+        self._environment = dict(process_environment()) | dict(values)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, if it does not run."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=_ROOT,
+                env=self._environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Let the process finish its work and end, and wait for its end."""
+        if self._process is not None:
+            self.signal(number)
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Stop the process: it keeps its connections and answers nothing."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, 0 if there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    def runs(self) -> bool:
+        """Return whether the process has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+
+def gateway_process(role: str, settings: Settings) -> Child:
+    """Return a process of the gateway, such as `billing`."""
+    return Child("gateway", f"run-{role}", values=environment(settings))
+
+
+class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Specifies a backend with a repository of its own; `slower` times the pace."""
+
+    name: str
+    region: str
+    slower: float = 1.0
+    overflow: bool = False
+    settings: Mapping[str, str] = {}
+
+
+class PacedBackend(Child):
+    """A backend of declared speed, with its repository and the proxy before it."""
+
+    def __init__(
+        self,
+        spec: BackendSpec,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        has_algorithm: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.models = folder / spec.name
+        write_revision(self.models, 1)
+        if has_algorithm:
+            write_algorithm(self.models)
+        self.port = port or free_port()
+        self.url = f"http://{host}:{self.port}"
+        self.proxy = FaultyProxy(self.port, seed=len(spec.name))
+        settings = {
+            "provider": "paced",
+            "threads": "1",
+            "tokenizer_threads": "1",
+            "paced_base": str(_BASE * spec.slower),
+            "paced_token": str(_TOKEN * spec.slower),
+        } | dict(spec.settings)
+        super().__init__(
+            *("backends", "serve", "--models", str(self.models), "--host", host),
+            *("--port", str(self.port), "--region", spec.region, "--id", spec.name),
+            values={f"SLUICEGATE_BACKEND_{k.upper()}": v for k, v in settings.items()},
+        )
+
+    def is_ready(self) -> bool:
+        """Return whether the process answers."""
+        return is_answered(f"{self.url}{STATE_PATH}", timeout=2.0)
+
+    def change_revision(self) -> None:
+        """Switch to a further revision of the model."""
+        write_revision(self.models, 1 + len(list((self.models / MODEL).iterdir())))
+        with httpx.Client(timeout=60.0, verify=no_authorities()) as client:
+            client.post(f"{self.url}{RELOAD_PATH}").raise_for_status()
