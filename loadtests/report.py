@@ -65,10 +65,15 @@ def heading(title: str, machine: Machine | None = None) -> Machine:
     return machine
 
 
+def table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table as Markdown."""
+    every = (columns, ["---"] * len(columns), *lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
+
+
 def print_table(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a table as Markdown."""
-    for line in (columns, ["---"] * len(columns), *lines):
-        print(f"| {' | '.join(map(str, line))} |")
+    print(table(columns, lines))
 
 
 def show(

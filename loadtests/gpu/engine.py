@@ -17,16 +17,32 @@ from backends.serving.core import ModelSet
 from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NO_TRACING
-from loadtests.gpu.device import UtilizationSampler
+from loadtests.generator import percentile
 from loadtests.gpu.models import chosen_form, import_classifier, texts
-from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, IN_FLIGHT_TEXTS, SMALL, Figure, Options
+from loadtests.gpu.plan import (
+    BATCH_TOKENS,
+    FULL_BATCH,
+    IN_FLIGHT_TEXTS,
+    LARGE,
+    SMALL,
+    Figure,
+    Options,
+)
 from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.gpu.timing import busy_share
 
-_MODEL = "bench"
 _TIMEOUT = 60.0
 
 
-def backend_settings(options: Options, figure: Figure, models: Path) -> BackendSettings:
+def run(options: Options, section: str) -> SectionState:
+    """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
+    models = import_classifier(options, SMALL)
+    return Journal(options.output).measure(
+        section, lambda figure: asyncio.run(_measure(options, figure, models))
+    )
+
+
+def _settings(options: Options, figure: Figure, models: Path) -> BackendSettings:
     """Return the settings of a backend with full batches and without a row cache."""
     batch = options.batch(msgspec.structs.replace(figure, items=FULL_BATCH))
     tokens = max(batch.tokens, BATCH_TOKENS)
@@ -44,17 +60,9 @@ def backend_settings(options: Options, figure: Figure, models: Path) -> BackendS
     )
 
 
-def engine(options: Options) -> SectionState:
-    """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
-    models = import_classifier(options, SMALL)
-    return Journal(options).measure(
-        "engine", lambda figure: asyncio.run(_measure(options, figure, models))
-    )
-
-
 async def _measure(options: Options, figure: Figure, models: Path) -> Measurement:
     quiet_libraries()
-    settings = backend_settings(options, figure, models)
+    settings = _settings(options, figure, models)
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
         tools = LoadingTools(
@@ -67,49 +75,43 @@ async def _measure(options: Options, figure: Figure, models: Path) -> Measuremen
         )
         loaded = load_models(read_catalogue(settings.models), tools, make_shared(tools))
         if loaded.problems:
-            note = "; ".join(loaded.problems.values())
-            return Measurement(what=figure.name, passed=False, note=note)
+            return Measurement(passed=False, note="; ".join(loaded.problems.values()))
         for encoder in loaded.encoders:
             await stack.enter_async_context(encoder.batcher)
-        return await _load(options, loaded, figure, note=chosen_form(models))
+        found = await _load(options, loaded, options.batch(figure).length)
+    return msgspec.structs.replace(found, note=f"{found.note}, {chosen_form(models)}")
 
 
-async def _load(options: Options, loaded: ModelSet, figure: Figure, *, note: str) -> Measurement:
-    source = texts(options, length=options.batch(figure).length, seed=8)
-    latencies: list[float] = []
-    warm = time.perf_counter() + options.seconds / 4
-    await _ask(options, loaded, source, [], until=warm)
+async def _load(options: Options, loaded: ModelSet, length: int) -> Measurement:
+    source = texts(options.shape(LARGE).vocab, length=length, seed=8)
+    tasks = 8 if options.tiny else IN_FLIGHT_TEXTS
+    await _ask(loaded, source, tasks, seconds=options.seconds / 4)
     before = loaded.encoders[0].batcher.statistics()
     started = time.perf_counter()
-    with UtilizationSampler() as busy:
-        await _ask(options, loaded, source, latencies, until=started + options.seconds)
+    with busy_share() as busy:
+        latencies = await _ask(loaded, source, tasks, seconds=options.seconds)
     took = time.perf_counter() - started
     after = loaded.encoders[0].batcher.statistics()
     tokens, padded = after.tokens - before.tokens, after.padded_tokens - before.padded_tokens
-    latencies.sort()
     rows = (after.rows - before.rows) / max(1, after.batches - before.batches)
     return Measurement(
-        what=figure.name,
         rate=len(latencies) / took,
         tokens_per_second=tokens / took,
         busy=busy.share,
         waste=round(1 - tokens / max(1, padded), 3),
-        p50=latencies[len(latencies) // 2],
-        p99=latencies[len(latencies) * 99 // 100],
-        note=f"{rows:.0f} rows a batch, {note}",
+        p50=percentile(latencies, 0.5),
+        p99=percentile(latencies, 0.99),
+        note=f"{rows:.0f} rows a batch",
     )
 
 
 async def _ask(
-    options: Options,
-    loaded: ModelSet,
-    source: Iterator[str],
-    latencies: list[float],
-    *,
-    until: float,
-) -> None:
-    """Let many tasks ask, one text at a time each, until the time is over."""
-    pipeline = loaded.pipelines[_MODEL]
+    loaded: ModelSet, source: Iterator[str], tasks: int, *, seconds: float
+) -> list[float]:
+    """Let many tasks ask, one text at a time each; return the latencies in order."""
+    (pipeline,) = loaded.pipelines.values()
+    until = time.perf_counter() + seconds
+    latencies: list[float] = []
 
     async def ask() -> None:
         while time.perf_counter() < until:
@@ -119,5 +121,6 @@ async def _ask(
             latencies.append(time.perf_counter() - started)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(8 if options.tiny else IN_FLIGHT_TEXTS):
+        for _ in range(tasks):
             group.create_task(ask())
+    return sorted(latencies)
