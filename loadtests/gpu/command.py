@@ -29,7 +29,7 @@ _MODULES: Mapping[str, str] = {
     "session": "sessions",
     "pytorch": "torch_side",
     "tensorrt": "sessions",
-    "engine": "engine",
+    "engine": "full_path",
     "peer": "torch_side",
 }
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")

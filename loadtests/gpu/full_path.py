@@ -1,4 +1,4 @@
-"""Measures texts through the gateway: load processes, and all that `sluicegate up` starts."""
+"""Measures texts through the gateway, or through a backend alone: load processes send them."""
 
 import asyncio
 import multiprocessing
@@ -10,94 +10,124 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from backends.protocol import ServingState
+from backends.protocol import ModelInfo, ServingState
+from loadtests.backend import backend, call
 from loadtests.generator import Outcome, Target, closed_loop, percentile
 from loadtests.gpu.models import chosen_form, import_classifier, texts
-from loadtests.gpu.plan import (
-    BATCH_TOKENS,
-    FULL_BATCH,
-    IN_FLIGHT_TEXTS,
-    LARGE,
-    Figure,
-    Options,
-)
+from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, LARGE, Figure, Options
 from loadtests.gpu.results import Journal, Measurement, SectionState
 from loadtests.gpu.timing import busy_share
 from loadtests.measured import target_of
 from testing.loopback import get
 from testing.system import System
 
-_CLIENTS = 4
-_WARM_SECONDS = 1.0
+_CLIENTS, _IN_FLIGHT_TEXTS = 4, 4096
+_QUEUED_BATCHES = 32
+# The settings are the defaults on a GPU, whatever the machine.
+_BATCHES = {"max_batch_rows": str(FULL_BATCH), "max_batch_tokens": str(BATCH_TOKENS)}
+_ALONE = {
+    "threads": "1",
+    "tokenizer_threads": "4",
+    "row_cache_bytes": "0",
+    "max_queue_rows": str(_QUEUED_BATCHES * FULL_BATCH),
+    "max_queue_tokens": str(_QUEUED_BATCHES * BATCH_TOKENS),
+}
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Measure the model of a section through the gateway."""
+    """Measure the model of a section."""
     journal = Journal(options.output)
     figures = journal.missing(section)
     if not figures:
         return SectionState(status="done")
-    model = figures[0].model
-    models = import_classifier(options, model)
-    # The settings are the defaults on a GPU, whatever the machine. How many backends run, and on
-    # which device each, is what `up` chooses.
-    environment = {
-        "SLUICEGATE_BACKEND_PROVIDER": options.provider,
-        "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": str(FULL_BATCH),
-        "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": str(BATCH_TOKENS),
-    }
-    if options.provider == "cpu":
-        environment["SLUICEGATE_BACKEND_THREADS"] = "1"
-    system = System(
-        # Another name each time: a process before this one may have died with `up` still ending.
-        Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
-        models=models,
-        workers=options.gateway_workers,
-        environment=environment,
-    )
-    clients = 1 if options.tiny else _CLIENTS
-    with ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn")) as pool:
-
-        def load(figure: Figure, *, seed: int, seconds: float) -> list[Outcome]:
-            in_flight = 32 if options.tiny else IN_FLIGHT_TEXTS
-            connections = max(1, in_flight // clients // figure.items)
-            target = target_of(system)
-            running = [
-                pool.submit(send, options, figure, target, connections, seed + number, seconds)
-                for number in range(clients)
-            ]
-            return [each.result() for each in running]
-
-        def measure(figure: Figure) -> Measurement:
-            seed = 200 + 100 * figures.index(figure)
-            with busy_share() as busy:
-                found = summary(
-                    options,
-                    figure,
-                    load(figure, seed=seed, seconds=options.seconds),
-                    _states(system),
-                )
-            note = f"{found.note}; {chosen_form(models)}"
-            return msgspec.structs.replace(found, busy=busy.share, note=note)
-
+    models = import_classifier(options, figures[0].model)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1 if options.tiny else _CLIENTS, mp_context=context) as pool:
+        if section == "engine":
+            return journal.measure(
+                section, lambda figure: _measure_backend(options, figure, models, pool)
+            )
+        system = _system(options, figures[0].model, models)
         # A GPU compares the forms of a model at its first start.
         system.start(within=options.budget(section))
         try:
-            load(figures[0], seed=100, seconds=min(_WARM_SECONDS, options.seconds))
-            return journal.measure(section, measure)
+            urls = [process.address or "" for process in system.processes("backend")]
+            return journal.measure(
+                section,
+                lambda figure: _measure(options, figure, models, pool, target_of(system), urls),
+            )
         finally:
             system.stop()
 
 
-def send(
+def _system(options: Options, model: str, models: Path) -> System:
+    """Return a system whose number of backends, and the device of each, are what `up` chooses."""
+    settings = {"provider": options.provider} | _BATCHES
+    if options.provider == "cpu":
+        settings["threads"] = "1"
+    return System(
+        # Another name each time: a process before this one may have died with `up` still ending.
+        Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
+        models=models,
+        workers=options.gateway_workers,
+        environment={f"SLUICEGATE_BACKEND_{name.upper()}": each for name, each in settings.items()},
+    )
+
+
+def _measure_backend(
+    options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
+) -> Measurement:
+    """Measure tokenizer, batcher and executor: a backend with so many runs in flight."""
+    settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
+    with backend(models, options.budget(figure.section), **settings) as running:
+        info = running.model("bench")
+        found = _measure(options, figure, models, pool, running.target, [running.url], info)
+        rows, batches = (running.counter(f"{name}_total", "bench") for name in ("rows", "batches"))
+    note = f"{rows / max(1, batches):.0f} rows a batch; {found.note}"
+    return msgspec.structs.replace(found, note=note)
+
+
+def _measure(
+    options: Options,
+    figure: Figure,
+    models: Path,
+    pool: ProcessPoolExecutor,
+    target: Target,
+    urls: Sequence[str],
+    info: ModelInfo | None = None,
+) -> Measurement:
+    """Let the load processes send for a while to warm up, and then for the measured time."""
+    clients = 1 if options.tiny else _CLIENTS
+    in_flight = 32 if options.tiny else _IN_FLIGHT_TEXTS
+    connections = max(1, in_flight // clients // figure.items)
+
+    def load(seconds: float, *, seed: int) -> list[Outcome]:
+        running = [
+            pool.submit(_send, options, figure, target, connections, seconds, seed + each, info)
+            for each in range(clients)
+        ]
+        return [each.result() for each in running]
+
+    load(options.seconds / 4, seed=100 + figure.items)
+    with busy_share() as busy:
+        runs = load(options.seconds, seed=200 + figure.items)
+    answers = [get(f"{url}/v1/state", timeout=10).content for url in urls]
+    states = [msgspec.msgpack.decode(answer, type=ServingState) for answer in answers]
+    found = summary(options, figure, runs, states)
+    note = f"{found.note}; {chosen_form(models)}"
+    return msgspec.structs.replace(found, busy=busy(), note=note)
+
+
+def _send(
     options: Options,
     figure: Figure,
     target: Target,
     connections: int,
-    seed: int,
     seconds: float,
+    seed: int,
+    info: ModelInfo | None,
 ) -> Outcome:
-    """Send the requests of a figure for some seconds; this is the work of a load process."""
+    """Send the requests of a figure, or calls of a backend: the work of a load process."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     length = options.batch(figure).length
@@ -107,9 +137,15 @@ def send(
         while True:
             given = [next(source) for _ in range(figure.items)]
             document = {"model": "bench", "input": given[0] if figure.items == 1 else given}
-            yield msgspec.json.encode(document)
+            yield msgspec.json.encode(document) if info is None else call(given, info)
 
-    return asyncio.run(closed_loop(target, bodies(), connections=connections, duration=seconds))
+    while True:
+        found = asyncio.run(
+            closed_loop(target, bodies(), connections=connections, duration=seconds)
+        )
+        if found.latencies:
+            return found
+        seconds *= 2  # on a busy machine, the connections opened too late to send anything
 
 
 def summary(
@@ -138,10 +174,3 @@ def summary(
         passed=others == 0 and right > 0 and not elsewhere,
         note=note,
     )
-
-
-def _states(system: System) -> list[ServingState]:
-    answers = (
-        get(f"{process.address}/v1/state", timeout=10) for process in system.processes("backend")
-    )
-    return [msgspec.msgpack.decode(answer.content, type=ServingState) for answer in answers]

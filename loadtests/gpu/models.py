@@ -51,7 +51,8 @@ def graph(options: Options, family: str, form: GraphForm, size: BertShape) -> Pa
     Raises:
         WeightsError: the family has no such form.
     """
-    path = options.work / f"{family}-{size.layers}-{form.precision}-{form.attention}.onnx"
+    of_size = f"{family}-{size.layers}-{size.vocab}"
+    path = options.work / f"{of_size}-{form.precision}-{form.attention}.onnx"
     if not path.exists():
         model = build_checkpoint(_config(family, size), _weights(family, size), form=form)
         temporary = path.with_suffix(".part")

@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, float] = MappingProxyType(
         "session": 150,
         "pytorch": 50,
         "tensorrt": 90,
-        "engine": 50,
+        "engine": 65,
         "peer": 50,
     }
 )
@@ -30,7 +30,6 @@ LARGE, SMALL = "bert-base", "minilm-l6"
 BATCHES: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
 """The tokens of a row of each model."""
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
-IN_FLIGHT_TEXTS = 4096
 OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
 MATRIX, BANDWIDTH = "matrix rate, operations/s", "bandwidth, bytes/s read and written"
 _IN_FLIGHT = (2, 3)
@@ -228,9 +227,8 @@ def _figures() -> Iterator[Figure]:
                 items=FULL_BATCH,
             )
     for runs in (1, *_IN_FLIGHT):
-        yield Figure(
-            name=f"engine, {SMALL}, 24 tokens, {runs} in flight", section="engine", way=str(runs)
-        )
+        name = f"engine, {SMALL}, 24 tokens, {runs} in flight"
+        yield Figure(name=name, section="engine", items=64, way=str(runs))
     for rows in (32, FULL_BATCH):
         yield Figure(
             name=f"transformers pipeline, {SMALL}, batches of {rows}",

@@ -32,6 +32,8 @@ _COLUMNS = (
 )
 FILE = "gpu.json"
 UNFINISHED = "its process died"
+_SAME = ("device", "provider", "tiny")
+"""What the figures of a report have in common."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +71,6 @@ class Report(msgspec.Struct, kw_only=True):
     runtime: str
     sections: dict[str, SectionState] = {}
     figures: dict[str, Measurement] = {}
-
-    def is_like(self, other: "Report") -> bool:
-        """Return whether figures of both belong into one report."""
-        return (self.device, self.provider, self.tiny) == (
-            other.device,
-            other.provider,
-            other.tiny,
-        )
 
     def rate(self, name: str) -> float:
         """Return a rate; 0 if it was not measured, or the figure failed."""
@@ -119,7 +113,7 @@ class Journal:
         path = options.output / FILE
         if path.exists():
             before = msgspec.json.decode(path.read_bytes(), type=Report)
-            if before.is_like(report):
+            if all(getattr(before, each) == getattr(report, each) for each in _SAME):
                 dropped = {figure.name for figure in FIGURES if figure.section in again}
                 report.sections = before.sections
                 report.figures = {

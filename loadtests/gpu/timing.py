@@ -16,32 +16,23 @@ _INTERVAL = 0.1
 _WARM_UP, _LEAST_RUNS = 3, 3
 
 
-class BusyShare:
-    """The share of time in which a kernel ran; `None` where the driver does not tell."""
-
-    def __init__(self) -> None:
-        self.samples: list[float] = []
-
-    @property
-    def share(self) -> float | None:
-        """The mean of the samples."""
-        return round(statistics.mean(self.samples), 3) if self.samples else None
-
-
 @contextlib.contextmanager
-def busy_share() -> Iterator[BusyShare]:
-    """Sample the utilization of the first device while entered."""
-    reader, busy, left = _reader(), BusyShare(), threading.Event()
+def busy_share() -> Iterator[Callable[[], float | None]]:
+    """Sample the utilization of the first device while entered; yield what returns the mean.
+
+    Where the driver does not tell it, that is `None`.
+    """
+    reader, left, samples = _reader(), threading.Event(), list[float]()
 
     def sample() -> None:
         while not left.wait(_INTERVAL):
             values = [state.utilization for state in reader.read()[:1]]
-            busy.samples += [value for value in values if value is not None]
+            samples.extend(value for value in values if value is not None)
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
-        yield busy
+        yield lambda: round(statistics.mean(samples), 3) if samples else None
     finally:
         left.set()
         thread.join()
@@ -85,7 +76,7 @@ def timed(
     return Measurement(
         rate=rows / span,
         tokens_per_second=None if tokens is None else tokens / span,
-        busy=busy.share,
+        busy=busy(),
         waste=round(1 - tokens / padded, 3) if tokens and padded else None,
         p50=statistics.median(spans),
     )

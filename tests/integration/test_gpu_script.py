@@ -10,6 +10,8 @@ import pytest
 from loadtests.gpu.plan import FIGURES
 from loadtests.gpu.results import FILE, Report
 
+pytestmark = pytest.mark.timeout(1800)
+
 ROOT = Path(__file__).parents[2]
 
 # A script on its own, and a name of all load tests.
