@@ -29,7 +29,7 @@ from gateway.dispatch.prober import Prober
 from gateway.dispatch.work import Outcomes, Work, WorkItem
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
+from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
 from loadtests.simulate.world import World
 
 MODEL = ModelInfo(
@@ -211,7 +211,45 @@ class SimulatedClient:
         return 0.5 * self._round_trips[endpoint.region] * jitter
 
 
-class SimulatedGateway:
+class Caller:
+    """Sends single items to the backends of a fleet, as a gateway does."""
+
+    def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
+        self.fleet = fleet
+        self.prober = Prober(fleet=fleet, client=client, random=random)
+        self.dispatcher = Dispatcher(
+            fleet=fleet,
+            client=client,
+            reprobe=self.prober.probe_soon,
+            clock=asyncio.get_running_loop().time,
+        )
+
+    def start(
+        self, model: str, task: Task, body: bytes, ended: Callable[[float, str], None], limit: float
+    ) -> None:
+        """Start a request; `ended` takes the seconds and the code of the failure."""
+        found = self.fleet.model(model)
+        if found is None:
+            ended(0.0, "unknown_model")
+            return
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        def settle(outcomes: Outcomes) -> None:
+            failure = outcomes[0][1].failure
+            ended(loop.time() - started, "" if failure is None else failure.code)
+
+        work = Work(
+            model=found,
+            task=task,
+            parameters=_PARAMETERS[task],
+            items=(WorkItem(index=0, body=body, scope="tenant:a", affinity=body),),
+            atomic=True,
+        )
+        self.dispatcher.start(work, deadline=started + limit, settle=settle)
+
+
+class SimulatedGateway(Caller):
     """One gateway, and the callers that send requests to it."""
 
     def __init__(
@@ -221,69 +259,27 @@ class SimulatedGateway:
         world: World,
         fleet: Fleet,
         round_trips: Mapping[str, float],
-        routing: RoutingConfig,
         random: Random,
     ) -> None:
+        self._client = SimulatedClient(world, round_trips=round_trips, random=random)
+        super().__init__(fleet=fleet, client=self._client, random=random)
         self.region = region
-        self.fleet = fleet
         self._world = world
-        self._routing = routing
         self._random = random
         self._order = sorted(round_trips, key=lambda each: (round_trips[each], each))
-        self._client = SimulatedClient(world, round_trips=round_trips, random=random)
-        self.prober = Prober(fleet=fleet, client=self._client, random=random)
-        self.dispatcher = Dispatcher(
-            fleet=fleet,
-            client=self._client,
-            reprobe=self.prober.probe_soon,
-            clock=asyncio.get_running_loop().time,
-        )
 
-    def follow(self) -> None:
+    def follow(self, routing: RoutingConfig) -> None:
         """Route to the backends that DNS has now."""
         found = self._world.endpoints()
         endpoints = sorted(found, key=lambda each: self._order.index(each.region))
-        self.fleet.configure(endpoints, self._routing)
+        self.fleet.configure(endpoints, routing)
         self.prober.refresh()
 
-    def send(self, ended: Ended, *, tokens: int, time_limit: float) -> None:
-        """Start a request of one item with `tokens` tokens."""
+    def send(self, ended: Ended, *, tokens: int, limit: float) -> None:
+        """Start a request of one item with `tokens` tokens, to be answered in `limit` seconds."""
         body = tokens.to_bytes(2, "big") + self._random.randbytes(8)
 
         def answered(seconds: float, code: str) -> None:
             ended(seconds, code, self._client.answered.pop(body, ""))
 
-        start_request(
-            self.fleet, self.dispatcher, MODEL.name, Task.CLASSIFY, body, answered, time_limit
-        )
-
-
-def start_request(
-    fleet: Fleet,
-    dispatcher: Dispatcher,
-    model: str,
-    task: Task,
-    body: bytes,
-    ended: Callable[[float, str], None],
-    time_limit: float,
-) -> None:
-    """Dispatch one item; `ended` takes the seconds and the code of the failure."""
-    found = fleet.model(model)
-    if found is None:
-        ended(0.0, "unknown_model")
-        return
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-
-    def settle(outcomes: Outcomes) -> None:
-        failure = outcomes[0][1].failure
-        ended(loop.time() - started, "" if failure is None else failure.code)
-
-    work = Work(
-        model=found,
-        task=task,
-        parameters=_PARAMETERS[task],
-        items=(WorkItem(index=0, body=body, scope="tenant:a", affinity=body),),
-        atomic=True,
-    )
-    dispatcher.start(work, deadline=started + time_limit, settle=settle)
+        self.start(MODEL.name, Task.CLASSIFY, body, answered, limit)

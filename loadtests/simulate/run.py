@@ -67,7 +67,6 @@ class _Simulation:
             world=self.world,
             fleet=self._fleet(trips, random),
             round_trips=trips,
-            routing=self.scenario.routing,
             random=random,
         )
 
@@ -162,7 +161,7 @@ class _Simulation:
 
     def _follow(self) -> None:
         for gateway in self.gateways:
-            gateway.follow()
+            gateway.follow(self.scenario.routing)
         pools = self.world.pools
         known = [each for each in self.world.endpoints() if not pools[each.region].is_lost]
         self._oracle.follow(known, self._loop.time())
@@ -210,7 +209,7 @@ class _Simulation:
             gateway.send(
                 self._ended(gateway.region),
                 tokens=draw_length(self._random),
-                time_limit=self.scenario.deadline,
+                limit=self.scenario.deadline,
             )
         pause = self._random.expovariate(self._rate(gateway.region, self.world.day))
         self._loop.call_later(pause, self._arrive, gateway, until)

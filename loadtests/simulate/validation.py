@@ -16,15 +16,13 @@ import numpy as np
 
 from backends.executors.cost import CostModel
 from backends.protocol import Task
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint, RegionName
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls
 from loadtests.backend import RunningBackend, backend
 from loadtests.report import heading, print_table
-from loadtests.simulate.gateway import SimulatedGateway, start_request
+from loadtests.simulate.gateway import Caller, SimulatedGateway
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import ScalingRule, World
 from testing.model_repository import WORDS, write_encoder
@@ -36,6 +34,8 @@ _DEADLINE = 10.0
 
 Arrivals = list[tuple[float, int]]
 """When requests are due, and their tokens."""
+_Ended = Callable[[float, str], None]
+"""Takes the seconds of a request, and the code of its failure."""
 
 
 def arrivals(*, backends: int, busy: float, seconds: float) -> Arrivals:
@@ -71,30 +71,23 @@ def validate(*, backends: int, busy: float, seconds: float) -> None:
 
 
 async def _real(running: Sequence[RunningBackend], due: Arrivals) -> list[float]:
-    clock, random = asyncio.get_running_loop().time, Random(2)
+    random = Random(2)
     endpoints = [
         Endpoint(backend=BackendId(f"b-{each.port}"), region=RegionName("eu"), url=each.url)
         for each in running
     ]
-    fleet = Fleet(clock=clock, random=random)
+    fleet = Fleet(clock=asyncio.get_running_loop().time, random=random)
     fleet.configure(endpoints, fleet.routing)
     async with HttpBackendClient(tls=ClientTls()) as client:
         client.configure(endpoints, fleet.routing)
-        prober = Prober(fleet=fleet, client=client, random=random)
-        async with (
-            prober,
-            Dispatcher(
-                fleet=fleet, client=client, reprobe=prober.probe_soon, clock=clock
-            ) as dispatcher,
-        ):
-            await prober.wait_until_ready()
+        caller = Caller(fleet=fleet, client=client, random=random)
 
-            def send(tokens: int, ended: Callable[[float, str], None]) -> None:
-                # Two tokens are of the tokenizer: begin and end.
-                body = msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
-                start_request(fleet, dispatcher, "tiny", Task.EMBED, body, ended, _DEADLINE)
+        def send(tokens: int, ended: _Ended) -> None:
+            # Two tokens are of the tokenizer: begin and end.
+            body = msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
+            caller.start("tiny", Task.EMBED, body, ended, _DEADLINE)
 
-            return await _latencies(due, send)
+        return await _latencies(caller, due, send)
 
 
 async def _simulated(backends: int, due: Arrivals) -> list[float]:
@@ -109,27 +102,18 @@ async def _simulated(backends: int, due: Arrivals) -> list[float]:
     world.resize("eu", backends, at_once=True)
     fleet = Fleet(clock=asyncio.get_running_loop().time, random=random)
     gateway = SimulatedGateway(
-        "eu",
-        world=world,
-        fleet=fleet,
-        round_trips={"eu": 2e-3},
-        routing=fleet.routing,
-        random=random,
+        "eu", world=world, fleet=fleet, round_trips={"eu": 2e-3}, random=random
     )
-    gateway.follow()
+    gateway.follow(fleet.routing)
 
-    def send(tokens: int, ended: Callable[[float, str], None]) -> None:
-        gateway.send(
-            lambda seconds, code, _: ended(seconds, code), tokens=tokens, time_limit=_DEADLINE
-        )
+    def send(tokens: int, ended: _Ended) -> None:
+        gateway.send(lambda took, code, _: ended(took, code), tokens=tokens, limit=_DEADLINE)
 
-    async with gateway.prober, gateway.dispatcher:
-        await gateway.prober.wait_for_first_probes()
-        return await _latencies(due, send)
+    return await _latencies(gateway, due, send)
 
 
 async def _latencies(
-    due: Arrivals, send: Callable[[int, Callable[[float, str], None]], None]
+    caller: Caller, due: Arrivals, send: Callable[[int, _Ended], None]
 ) -> list[float]:
     """Send each request when it is due, and return the latencies of the answers."""
     loop, found = asyncio.get_running_loop(), list[float]()
@@ -143,9 +127,11 @@ async def _latencies(
         if not left:
             done.set()
 
-    began = loop.time()
-    for at, tokens in due:
-        await asyncio.sleep(max(0.0, began + at - loop.time()))
-        send(tokens, ended)
-    await done.wait()
+    async with caller.prober, caller.dispatcher:
+        await caller.prober.wait_until_ready()
+        began = loop.time()
+        for at, tokens in due:
+            await asyncio.sleep(max(0.0, began + at - loop.time()))
+            send(tokens, ended)
+        await done.wait()
     return found
