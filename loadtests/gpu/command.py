@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,17 +21,6 @@ from loadtests.gpu.results import UNFINISHED, Journal, SectionState, render
 
 # With less time left, a section is not started.
 _LEAST_SECONDS = 15.0
-# The module of each section, imported in its own process: sections need different packages.
-_MODULES: Mapping[str, str] = {
-    "check": "correctness",
-    "gateway-small": "full_path",
-    "gateway-large": "full_path",
-    "session": "sessions",
-    "pytorch": "torch_side",
-    "tensorrt": "sessions",
-    "engine": "full_path",
-    "peer": "torch_side",
-}
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
 
@@ -140,7 +129,7 @@ def _begin(section: str, options: Options) -> None:
 def run_section(section: str, options: Options) -> SectionState:
     """Run a section here; a package that is missing skips it, with its name."""
     try:
-        module = importlib.import_module(f"loadtests.gpu.{_MODULES[section]}")
+        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
         run: Callable[[Options, str], SectionState] = module.run
         return run(options, section)
     except ModuleNotFoundError as error:

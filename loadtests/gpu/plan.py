@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,19 +14,29 @@ from backends.model_tools.graphs.form import Attention, GraphForm, Precision
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 
-SECTIONS: Mapping[str, float] = MappingProxyType(
+
+class Section(NamedTuple):
+    """The seconds that a section may take with the start of its process, and its module.
+
+    The module is imported in that process: sections need different packages.
+    """
+
+    seconds: float
+    module: str
+
+
+SECTIONS: Mapping[str, Section] = MappingProxyType(
     {
-        "check": 90,
-        "gateway-small": 130,
-        "gateway-large": 150,
-        "session": 150,
-        "pytorch": 50,
-        "tensorrt": 90,
-        "engine": 65,
-        "peer": 50,
+        "check": Section(90, "correctness"),
+        "gateway-small": Section(130, "full_path"),
+        "gateway-large": Section(150, "full_path"),
+        "session": Section(150, "sessions"),
+        "pytorch": Section(50, "torch_side"),
+        "tensorrt": Section(90, "sessions"),
+        "engine": Section(65, "full_path"),
+        "peer": Section(50, "torch_side"),
     }
 )
-"""The sections, and the seconds that each may take, with the start of its process."""
 LARGE, SMALL = "bert-base", "minilm-l6"
 BATCHES: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
 """The tokens of a row of each model."""
@@ -125,7 +136,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def budget(self, section: str) -> float:
         """Return the most seconds of a section; a dry run may take an hour."""
-        return 3600.0 if self.tiny else SECTIONS[section]
+        return 3600.0 if self.tiny else SECTIONS[section].seconds
 
     @property
     def precision(self) -> Precision:

@@ -37,7 +37,11 @@ class BareSession:
         self._session = open_session(path, device)
         self._inputs = read_inputs(self._session, path)
         self._width = width
-        self._run_options = _run_options(device)
+        import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415 - telemetry is off
+
+        self._run_options = onnxruntime.RunOptions()
+        if device.graphs:
+            self._run_options.add_run_config_entry("gpu_graph_id", "1")
 
     def bind(self, batch: Batch) -> Callable[[], FloatArray]:
         """Return a function that runs this batch and returns its answer."""
@@ -63,15 +67,6 @@ class BareSession:
             self._session.run_with_iobinding(binding, self._run_options)
 
         return lambda: bound.run(padded, run)
-
-
-def _run_options(device: DeviceOptions) -> Any:
-    import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415 - telemetry is off
-
-    found = onnxruntime.RunOptions()
-    if device.graphs:
-        found.add_run_config_entry("gpu_graph_id", "1")
-    return found
 
 
 def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
@@ -161,19 +156,20 @@ def _measure_tensorrt(options: Options, figure: Figure) -> Measurement:
         precision=options.precision,
         engine_cache=options.work / "engines",
     )
-    size = options.shape(figure.model)
     started = time.perf_counter()
-    path = graph(options, figure.model, PLAIN.form, size)
-    bare = BareSession(path, device, width=size.hidden)
+    bare = _open(options, figure, PLAIN, device)
     bare.bind(random_batch(options.batch(figure), options.shape(LARGE).vocab))()
     note = f"its engine was ready after {time.perf_counter() - started:.0f} s"
     return msgspec.structs.replace(_timed(options, figure, bare), note=note)
 
 
-def _open(options: Options, figure: Figure, candidate: Candidate) -> BareSession:
+def _open(
+    options: Options, figure: Figure, candidate: Candidate, device: DeviceOptions | None = None
+) -> BareSession:
     size = options.shape(figure.model)
     path = graph(options, figure.model, candidate.form, size)
-    return BareSession(path, candidate.device_options(options.provider), width=size.hidden)
+    device = device or candidate.device_options(options.provider)
+    return BareSession(path, device, width=size.hidden)
 
 
 def _timed(options: Options, figure: Figure, bare: BareSession, runs: int = 1) -> Measurement:

@@ -29,7 +29,7 @@ def report(options: Options) -> Report:
 
 
 def test_all_sections_together_take_less_than_a_quarter_of_an_hour() -> None:
-    assert sum(SECTIONS.values()) < 13 * 60
+    assert sum(section.seconds for section in SECTIONS.values()) < 13 * 60
 
 
 def test_every_form_that_is_checked_can_be_built_of_bert(options: Options) -> None:
