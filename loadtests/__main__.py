@@ -22,14 +22,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Checks": ("dashboards", "scaling", "triton"),
     "Faults": ("faults",),
 }
-_ELSEWHERE = {"dashboards": "dashboards.check"}
 _HERE = Path(__file__).parent
 
 
 def _module(name: str) -> str:
     """Return the module of a command, below `loadtests`."""
     own = name.replace("-", "_")
-    return _ELSEWHERE.get(name) or (f"{own}.command" if (_HERE / own).is_dir() else own)
+    return f"{own}.command" if (_HERE / own).is_dir() else own
 
 
 class _Commands(click.Group):

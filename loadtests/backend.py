@@ -63,8 +63,8 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
-    """Run a backend over `models`, with `settings` in its environment."""
+def backend(models: Path, within: float = 240.0, /, **settings: str) -> Iterator[RunningBackend]:
+    """Run a backend over `models`, with `settings` in its environment; it is ready in time."""
     port = free_port()
     environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]
@@ -77,7 +77,7 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
     running = RunningBackend(port=port, pid=child.pid)
     try:
         ready = f"{running.url}/health/ready"
-        wait_until(lambda: is_answered(ready), within=240, what="the backend is ready")
+        wait_until(lambda: is_answered(ready), within=within, what="the backend is ready")
         yield running
     finally:
         child.terminate()

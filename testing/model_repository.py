@@ -3,6 +3,7 @@
 The tokenizer is real. The graph is a toy, or is absent for executors that read none.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ _MARKS = (".", ",", "!", "?")
 def make_tokenizer() -> Tokenizer:
     """Return a word piece tokenizer that, like many published ones, pads and truncates."""
     pieces = [*_SPECIAL, *WORDS, *_MARKS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS)]
+    tokenizer = word_pieces(pieces)
+    tokenizer.enable_padding(length=16)
+    tokenizer.enable_truncation(6)
+    return tokenizer
+
+
+def word_pieces(pieces: Sequence[str]) -> Tokenizer:
+    """Return a word piece tokenizer that lowers text, and frames it with `[CLS]` and `[SEP]`."""
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -33,8 +42,6 @@ def make_tokenizer() -> Tokenizer:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
     )
-    tokenizer.enable_padding(length=16)
-    tokenizer.enable_truncation(6)
     return tokenizer
 
 

@@ -1,212 +1,176 @@
-"""Measures texts through the gateway: load processes, and all that `sluicegate up` starts."""
+"""Measures texts through the gateway, or through a backend alone: load processes send them."""
 
 import asyncio
+import multiprocessing
 import resource
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 
 import msgspec
 
-from backends.protocol import ServingState
-from loadtests.generator import Target, closed_loop
-from loadtests.gpu.device import UtilizationSampler
+from backends.protocol import ModelInfo, ServingState
+from loadtests.backend import backend, call
+from loadtests.generator import Outcome, Target, closed_loop, percentile
 from loadtests.gpu.models import chosen_form, import_classifier, texts
-from loadtests.gpu.plan import (
-    BATCH_TOKENS,
-    BUDGETS,
-    CLIENTS,
-    FULL_BATCH,
-    IN_FLIGHT_TEXTS,
-    Figure,
-    Options,
-    Section,
-)
+from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, LARGE, Figure, Options
 from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.gpu.timing import busy_share
+from loadtests.measured import target_of
 from testing.loopback import get
 from testing.system import System
 
-
-class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a load process; each request has `items` texts."""
-
-    port: int
-    key: str
-    connections: int
-    seconds: float
-    items: int
-    seed: int
-    length: int
-    tiny: bool
-
-
-class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a load process; latencies in seconds, at most a few thousand."""
-
-    requests: int
-    duration: float
-    statuses: dict[int, int]
-    latencies: list[float]
+_CLIENTS, _IN_FLIGHT_TEXTS = 4, 4096
+_QUEUED_BATCHES = 32
+# The settings are the defaults on a GPU, whatever the machine.
+_BATCHES = {"max_batch_rows": str(FULL_BATCH), "max_batch_tokens": str(BATCH_TOKENS)}
+_ALONE = {
+    "threads": "1",
+    "tokenizer_threads": "4",
+    "row_cache_bytes": "0",
+    "max_queue_rows": str(_QUEUED_BATCHES * FULL_BATCH),
+    "max_queue_tokens": str(_QUEUED_BATCHES * BATCH_TOKENS),
+}
 
 
-def main() -> None:
-    """Run a load process: read a `LoadSpec` from standard input, print a `LoadResult`."""
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadSpec)
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
-    target = Target(
-        host="127.0.0.1",
-        port=orders.port,
-        path="/v1/classify",
-        headers=(("authorization", f"Bearer {orders.key}"),),
-    )
-    outcome = asyncio.run(
-        closed_loop(
-            target, _bodies(orders), connections=orders.connections, duration=orders.seconds
-        )
-    )
-    step = max(1, len(outcome.latencies) // 2000)
-    answer = LoadResult(
-        requests=len(outcome.latencies),
-        duration=outcome.duration,
-        statuses=outcome.statuses,
-        latencies=outcome.latencies[::step],
-    )
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-
-
-def _bodies(orders: LoadSpec) -> Iterator[bytes]:
-    options = Options(output=Path(), work=Path(), tiny=orders.tiny)
-    source = texts(options, length=orders.length, seed=orders.seed)
-    while True:
-        given = [next(source) for _ in range(orders.items)]
-        document = {"model": "bench", "input": given[0] if orders.items == 1 else given}
-        yield msgspec.json.encode(document)
-
-
-_ROOT = Path(__file__).parents[2]
-_WARM_SECONDS = 1.0
-
-
-def small(options: Options) -> SectionState:
-    """Measure the small model."""
-    return _measure(options, "gateway-small")
-
-
-def large(options: Options) -> SectionState:
-    """Measure the large model."""
-    return _measure(options, "gateway-large")
-
-
-def _measure(options: Options, section: Section) -> SectionState:
-    journal = Journal(options)
+def run(options: Options, section: str) -> SectionState:
+    """Measure the model of a section."""
+    journal = Journal(options.output)
     figures = journal.missing(section)
     if not figures:
         return SectionState(status="done")
-    preset = figures[0].preset
-    models = import_classifier(options, preset)
-    # The settings are the defaults on a GPU, whatever the machine. How many backends run, and on
-    # which device each, is what `up` chooses.
-    environment = {
-        "SLUICEGATE_BACKEND_PROVIDER": options.provider,
-        "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": str(FULL_BATCH),
-        "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": str(BATCH_TOKENS),
-    }
+    models = import_classifier(options, figures[0].model)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1 if options.tiny else _CLIENTS, mp_context=context) as pool:
+        if section == "engine":
+            return journal.measure(
+                section, lambda figure: _measure_backend(options, figure, models, pool)
+            )
+        system = _system(options, figures[0].model, models)
+        # A GPU compares the forms of a model at its first start.
+        system.start(within=options.budget(section))
+        try:
+            urls = [process.address or "" for process in system.processes("backend")]
+            return journal.measure(
+                section,
+                lambda figure: _measure(options, figure, models, pool, target_of(system), urls),
+            )
+        finally:
+            system.stop()
+
+
+def _system(options: Options, model: str, models: Path) -> System:
+    """Return a system whose number of backends, and the device of each, are what `up` chooses."""
+    settings = {"provider": options.provider} | _BATCHES
     if options.provider == "cpu":
-        environment["SLUICEGATE_BACKEND_THREADS"] = "1"
-    system = System(
+        settings["threads"] = "1"
+    return System(
         # Another name each time: a process before this one may have died with `up` still ending.
-        Path(mkdtemp(prefix=f"up-{preset}-", dir=options.work)) / "up",
+        Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
         models=models,
-        workers=options.gateway_workers(),
-        environment=environment,
+        workers=options.gateway_workers,
+        environment={f"SLUICEGATE_BACKEND_{name.upper()}": each for name, each in settings.items()},
     )
 
-    def measure(figure: Figure) -> Measurement:
-        seed = 200 + 100 * figures.index(figure)
-        with UtilizationSampler() as busy:
-            answers = _load(options, system, figure, seed=seed, seconds=options.seconds)
-        found = summary(options, figure, answers, _states(system))
-        note = f"{found.note}; {chosen_form(models)}"
-        return msgspec.structs.replace(found, busy=busy.share, note=note)
 
-    # A GPU compares the forms of a model at its first start.
-    system.start(within=BUDGETS[section])
-    try:
-        _load(options, system, figures[0], seed=100, seconds=min(_WARM_SECONDS, options.seconds))
-        return journal.measure(section, measure)
-    finally:
-        system.stop()
+def _measure_backend(
+    options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
+) -> Measurement:
+    """Measure tokenizer, batcher and executor: a backend with so many runs in flight."""
+    settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
+    with backend(models, options.budget(figure.section), **settings) as running:
+        info = running.model("bench")
+        found = _measure(options, figure, models, pool, running.target, [running.url], info)
+        rows, batches = (running.counter(f"{name}_total", "bench") for name in ("rows", "batches"))
+    note = f"{rows / max(1, batches):.0f} rows a batch; {found.note}"
+    return msgspec.structs.replace(found, note=note)
 
 
-def _load(
-    options: Options, system: System, figure: Figure, *, seed: int, seconds: float
-) -> list[LoadResult]:
-    """Run the load processes side by side and return what each saw."""
-    count, in_flight = (1, 32) if options.tiny else (CLIENTS, IN_FLIGHT_TEXTS)
-    command = [sys.executable, "-m", "loadtests.gpu.full_path"]
-    children = []
-    for number in range(count):
-        child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        orders = LoadSpec(
-            port=system.port,
-            key=system.key,
-            connections=max(1, in_flight // count // figure.items),
-            seconds=seconds,
-            items=figure.items,
-            seed=seed + number,
-            length=options.batch(figure).length,
-            tiny=options.tiny,
+def _measure(
+    options: Options,
+    figure: Figure,
+    models: Path,
+    pool: ProcessPoolExecutor,
+    target: Target,
+    urls: Sequence[str],
+    info: ModelInfo | None = None,
+) -> Measurement:
+    """Let the load processes send for a while to warm up, and then for the measured time."""
+    clients = 1 if options.tiny else _CLIENTS
+    in_flight = 32 if options.tiny else _IN_FLIGHT_TEXTS
+    connections = max(1, in_flight // clients // figure.items)
+
+    def load(seconds: float, *, seed: int) -> list[Outcome]:
+        running = [
+            pool.submit(_send, options, figure, target, connections, seconds, seed + each, info)
+            for each in range(clients)
+        ]
+        return [each.result() for each in running]
+
+    load(options.seconds / 4, seed=100 + figure.items)
+    with busy_share() as busy:
+        runs = load(options.seconds, seed=200 + figure.items)
+    answers = [get(f"{url}/v1/state", timeout=10).content for url in urls]
+    states = [msgspec.msgpack.decode(answer, type=ServingState) for answer in answers]
+    found = summary(options, figure, runs, states)
+    note = f"{found.note}; {chosen_form(models)}"
+    return msgspec.structs.replace(found, busy=busy(), note=note)
+
+
+def _send(
+    options: Options,
+    figure: Figure,
+    target: Target,
+    connections: int,
+    seconds: float,
+    seed: int,
+    info: ModelInfo | None,
+) -> Outcome:
+    """Send the requests of a figure, or calls of a backend: the work of a load process."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+    length = options.batch(figure).length
+
+    def bodies() -> Iterator[bytes]:
+        source = texts(options.shape(LARGE).vocab, length=length, seed=seed)
+        while True:
+            given = [next(source) for _ in range(figure.items)]
+            document = {"model": "bench", "input": given[0] if figure.items == 1 else given}
+            yield msgspec.json.encode(document) if info is None else call(given, info)
+
+    while True:
+        found = asyncio.run(
+            closed_loop(target, bodies(), connections=connections, duration=seconds)
         )
-        if child.stdin is not None:
-            child.stdin.write(msgspec.json.encode(orders))
-            child.stdin.close()
-        children.append(child)
-    answers = []
-    for child in children:
-        with child:
-            answer = child.stdout.read() if child.stdout is not None else b""
-        answers.append(msgspec.json.decode(answer, type=LoadResult))
-    return answers
+        if found.latencies:
+            return found
+        seconds *= 2  # on a busy machine, the connections opened too late to send anything
 
 
 def summary(
-    options: Options, figure: Figure, answers: list[LoadResult], states: list[ServingState]
+    options: Options, figure: Figure, runs: Sequence[Outcome], states: Sequence[ServingState]
 ) -> Measurement:
     """Return the figure that load processes and backends add up to.
 
     It has passed if every request was answered, and every backend ran on the device.
     """
-    right = sum(answer.statuses.get(200, 0) for answer in answers)
-    others = sum(answer.requests for answer in answers) - right
-    rate = sum(a.statuses.get(200, 0) / a.duration for a in answers) * figure.items
-    latencies = sorted(value for answer in answers for value in answer.latencies) or [0.0]
+    right = sum(each.statuses.get(200, 0) for each in runs)
+    others = sum(sum(each.statuses.values()) for each in runs) - right
+    rate = sum(each.statuses.get(200, 0) / each.duration for each in runs) * figure.items
+    latencies = sorted(latency for each in runs for latency in each.latencies)
     elsewhere = [s.provider for s in states if options.provider not in s.provider.lower()]
-    note = f"{len(states)} backends, {options.gateway_workers()} workers"
+    note = f"{len(states)} backends, {options.gateway_workers} workers"
     if others:
         note += f"; {others} requests were not answered with 200"
     if elsewhere:
         note += f"; a backend runs on `{elsewhere[0]}`"
     return Measurement(
-        what=figure.name,
         rate=rate,
         tokens_per_second=rate * options.batch(figure).length,
         waste=round(max((s.report.padding_waste_ratio for s in states), default=0.0), 3),
-        p50=latencies[len(latencies) // 2],
-        p99=latencies[len(latencies) * 99 // 100],
+        p50=percentile(latencies, 0.5),
+        p99=percentile(latencies, 0.99),
         passed=others == 0 and right > 0 and not elsewhere,
         note=note,
     )
-
-
-def _states(system: System) -> list[ServingState]:
-    answers = (
-        get(f"{process.address}/v1/state", timeout=10) for process in system.processes("backend")
-    )
-    return [msgspec.msgpack.decode(answer.content, type=ServingState) for answer in answers]
-
-
-if __name__ == "__main__":
-    main()

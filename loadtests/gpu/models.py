@@ -3,127 +3,218 @@
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any  # a checkpoint's configuration
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import normalizers
 
 from backends.executors.buckets import Shape
-from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.checkpoint import build_checkpoint
 from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
+from backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from backends.model_tools.graphs.weights import Weights
 from backends.model_tools.importing.import_model import import_model
 from backends.qualification.device_graphs import RECORD
 from backends.settings import BackendSettings
-from loadtests.gpu.plan import LARGE, Options
+from loadtests.gpu.plan import LARGE, SMALL, Options
+from testing.model_repository import word_pieces
 from testing.weight_files import write_safetensors
 
+Batch = dict[str, NDArray[np.int32]]
+_Shapes = dict[str, tuple[int, ...]]
 _LABELS = ("negative", "positive")
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_FRAME = 2  # [CLS] and [SEP]
+_WORD_VECTORS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 
 
-def import_classifier(options: Options, preset: str) -> Path:
+def short(options: Options, family: str) -> BertShape:
+    """Return a size with two layers: a head has 32 values in the small model, else 64.
+
+    The runtime chooses a kernel by the width of a head and by the form of a graph, so two layers
+    call the same kernels as twelve, in a fraction of the time.
+    """
+    full = options.shape(SMALL if family == SMALL else LARGE)
+    return msgspec.structs.replace(full, layers=2, vocab=1000)
+
+
+def graph(options: Options, family: str, form: GraphOptions, size: BertShape) -> Path:
+    """Return the file of a family's graph of a size in a form. It is built once.
+
+    The vector of the last token of the vocabulary is NaN.
+
+    Raises:
+        WeightsError: the family has no such form.
+    """
+    of_size = f"{family}-{size.layers}-{size.vocab}"
+    path = options.work / f"{of_size}-{form.precision}-{form.attention}.onnx"
+    if not path.exists():
+        model = build_checkpoint(_config(family, size), _weights(family, size), options=form)
+        temporary = path.with_suffix(".part")
+        temporary.write_bytes(model.SerializeToString())
+        temporary.replace(path)
+    return path
+
+
+def _config(family: str, size: BertShape) -> dict[str, Any]:
+    if family == "modernbert":
+        return bert_config(
+            size,
+            architectures=["ModernBertModel"],
+            model_type=family,
+            local_attention=16,
+            global_attn_every_n_layers=2,
+        )
+    if family == "deberta-v2":
+        return bert_config(
+            size,
+            architectures=["DebertaV2Model"],
+            model_type=family,
+            type_vocab_size=0,
+            relative_attention=True,
+            position_buckets=16,
+            max_relative_positions=size.positions,
+            pos_att_type="c2p|p2c",
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            position_biased_input=False,
+        )
+    return bert_config(size)
+
+
+def bert_config(size: BertShape, **more: Any) -> dict[str, Any]:
+    """Return the configuration of a BERT checkpoint."""
+    return {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "num_hidden_layers": size.layers,
+        "hidden_size": size.hidden,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.intermediate,
+        "vocab_size": size.vocab,
+        "max_position_embeddings": size.positions,
+        "type_vocab_size": size.token_types,
+        "layer_norm_eps": size.layer_norm_epsilon,
+    } | more
+
+
+@cache
+def _weights(family: str, size: BertShape) -> Weights:
+    shapes = {"modernbert": _modernbert, "deberta-v2": _deberta}.get(family, weight_shapes)(size)
+    weights = seeded(shapes)
+    for name in _WORD_VECTORS:
+        if name in weights:
+            weights[name][-1] = np.nan
+    return weights
+
+
+def seeded(shapes: _Shapes) -> dict[str, NDArray[np.float32]]:
+    """Return random weights, around 1 for the factors of normalizations."""
+    random = np.random.default_rng(1)
+    return {
+        name: np.float32(name.endswith(("norm.weight", "LayerNorm.weight")))
+        + np.float32(0.02) * random.standard_normal(shape, dtype=np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def _modernbert(size: BertShape) -> _Shapes:
+    hidden, wide = size.hidden, size.intermediate
+    shapes: _Shapes = {
+        "embeddings.tok_embeddings.weight": (size.vocab, hidden),
+        "embeddings.norm.weight": (hidden,),
+        "final_norm.weight": (hidden,),
+    }
+    layer = {
+        "attn_norm": (hidden,),
+        "attn.Wqkv": (3 * hidden, hidden),
+        "attn.Wo": (hidden, hidden),
+        "mlp_norm": (hidden,),
+        "mlp.Wi": (2 * wide, hidden),
+        "mlp.Wo": (hidden, wide),
+    }
+    for number in range(size.layers):
+        shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _deberta(size: BertShape) -> _Shapes:
+    """Return BERT's weights with other names of projections, and the relative positions."""
+    dropped = ("embeddings.position_embeddings.", "embeddings.token_type_embeddings.")
+    shapes: _Shapes = {
+        name.replace("self.query", "self.query_proj")
+        .replace("self.key", "self.key_proj")
+        .replace("self.value", "self.value_proj"): shape
+        for name, shape in weight_shapes(size).items()
+        if not name.startswith(dropped)
+    }
+    shapes["encoder.rel_embeddings.weight"] = (32, size.hidden)
+    return shapes | {f"encoder.LayerNorm.{part}": (size.hidden,) for part in ("weight", "bias")}
+
+
+def import_classifier(options: Options, model: str) -> Path:
     """Return a repository with the classifier `bench` of a size, in the precision of the device.
 
     It has every form that an import writes: the backend that loads it takes the quickest.
     """
-    precision = options.precision()
-    root = options.work / f"models-{preset}-{precision}"
+    root = options.work / f"models-{model}"
     revision = root / "bench" / "1"
     if not revision.exists():
         folder = options.work / "checkpoint"
-        _write_checkpoint(folder, options.shape(preset))
+        _write_checkpoint(folder, options.shape(model))
         settings = BackendSettings(models=root)
         import_model(
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print
         )
         shutil.rmtree(folder)
         # The precision gate is left out: with random weights all scores are nearly equal.
-        (revision / "model.yaml").write_text(f"profile: {precision}\n")
+        (revision / "model.yaml").write_text(f"profile: {options.precision}\n")
     return root
 
 
-def chosen_form(root: Path) -> str:
+def chosen_form(models: Path) -> str:
     """Return which of its forms a backend chose, and what it predicted of the others."""
-    record = root / "bench" / "1" / RECORD
+    record = models / "bench" / "1" / RECORD
     if not record.exists():
         return "the form for CPUs"
-    found = msgspec.json.decode(record.read_bytes())
-    return json.dumps(found)
+    return json.dumps(json.loads(record.read_bytes()))
 
 
-def _write_checkpoint(folder: Path, shape: BertShape) -> None:
+def _write_checkpoint(folder: Path, size: BertShape) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    shapes = {f"bert.{name}": shape for name, shape in weight_shapes(size).items()}
+    weights = seeded(shapes)
     random = np.random.default_rng(2)
-    weights = {f"bert.{name}": values for name, values in seeded_weights(shape, seed=1).items()}
-    for name, rows in (("bert.pooler.dense", shape.hidden), ("classifier", len(_LABELS))):
-        weights[f"{name}.weight"] = random.standard_normal((rows, shape.hidden)).astype(np.float32)
+    for name, rows in (("bert.pooler.dense", size.hidden), ("classifier", len(_LABELS))):
+        weights[f"{name}.weight"] = random.standard_normal((rows, size.hidden)).astype(np.float32)
         weights[f"{name}.bias"] = np.zeros(rows, dtype=np.float32)
     write_safetensors(folder / "model.safetensors", weights)
-    write_tokenizer(folder / "tokenizer.json", shape.vocab)
-    config = {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.positions,
-        "type_vocab_size": shape.token_types,
-        "pad_token_id": 0,
-        "id2label": dict(enumerate(_LABELS)),
-    }
+    write_tokenizer(folder / "tokenizer.json", size.vocab)
+    config = bert_config(
+        size,
+        architectures=["BertForSequenceClassification"],
+        pad_token_id=0,
+        id2label=dict(enumerate(_LABELS)),
+    )
     (folder / "config.json").write_text(json.dumps(config))
-    generic = {"tokenizer_class": "TokenizersBackend"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(generic))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
 
 
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FRAME = 2  # [CLS] and [SEP]
-
-Batch = dict[str, NDArray[np.int32]]
-
-
-def ensure_graph(options: Options, preset: str, form: GraphOptions) -> Path:
-    """Return the file of a graph, built when it is not there."""
-    build_graphs(options, preset, [form])
-    return _path(options, preset, form)
-
-
-def build_graphs(options: Options, preset: str, forms: Sequence[GraphOptions]) -> None:
-    """Build the graphs that are not there, all on the same weights."""
-    missing = {_path(options, preset, form): form for form in forms}
-    missing = {path: form for path, form in missing.items() if not path.exists()}
-    if not missing:
-        return
-    shape = options.shape(preset)
-    weights = seeded_weights(shape, seed=1)
-    for path, form in missing.items():
-        temporary = path.with_suffix(".part")
-        temporary.write_bytes(build_bert(shape, weights, form).SerializeToString())
-        temporary.replace(path)
-
-
-def _path(options: Options, preset: str, form: GraphOptions) -> Path:
-    size = "tiny" if options.tiny else preset
-    return options.work / f"{size}-{form.precision}-{form.attention}.onnx"
-
-
-def words(vocabulary: int) -> list[str]:
+def _words(vocabulary: int) -> list[str]:
     """Return the words of the tokenizer's vocabulary, each one token."""
-    letters = itertools.product(_LETTERS, repeat=4)
+    letters = itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4)
     return ["".join(next(letters)) for _ in range(vocabulary - len(_SPECIAL))]
 
 
-def texts(options: Options, *, length: int, seed: int) -> Iterator[str]:
+def texts(vocabulary: int, *, length: int, seed: int) -> Iterator[str]:
     """Yield texts without end, none twice, of exactly `length` tokens each."""
-    known = words(options.shape(LARGE).vocab)
+    known = _words(vocabulary)
     random = np.random.default_rng(seed)
     drawn = random.integers(0, len(known), (1000, length - _FRAME - 3))
     bodies = [" ".join(known[place] for place in row) for row in drawn]
@@ -132,41 +223,26 @@ def texts(options: Options, *, length: int, seed: int) -> Iterator[str]:
         yield f"{known[seed]} {known[high]} {known[low]} {bodies[number % len(bodies)]}"
 
 
-def random_batch(options: Options, shape: Shape, *, seed: int, mixed: bool = False) -> Batch:
+def random_batch(shape: Shape, vocabulary: int, *, mixed: bool = False) -> Batch:
     """Return random tokens, all of the full length or, when `mixed`, of lengths as texts have."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(4)
     lengths = np.full(shape.rows, shape.length)
     if mixed:
         drawn = random.lognormal(np.log(shape.length / 3), 0.6, shape.rows)
         lengths = np.clip(drawn, 4, shape.length).astype(np.int64)
         lengths[0] = shape.length
-    return batch_of(lengths, vocabulary=options.shape(LARGE).vocab, random=random)
+    return batch_of(lengths, vocabulary, random)
 
 
-def batch_of(lengths: NDArray[np.int64], *, vocabulary: int, random: np.random.Generator) -> Batch:
-    """Return rows of these lengths, padded on the right, with ids below `vocabulary`."""
+def batch_of(lengths: NDArray[np.int64], vocabulary: int, random: np.random.Generator) -> Batch:
+    """Return rows of these lengths, padded on the right, without the vocabulary's last token."""
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int32)
-    ids = random.integers(len(_SPECIAL), vocabulary, mask.shape, dtype=np.int32) * mask
+    ids = random.integers(len(_SPECIAL), vocabulary - 1, mask.shape, dtype=np.int32) * mask
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
     """Write a word piece tokenizer that splits and lowers text as BERT's does."""
-    # Sections that run bare graphs do not need this package.
-    from tokenizers import (  # noqa: PLC0415
-        Tokenizer,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
-
-    pieces = {word: n for n, word in enumerate([*_SPECIAL, *words(vocabulary)])}
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))  # noqa: S106 - a piece
+    tokenizer = word_pieces([*_SPECIAL, *_words(vocabulary)])
     tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    frame = [("[CLS]", pieces["[CLS]"]), ("[SEP]", pieces["[SEP]"])]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=frame
-    )
     tokenizer.save(str(path))

@@ -1,9 +1,9 @@
 """Lists what is measured on a GPU, in the order of importance, and the options of a run."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,88 +14,40 @@ from backends.model_tools.graphs.options import Attention, GraphOptions, Precisi
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 
-Section = Literal[
-    "check", "gateway-small", "gateway-large", "session", "pytorch", "tensorrt", "engine", "peer"
-]
-SECTIONS: tuple[Section, ...] = get_args(Section)
-# Seconds a section may take, the start of its process with it; together less than 13 minutes.
-BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
+
+class Section(NamedTuple):
+    """The seconds that a section may take with the start of its process, and its module.
+
+    The module is imported in that process: sections need different packages.
+    """
+
+    seconds: float
+    module: str
+
+
+SECTIONS: Mapping[str, Section] = MappingProxyType(
     {
-        "check": 90,
-        "gateway-small": 130,
-        "gateway-large": 150,
-        "session": 150,
-        "pytorch": 50,
-        "tensorrt": 90,
-        "engine": 50,
-        "peer": 50,
+        "check": Section(90, "correctness"),
+        "gateway-small": Section(130, "full_path"),
+        "gateway-large": Section(150, "full_path"),
+        "session": Section(150, "sessions"),
+        "pytorch": Section(50, "torch_side"),
+        "tensorrt": Section(90, "sessions"),
+        "engine": Section(65, "full_path"),
+        "peer": Section(50, "torch_side"),
     }
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
+BATCHES: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
+"""The tokens of a row of each model."""
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
-ROUNDS = 3
-"""Runs at least; the median counts."""
-CLIENTS, IN_FLIGHT_TEXTS = 4, 4096
-"""Load processes, and the texts asked for at a time."""
+OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
+MATRIX, BANDWIDTH = "matrix rate, operations/s", "bandwidth, bytes/s read and written"
+_IN_FLIGHT = (2, 3)
+_OTHER_ROWS = (1, 8, 64, 1024)
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
-# The gateway's share of an item's processor time: three of eight cores.
+# The gateway's share of an item's processor time.
 _GATEWAY_SHARE = 3 / 8
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to measure. `items` are the texts of a request, or the rows of a batch.
-
-    `way` is what tells apart the figures of a section that have all else in common.
-    """
-
-    name: str
-    section: Section
-    preset: str = SMALL
-    length: int = 24
-    items: int = 1
-    way: str = ""
-    aim: float | None = None
-    """The target in sequences a second."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of the command. `seconds` is the length of each timed run."""
-
-    output: Path
-    work: Path
-    provider: Provider = "cuda"
-    tiny: bool = False
-    seconds: float = 4.0
-    workers: int = 0
-    known: tuple[str, ...] = ()
-    """The figures that earlier records have. They are measured last."""
-
-    def shape(self, preset: str) -> BertShape:
-        """Return the size of a model; a dry run takes tiny ones."""
-        return _TINY if self.tiny else PRESETS[preset]
-
-    def batch(self, figure: Figure) -> Shape:
-        """Return the rows and the length of a figure's batch; a dry run takes small ones."""
-        batch = Shape(figure.items, figure.length)
-        return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
-
-    def precision(self) -> Precision:
-        """Return the precision of what is served; a CPU has kernels for fp32 only."""
-        return "fp32" if self.provider == "cpu" else "fp16"
-
-    def gateway_workers(self) -> int:
-        """Return how many gateway processes run."""
-        return self.workers or max(1, int(usable_cores() * _GATEWAY_SHARE))
-
-
-def pack(options: Options) -> bytes:
-    """Return options for a section's process."""
-    return msgspec.json.encode(options, enc_hook=str)
-
-
-def unpack(text: bytes) -> Options:
-    """Return the options that a section's process was given."""
-    return msgspec.json.decode(text, type=Options, dec_hook=lambda _, value: Path(value))
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,21 +59,17 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What it is called in tables and files."""
+        """The name in tables."""
         kernels = f"-k{self.kernels}" if self.kernels else ""
-        graphs = "-graphs" if self.graphs else ""
-        return f"{self.form.precision}-{self.form.attention}{kernels}{graphs}"
+        return f"{self.form.precision}-{self.form.attention}{kernels}"
 
-    def device_options(self, options: Options) -> DeviceOptions:
-        """Return what a session is opened with."""
-        return DeviceOptions(
-            provider=options.provider, attention_kernels=self.kernels, graphs=self.graphs
-        )
+    def device_options(self, provider: Provider) -> DeviceOptions:
+        """Return the options that a session is opened with."""
+        return DeviceOptions(provider=provider, attention_kernels=self.kernels, graphs=self.graphs)
 
 
 def _candidate(precision: Precision, attention: Attention, kernels: int = 0) -> Candidate:
-    form = GraphOptions(precision=precision, attention=attention, outputs=("pooled",))
-    return Candidate(form=form, kernels=kernels)
+    return Candidate(form=GraphOptions(precision=precision, attention=attention), kernels=kernels)
 
 
 # The numbers are ONNX Runtime's: 1 flash, 2 memory-efficient, 8 cuDNN; 0 leaves the choice to it.
@@ -143,37 +91,78 @@ CANDIDATES = (
     _candidate("fp32", "fused"),
 )
 REFERENCE = CANDIDATES[-1]
+PLAIN = _candidate("fp32", "plain")
 # These are checked and not timed: they are for other devices, or slower.
-_CHECKED_ONLY = (
-    _candidate("fp32", "gathered"),
-    _candidate("fp32", "plain"),
-    _candidate("fp32", "heads"),
-    _candidate("fp32", "ranges"),
-)
-# The forms of families other than BERT; a family that lacks one says so.
-_OTHER_FORMS = (
-    _candidate("fp16", "packed"),
-    _candidate("fp16", "heads"),
-    _candidate("fp16", "ranges"),
-    _candidate("bf16", "heads"),
-    _candidate("fp32", "packed"),
-    _candidate("fp32", "heads"),
-    _candidate("fp32", "gathered"),
-    _candidate("fp32", "plain"),
-)
-CHECKED: MappingProxyType[str, tuple[Candidate, ...]] = MappingProxyType(
-    {
-        SMALL: (*CANDIDATES, *_CHECKED_ONLY),
-        LARGE: (*CANDIDATES, *_CHECKED_ONLY),
-        "modernbert": _OTHER_FORMS,
-        "deberta-v2": _OTHER_FORMS,
-    }
-)
-"""What is checked of each family. The two sizes of BERT differ in the width of a head."""
-OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
-IN_FLIGHT = (2, 3)
-_BATCHES = ((SMALL, 24), (LARGE, 128))
-_OTHER_ROWS = (1, 8, 64, 1024)
+_CHECKED_ONLY = (PLAIN, _candidate("fp32", "gathered"), _candidate("fp32", "heads"))
+# A family that lacks one says so.
+_OTHER_FORMS = ("packed", "heads", "ranges", "gathered", "plain")
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to measure. `items` are the texts of a request, or the rows of a batch.
+
+    `way` is what tells apart the figures of a section that have all else in common.
+    """
+
+    name: str
+    section: str
+    model: str = SMALL
+    length: int = 24
+    items: int = 1
+    way: str = ""
+    candidate: Candidate | None = None
+    aim: float | None = None
+    """The target in sequences a second."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command. `seconds` is the length of each timed run."""
+
+    output: Path
+    work: Path
+    provider: Provider = "cuda"
+    tiny: bool = False
+    seconds: float = 4.0
+    workers: int = 0
+
+    def shape(self, model: str) -> BertShape:
+        """Return the size of a model; a dry run takes tiny ones."""
+        return _TINY if self.tiny else PRESETS[model]
+
+    def batch(self, figure: Figure) -> Shape:
+        """Return the rows and the length of a figure's batch; a dry run takes small ones."""
+        batch = Shape(figure.items, figure.length)
+        return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
+
+    def budget(self, section: str) -> float:
+        """Return the most seconds of a section; a dry run may take an hour."""
+        return 3600.0 if self.tiny else SECTIONS[section].seconds
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of what is served; a CPU has kernels for fp32 only."""
+        return "fp32" if self.provider == "cpu" else "fp16"
+
+    @property
+    def gateway_workers(self) -> int:
+        """How many gateway processes run."""
+        return self.workers or max(1, int(usable_cores() * _GATEWAY_SHARE))
+
+
+def through_gateway(model: str, items: int) -> str:
+    """Return the name of the figure of requests of so many texts."""
+    texts = "1 text" if items == 1 else f"{items} texts"
+    return f"through the gateway, {model}, {BATCHES[model]} tokens, {texts} a request"
+
+
+def in_session(model: str, way: str, rows: int = FULL_BATCH) -> str:
+    """Return the name of the figure of a bare session; `way` is a form, or `fastest` and how."""
+    return f"session, {model}, {rows}x{BATCHES[model]}, {way}"
+
+
+def alone(library: str, model: str) -> str:
+    """Return the name of the figure of a model in another library alone."""
+    return f"{library} alone, {model}, fp16, {FULL_BATCH}x{BATCHES[model]}"
 
 
 def checked(family: str, candidate: Candidate) -> str:
@@ -181,85 +170,82 @@ def checked(family: str, candidate: Candidate) -> str:
     return f"answers, {family}, {candidate.name}"
 
 
+def _checks() -> Iterator[Figure]:
+    """Yield the checks. The two sizes of BERT differ in the width of a head."""
+    forms = (*CANDIDATES, *_CHECKED_ONLY)
+    other = [each for each in forms if each.form.attention in _OTHER_FORMS and not each.kernels]
+    for model in (SMALL, LARGE):
+        yield from (_check(model, each) for each in forms)
+    for name in (OUT_OF_MEMORY, TWO_PROCESSES):
+        yield Figure(name=name, section="check")
+    for model in ("modernbert", "deberta-v2"):
+        yield from (_check(model, each) for each in other)
+
+
+def _check(model: str, candidate: Candidate) -> Figure:
+    name = checked(model, candidate)
+    return Figure(name=name, section="check", model=model, candidate=candidate)
+
+
+def _sessions(model: str) -> Iterator[Figure]:
+    """Yield the figures of bare sessions: every form, then the fastest in other batches."""
+
+    def figure(way: str, rows: int = FULL_BATCH, candidate: Candidate | None = None) -> Figure:
+        return Figure(
+            name=in_session(model, way, rows),
+            section="session",
+            model=model,
+            length=BATCHES[model],
+            items=rows,
+            way=way,
+            candidate=candidate,
+        )
+
+    yield from (figure(each.name, candidate=each) for each in CANDIDATES)
+    yield from (figure(f"fastest, {runs} in flight") for runs in _IN_FLIGHT)
+    yield figure("fastest, mixed lengths")
+    yield from (figure("fastest", rows) for rows in _OTHER_ROWS)
+    yield from (figure("CUDA graph", rows) for rows in _OTHER_ROWS[:2])
+
+
 def _figures() -> Iterator[Figure]:
     """Yield the figures, the most important ones first."""
-    yield from _answers()
-    yield _through_gateway("gateway-small", SMALL, 24, items=64, aim=50_000)
-    yield _through_gateway("gateway-small", SMALL, 24, items=1)
-    yield _through_gateway("gateway-large", LARGE, 128, items=64, aim=16_700)
-    yield _through_gateway("gateway-large", LARGE, 128, items=1)
-    for preset, length in _BATCHES:
-        yield from _bare(preset, length)
-    yield Figure(name="matrix rate, operations/s", section="pytorch", way="matrix")
-    yield Figure(name="bandwidth, bytes/s read and written", section="pytorch", way="bandwidth")
-    yield from _alone("pytorch", "PyTorch")
-    yield from _alone("tensorrt", "TensorRT")
-    for runs in (1, *IN_FLIGHT):
+    yield from _checks()
+    for section, model, aim in (
+        ("gateway-small", SMALL, 50_000),
+        ("gateway-large", LARGE, 16_700),
+    ):
+        for items in (64, 1):
+            yield Figure(
+                name=through_gateway(model, items),
+                section=section,
+                model=model,
+                length=BATCHES[model],
+                items=items,
+                aim=aim if items > 1 else None,
+            )
+    for model in BATCHES:
+        yield from _sessions(model)
+    yield Figure(name=MATRIX, section="pytorch")
+    yield Figure(name=BANDWIDTH, section="pytorch")
+    for library in ("PyTorch", "TensorRT"):
+        for model, length in BATCHES.items():
+            yield Figure(
+                name=alone(library, model),
+                section=library.lower(),
+                model=model,
+                length=length,
+                items=FULL_BATCH,
+            )
+    for runs in (1, *_IN_FLIGHT):
         name = f"engine, {SMALL}, 24 tokens, {runs} in flight"
-        yield Figure(name=name, section="engine", way=str(runs))
+        yield Figure(name=name, section="engine", items=64, way=str(runs))
     for rows in (32, FULL_BATCH):
-        name = f"transformers pipeline, {SMALL}, batches of {rows}"
-        yield Figure(name=name, section="peer", items=rows)
-
-
-def _answers() -> Iterator[Figure]:
-    for family, candidates in CHECKED.items():
-        for each in candidates:
-            name = checked(family, each)
-            yield Figure(name=name, section="check", preset=family, way=each.name)
-        if family == SMALL:  # before the families that are not served below
-            for name in (OUT_OF_MEMORY, TWO_PROCESSES):
-                yield Figure(name=name, section="check", way=name)
-
-
-def _alone(section: Section, title: str) -> Iterator[Figure]:
-    for preset, length in _BATCHES:
         yield Figure(
-            name=f"{title} alone, {preset}, fp16, {FULL_BATCH}x{length}",
-            section=section,
-            preset=preset,
-            length=length,
-            items=FULL_BATCH,
+            name=f"transformers pipeline, {SMALL}, batches of {rows}",
+            section="peer",
+            items=rows,
         )
-
-
-def _through_gateway(
-    section: Section, preset: str, length: int, *, items: int, aim: float | None = None
-) -> Figure:
-    texts = "1 text" if items == 1 else f"{items} texts"
-    name = f"through the gateway, {preset}, {length} tokens, {texts} a request"
-    return Figure(name=name, section=section, preset=preset, length=length, items=items, aim=aim)
-
-
-def _bare(preset: str, length: int) -> Iterator[Figure]:
-    """Yield the figures of bare sessions: every form in full batches, then the fastest in others.
-
-    `way` is a form, or what is done with the fastest.
-    """
-
-    def figure(rows: int, way: str) -> Figure:
-        name = f"session, {preset}, {rows}x{length}, {way}"
-        return Figure(
-            name=name, section="session", preset=preset, length=length, items=rows, way=way
-        )
-
-    yield from (figure(FULL_BATCH, each.name) for each in CANDIDATES)
-    yield from (figure(FULL_BATCH, f"fastest, {runs} in flight") for runs in IN_FLIGHT)
-    yield figure(FULL_BATCH, "fastest, mixed lengths")
-    yield from (figure(rows, "fastest") for rows in _OTHER_ROWS)
-    yield from (figure(rows, "CUDA graph") for rows in _OTHER_ROWS[:2])
 
 
 FIGURES = tuple(_figures())
-
-
-def sections_in_order(known: Collection[str]) -> list[Section]:
-    """Return the sections: answers first, then those with figures that are not known yet."""
-    missing = [figure.section for figure in FIGURES if figure.name not in known]
-    return list(dict.fromkeys(["check", *missing, *(figure.section for figure in FIGURES)]))
-
-
-def figures_of(section: Section, known: Collection[str]) -> Sequence[Figure]:
-    """Return the figures of a section, those that are not known yet first."""
-    own = [figure for figure in FIGURES if figure.section == section]
-    return sorted(own, key=lambda figure: figure.name in known)

@@ -9,39 +9,39 @@ import msgspec
 
 from backends.errors import ExecutorDied
 from backends.executors.cuda import explain
+from backends.gpus import find_gpus
 from backends.model_tools.graphs.shapes import PRESETS
-from loadtests.gpu.device import Device, this_device
 from loadtests.gpu.plan import (
+    BATCHES,
     CANDIDATES,
     FIGURES,
-    FULL_BATCH,
-    LARGE,
-    SMALL,
+    MATRIX,
     Candidate,
     Figure,
     Options,
-    Section,
-    figures_of,
+    alone,
+    in_session,
+    through_gateway,
 )
 from loadtests.machine import Machine, this_machine
+from loadtests.report import table
 
-_MODELS = ((SMALL, 24), (LARGE, 128))
 _COLUMNS = (
     *("what", "sequences/s", "aim", "tokens/s", "GPU busy", "padding", "error"),
     *("p50 ms", "p99 ms", "note"),
 )
 FILE = "gpu.json"
 UNFINISHED = "its process died"
-_RECORDS = Path(__file__).parents[1] / "results"
+_SAME = ("device", "provider", "tiny")
+"""What the figures of a report have in common."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. Rates are sequences and real tokens a second; latencies are seconds.
+    """The result of a figure. Rates are sequences and real tokens a second; latencies are seconds.
 
     `error` is the largest distance of a row from fp32 on the CPU, relative to the row's length.
     """
 
-    what: str
     rate: float | None = None
     tokens_per_second: float | None = None
     busy: float | None = None
@@ -61,142 +61,109 @@ class SectionState(msgspec.Struct, frozen=True, kw_only=True):
     took: float = 0.0
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(msgspec.Struct, kw_only=True):
     """Everything: the machine, the device, how sections ended, and what was measured."""
 
     machine: Machine
-    device: Device
+    device: str
     provider: str
     tiny: bool
-    runtime: str = ""
-    sections: dict[Section, SectionState] = {}
-    figures: list[Measurement] = []
+    runtime: str
+    sections: dict[str, SectionState] = {}
+    figures: dict[str, Measurement] = {}
 
-    def figure(self, what: str) -> Measurement | None:
-        """Return a figure; `None` where it was not measured."""
-        return next((each for each in self.figures if each.what == what), None)
+    def rate(self, name: str) -> float:
+        """Return a rate; 0 if it was not measured, or the figure failed."""
+        found = self.figures.get(name)
+        return found.rate or 0.0 if found is not None and found.passed else 0.0
 
-
-def open_report(options: Options, again: Sequence[Section], runtime: str) -> Report:
-    """Begin the file of results, and return what an earlier run left in it.
-
-    What failed is tried again, and so are the sections of `again`.
-    """
-    before = read_report(options.output / FILE)
-    report = Report(
-        machine=this_machine(),
-        device=this_device(),
-        provider=options.provider,
-        tiny=options.tiny,
-        runtime=runtime,
-    )
-    if before is not None and _is_comparable(before, report):
-        names = {figure.name for figure in FIGURES if figure.section in again}
-        kept = [each for each in before.figures if each.passed and each.what not in names]
-        report = msgspec.structs.replace(report, sections=before.sections, figures=kept)
-    write_report(options, report)
-    return report
-
-
-def known_figures(report: Report, records: Path = _RECORDS) -> list[str]:
-    """Return the figures that earlier records have of the same card."""
-    found = [read_report(path) for path in sorted(records.glob("*gpu*.json"))]
-    return sorted(
-        {
-            figure.what
-            for each in found
-            if each is not None and _is_comparable(each, report)
-            for figure in each.figures
-            if figure.passed
-        }
-    )
-
-
-def _is_comparable(one: Report, other: Report) -> bool:
-    return (one.device.name, one.provider, one.tiny) == (
-        other.device.name,
-        other.provider,
-        other.tiny,
-    )
-
-
-def read_report(path: Path) -> Report | None:
-    """Return what a file of results says; `None` where there is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def write_report(options: Options, report: Report) -> None:
-    """Replace the file of results, whole or not at all."""
-    path = options.output / FILE
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    temporary.replace(path)
+    def fastest(self, model: str) -> Candidate | None:
+        """Return the form that was fastest in full batches of a model."""
+        rates = {each: self.rate(in_session(model, each.name)) for each in CANDIDATES}
+        timed = [each for each, rate in rates.items() if rate]
+        return max(timed, key=rates.__getitem__, default=None)
 
 
 class Journal:
     """Adds figures to the file of results one by one, so that a crash loses one figure.
 
-    A figure begun and never ended is left as failed, and the process that takes over goes on after
-    it: a device that has failed fails everything that comes after it in the same process.
+    A figure that has begun stays marked as failed until it ends. The process that takes over goes
+    on after it: a device that has failed fails everything later in the same process.
     """
 
-    def __init__(self, options: Options) -> None:
-        report = read_report(options.output / FILE)
-        if report is None:
-            raise FileNotFoundError(options.output / FILE)
-        self._options = options
-        self.report = report
+    def __init__(self, output: Path) -> None:
+        self._path = output / FILE
+        self.report = msgspec.json.decode(self._path.read_bytes(), type=Report)
 
-    def missing(self, section: Section) -> list[Figure]:
-        """Return the figures of a section that were not begun, those without a record first."""
-        begun = {each.what for each in self.report.figures}
-        figures = figures_of(section, self._options.known)
-        return [figure for figure in figures if figure.name not in begun]
+    @staticmethod
+    def begin(options: Options, runtime: str, again: Sequence[str] = ()) -> "Journal":
+        """Write the file of results, with the correct figures of an earlier run in it.
 
-    def measure(
-        self, section: Section, work: Callable[[Figure], Measurement | None]
-    ) -> SectionState:
+        Figures of the sections `again` are dropped.
+        """
+        gpus = find_gpus()
+        names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
+        report = Report(
+            machine=this_machine(),
+            device=f"{(*names, 'no GPU')[0]}, driver {gpus.driver or 'none'}",
+            provider=options.provider,
+            tiny=options.tiny,
+            runtime=runtime,
+        )
+        path = options.output / FILE
+        if path.exists():
+            before = msgspec.json.decode(path.read_bytes(), type=Report)
+            if all(getattr(before, each) == getattr(report, each) for each in _SAME):
+                dropped = {figure.name for figure in FIGURES if figure.section in again}
+                report.sections = before.sections
+                report.figures = {
+                    name: each
+                    for name, each in before.figures.items()
+                    if each.passed and name not in dropped
+                }
+        _write(path, report)
+        return Journal(options.output)
+
+    def missing(self, section: str) -> list[Figure]:
+        """Return the figures of a section that were not begun."""
+        names = self.report.figures
+        return [each for each in FIGURES if each.section == section and each.name not in names]
+
+    def measure(self, section: str, work: Callable[[Figure], Measurement | None]) -> SectionState:
         """Measure what is missing of a section; without a result the figure is left out.
 
         An error spoils one figure, unless the device has failed: that ends the process.
         """
         for figure in self.missing(section):
-            self.begin(figure.name)
+            self.put(figure.name, Measurement(passed=False, note=UNFINISHED))
             try:
                 found = work(figure)
             except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
                 if isinstance(explain(error), ExecutorDied):
                     # This process can run nothing any more. The next one goes on after it.
                     sys.exit(str(error))
-                found = Measurement(what=figure.name, passed=False, note=_first_line(error))
-            self.drop(figure.name, keep=[found] if found else [])
+                found = Measurement(passed=False, note=_first_line(error))
+            self.put(figure.name, found)
         return SectionState(status="done")
 
-    def begin(self, what: str) -> None:
-        """Note what is about to run."""
-        self.drop(what, keep=[Measurement(what=what, passed=False, note=UNFINISHED)])
+    def put(self, name: str, found: Measurement | None) -> None:
+        """Keep a figure, or remove it."""
+        self.report.figures.pop(name, None)
+        if found is not None:
+            self.report.figures[name] = found
+        _write(self._path, self.report)
 
-    def drop(self, what: str, *, keep: Sequence[Measurement] = ()) -> None:
-        """Remove a figure, or replace it by `keep`."""
-        others = [each for each in self.report.figures if each.what != what]
-        self.report = msgspec.structs.replace(self.report, figures=[*others, *keep])
-        write_report(self._options, self.report)
-
-    def close(self, section: Section, state: SectionState) -> None:
+    def close(self, section: str, state: SectionState) -> None:
         """Note how a section ended."""
-        sections = {**self.report.sections, section: state}
-        self.report = msgspec.structs.replace(self.report, sections=sections)
-        write_report(self._options, self.report)
+        self.report.sections[section] = state
+        _write(self._path, self.report)
 
 
-def fastest(report: Report, batch: str) -> Candidate | None:
-    """Return the form that was fastest in a batch, as `session, minilm-l6, 256x24`."""
-    rates = {each.what: each.rate or 0.0 for each in report.figures if each.passed}
-    timed = [each for each in CANDIDATES if rates.get(f"{batch}, {each.name}")]
-    return max(timed, key=lambda each: rates[f"{batch}, {each.name}"], default=None)
+def _write(path: Path, report: Report) -> None:
+    """Replace the file of results, whole or not at all."""
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    temporary.replace(path)
 
 
 def _first_line(error: Exception) -> str:
@@ -207,89 +174,63 @@ def _first_line(error: Exception) -> str:
 
 
 def render(report: Report) -> str:
-    """Return the report as Markdown, the ratios last."""
-    machine, device = report.machine, report.device
-    head = f"{device.name or 'no GPU'}, driver {device.driver or 'none'}, {report.runtime}"
-    lines = [f"## GPU, provider {report.provider}", "", head, machine.headline, ""]
+    """Return the report as Markdown, the ratios last; of the checks only those that failed."""
+    lines = [f"## GPU, provider {report.provider}", ""]
+    lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
     if report.tiny:
         lines += ["A dry run with toy models: the figures mean nothing.", ""]
-    lines += [
-        f"| {' | '.join(_COLUMNS)} |",
-        "|---" * len(_COLUMNS) + "|",
-        *(
-            _row(figure, found)
-            for figure in FIGURES
-            if (found := report.figure(figure.name)) is not None
-            and _is_worth_showing(figure, found)
-        ),
-        "",
-        *(
-            f"{section}: {state.status} ({state.reason})"
-            for section, state in report.sections.items()
-            if state.status != "done"
-        ),
-        *ratios(report),
-    ]
-    return "\n".join(lines)
+    shown = (
+        _row(figure, found)
+        for figure in FIGURES
+        if (found := report.figures.get(figure.name)) is not None
+        and (figure.section != "check" or not found.passed)
+    )
+    ended = (
+        f"{section}: {state.status} ({state.reason})"
+        for section, state in report.sections.items()
+        if state.status != "done"
+    )
+    return "\n".join([*lines, table(_COLUMNS, shown), "", *ended, *ratios(report)])
 
 
 def ratios(report: Report) -> list[str]:
     """Return the gateway's rates relative to the bare session, PyTorch, TensorRT and arithmetic."""
     lines = []
-    matrix = _rate(report, "matrix rate, operations/s")
-    for preset, length in _MODELS:
-        batch = f"{FULL_BATCH}x{length}"
-        served = _rate(
-            report, f"through the gateway, {preset}, {length} tokens, 64 texts a request"
-        )
-        best = fastest(report, f"session, {preset}, {batch}")
-        bare = _rate(report, f"session, {preset}, {batch}, {best.name}") if best else 0.0
+    for model, length in BATCHES.items():
+        best = report.fastest(model)
         floors = {
-            "bare session": bare,
-            "PyTorch alone": _rate(report, f"PyTorch alone, {preset}, fp16, {batch}"),
-            "TensorRT alone": _rate(report, f"TensorRT alone, {preset}, fp16, {batch}"),
-            "arithmetic limit": matrix / operations(preset, length),
+            "bare session": report.rate(in_session(model, best.name)) if best else 0.0,
+            "PyTorch alone": report.rate(alone("PyTorch", model)),
+            "TensorRT alone": report.rate(alone("TensorRT", model)),
+            "arithmetic limit": report.rate(MATRIX) / _operations(model, length),
         }
+        served = report.rate(through_gateway(model, 64))
         lines += [
-            f"{preset} through the gateway / {name}: {served / floor:.2f}"
+            f"{model} through the gateway / {name}: {served / floor:.2f}"
             for name, floor in floors.items()
             if served and floor
         ]
     return lines
 
 
-def operations(preset: str, length: int) -> float:
+def _operations(model: str, length: int) -> float:
     """Return the operations of a forward pass over one sequence, as multiplications and sums."""
-    shape = PRESETS[preset]
+    shape = PRESETS[model]
     dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
 
 
-def _rate(report: Report, what: str) -> float:
-    found = report.figure(what)
-    return (found.rate or 0.0) if found is not None and found.passed else 0.0
-
-
-def _is_worth_showing(figure: Figure, found: Measurement) -> bool:
-    """Return whether the table has the figure: of the checks, only those that failed."""
-    return figure.section != "check" or not found.passed
-
-
-def _row(figure: Figure, line: Measurement) -> str:
+def _row(figure: Figure, found: Measurement) -> list[str]:
     cells = [
-        line.what,
-        _number(line.rate, ",.0f"),
-        _number(figure.aim, ",.0f"),
-        _number(line.tokens_per_second, ",.0f"),
-        _number(line.busy, ".0%"),
-        _number(line.waste, ".1%"),
-        _number(line.error, ".1e"),
-        _number(None if line.p50 is None else 1000 * line.p50, ".2f"),
-        _number(None if line.p99 is None else 1000 * line.p99, ".2f"),
-        line.note.replace("|", "/") if line.passed else f"FAILED {line.note[:80]}",
+        (found.rate, ",.0f"),
+        (figure.aim, ",.0f"),
+        (found.tokens_per_second, ",.0f"),
+        (found.busy, ".0%"),
+        (found.waste, ".1%"),
+        (found.error, ".1e"),
+        (found.p50 and 1000 * found.p50, ".2f"),
+        (found.p99 and 1000 * found.p99, ".2f"),
     ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    note = found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}"
+    shown = ["-" if value is None else format(value, form) for value, form in cells]
+    return [figure.name, *shown, note]

@@ -5,12 +5,12 @@ Only the thread that runs batches is replaced, by a timer of the event loop.
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from random import Random
 
 import numpy as np
 
-from backends.batching.admission import Admission, QueueReservation
+from backends.batching.admission import Admission
 from backends.batching.device import Device
 from backends.batching.fair_queue import INTERACTIVE
 from backends.batching.lateness_margin import LatenessMargin
@@ -60,8 +60,6 @@ class SimulatedBackend:
             clock=clock,
         )
         self._is_running = False
-        self.work = 0
-        """Items that are queued or running."""
 
     def begin(self, length: int, *, scope: str, remaining: float, ended: Ended) -> RowWaiter:
         """Take an item of so many tokens; `ended` is called once, unless its waiter is left.
@@ -69,18 +67,26 @@ class SimulatedBackend:
         Raises:
             Overloaded: it would be late, or there is no room.
         """
-        flow = (INTERACTIVE, scope)
         (reservation,) = self._admission.admit(
-            [self._cost.alone(length)], time_left=remaining, flow=flow
+            [self._cost.alone(length)], time_left=remaining, flow=(INTERACTIVE, scope)
         )
         deadline = self._loop.time() + remaining
         waiter = RowWaiter(1, deadline=deadline, on_end=lambda _waiter, error: ended(error))
+
+        def settle(row: Row, value: "FloatArray | BackendError") -> None:
+            reservation.release()
+            row.waiters = []
+            if isinstance(value, BackendError):
+                waiter.fail(value)
+            else:
+                waiter.deliver(0, value, computed_tokens=length)
+
         row = Row(
             encoding=_encoding(length),
             key=(scope, "graph", OutputKind.POOLED, b""),
             deadline=deadline,
             span=NO_SPAN,
-            settle=partial(self._settle, reservation),
+            settle=settle,
             request=reservation.request,
         )
         row.join(waiter, 0)
@@ -90,25 +96,12 @@ class SimulatedBackend:
         except BackendError:
             reservation.release()
             raise
-        self.work += 1
         self._loop.call_soon(self._run)
         return waiter
 
     def leave(self, waiter: RowWaiter) -> None:
         """Withdraw the rows of a caller that has gone away."""
-        self.work -= len(self._submissions.withdraw(waiter.leave()))
-
-    def _settle(
-        self, reservation: QueueReservation, row: Row, value: "FloatArray | BackendError"
-    ) -> None:
-        self.work -= 1
-        reservation.release()
-        waiters, row.waiters = row.waiters, []
-        for waiter, index in waiters:
-            if isinstance(value, BackendError):
-                waiter.fail(value)
-            else:
-                waiter.deliver(index, value, computed_tokens=row.length)
+        self._submissions.withdraw(waiter.leave())
 
     def _run(self) -> None:
         while not self._is_running and self._queue.runnable:

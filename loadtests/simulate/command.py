@@ -10,7 +10,8 @@ import msgspec
 
 from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.machine import Machine, this_machine
-from loadtests.simulate.results import DayResult, Point
+from loadtests.report import table
+from loadtests.simulate.results import DayResult, Figures
 from loadtests.simulate.run import POLICIES, play
 from loadtests.simulate.scenario import Scenario
 from loadtests.simulate.validation import validate
@@ -18,7 +19,7 @@ from loadtests.simulate.validation import validate
 _ROOT = Path(__file__).parents[2]
 _PRICE = 0.05
 """Of a backend for an hour."""
-_HEADINGS = (
+_PARTS = (
     *("policy", "part of the day", "played", "backends", "most in a region"),
     *("p50", "p95", "p99", "failed", "errors", "to other regions"),
 )
@@ -61,45 +62,37 @@ def simulate_command(*, backends: int, grain: float, busy: float | None) -> None
         day = play(scenario, policy)
         found.days.append(day)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-        rate = day.simulated / day.processor_seconds
-        print(
-            f"{policy}: {day.simulated:,} requests in {day.processor_seconds:.0f} s of "
-            f"processor time, {rate:,.0f} a second",
-            flush=True,
-        )
-    print(f"{table(found)}\n\n{path}\n{draw_days(found, plots)}")
+        spent = f"{day.processor_seconds:.0f} s of processor time"
+        print(f"{policy}: {day.simulated:,} requests in {spent}", flush=True)
+    print(f"{tables(found)}\n\n{path}\n{draw_days(found, plots)}")
 
 
-def table(found: SimulationFile) -> str:
+def tables(found: SimulationFile) -> str:
     """Return the figures of each policy and part of the day, latencies in times an item's work."""
-    lines = [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
-    for day in found.days:
-        for one in day.phases:
-            points = [each for each in day.points if one.phase in {each.phase, "the day"}]
-            pods = sorted(each.pods for each in points)
-            cells = [
-                *(day.policy, one.phase, f"{one.played:,}", f"{pods[0]:,} to {pods[-1]:,}"),
-                f"{max(each.most_in_region for each in points):,}",
-                *(
-                    "" if each is None else f"{each / found.item_seconds:.2f}"
-                    for each in (one.p50, one.p95, one.p99)
-                ),
-                *(f"{one.failed:,}", f"{one.errors:.3%}", f"{one.spilled:.1%}"),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| policy | backend hours | price | most backends |", "|---|---|---|---|"]
-    for day in found.days:
-        price = day.pod_hours * _PRICE
-        lines.append(f"| {day.policy} | {day.pod_hours:,.0f} | {price:,.0f} | {day.most_pods:,} |")
-    return "\n".join(lines)
+
+    def part(day: DayResult, one: Figures) -> list[str]:
+        latencies = (one.p50, one.p95, one.p99)
+        return [
+            *(day.policy, one.phase, f"{one.played:,}"),
+            *(f"{one.fewest_pods:,} to {one.most_pods:,}", f"{one.most_in_region:,}"),
+            *("" if each is None else f"{each / found.item_seconds:.2f}" for each in latencies),
+            *(f"{one.failed:,}", f"{one.errors:.3%}", f"{one.spilled:.1%}"),
+        ]
+
+    parts = table(_PARTS, (part(day, one) for day in found.days for one in day.phases))
+    cost = (
+        (day.policy, f"{day.pod_hours:,.0f}", f"{day.pod_hours * _PRICE:,.0f}", day.most_pods)
+        for day in found.days
+    )
+    return f"{parts}\n\n{table(('policy', 'backend hours', 'price', 'most backends'), cost)}"
 
 
 def draw_days(found: SimulationFile, folder: Path) -> Path:
     """Draw p95, errors and backends by the hour into a folder, a line for each policy."""
-    panels: Mapping[str, Callable[[Point], float]] = {
+    panels: Mapping[str, Callable[[Figures], float]] = {
         "p95, times an item's work": lambda point: (point.p95 or math.nan) / found.item_seconds,
         "errors, % of requests": lambda point: 100 * point.errors,
-        "backends": lambda point: point.pods,
+        "backends": lambda point: point.most_pods,
     }
     figure = new_figure("simulation", width=10, height=9)
     for axes, (what, value) in zip(figure.subplots(3, 1), panels.items(), strict=True):

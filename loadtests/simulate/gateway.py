@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 import msgspec
@@ -14,24 +15,41 @@ from backends.protocol import (
     CallItem,
     ClassifyParameters,
     Done,
+    EmbedParameters,
     Failed,
     ModelInfo,
     PlanVerdict,
+    Report,
     ServingState,
     Task,
 )
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.work import Outcomes, Work, WorkItem
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
-from loadtests.simulate.backend import SimulatedBackend
-from loadtests.simulate.scenario import Scenario, draw_length
+from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
 from loadtests.simulate.world import World
 
-_UNREACHABLE = CallFailed(Cause.UNREACHABLE, "connection refused")
+MODEL = ModelInfo(
+    name="simulated",
+    revision="aaaaaaaaaaaa",
+    profile="fp32",
+    tasks=[Task.CLASSIFY],
+    algorithm="none",
+    algorithm_version=1,
+    max_tokens=512,
+)
+Ended = Callable[[float, str, str], None]
+"""Takes the seconds of a request, the code of its failure, and the region that answered it."""
+_Frames = asyncio.Queue[Done | Failed | None]
+"""The ends of items on their way back; `None`: no byte arrives from now on."""
 _JITTER = 0.1
+_PARAMETERS = {
+    Task.CLASSIFY: msgspec.msgpack.encode(ClassifyParameters()),
+    Task.EMBED: msgspec.msgpack.encode(EmbedParameters()),
+}
 
 
 def length_of(body: bytes) -> int:
@@ -39,139 +57,18 @@ def length_of(body: bytes) -> int:
     return int.from_bytes(body[:2], "big")
 
 
-class SimulatedCall:
-    """A call to a backend. Its items end one by one."""
-
-    def __init__(
-        self,
-        client: "SimulatedClient",
-        endpoint: Endpoint,
-        receive: Receive,
-        on_end: OnEnd,
-        idle_timeout: float,
-    ) -> None:
-        self._client = client
-        self.endpoint = endpoint
-        self._receive = receive
-        self._on_end = on_end
-        self._backend: SimulatedBackend | None = None
-        self._waiters: list[RowWaiter] = []
-        self._open = 0
-        self._has_ended = False
-        self._idle_timeout = idle_timeout
-        self._timer: asyncio.TimerHandle | None = None
-
-    def arrive(self, call: Call, delay: float) -> None:
-        """Deliver the call to the backend."""
-        client, backend = self._client, self._client.world.backend(self.endpoint)
-        if self._has_ended or client.world.is_silent(self.endpoint):
-            return
-        if backend is None:
-            client.later(delay, self.end, _UNREACHABLE)
-            return
-        self._backend, self._open = backend, len(call.items)
-        for index, item in enumerate(call.items):
-            try:
-                self._waiters.append(self._begin(backend, index, item, delay))
-            except Overloaded as error:
-                self.withdraw()
-                refusal = CallFailed(
-                    Cause.REFUSED,
-                    "overloaded",
-                    status=error.status,
-                    code=error.code,
-                    retry_after=error.retry_after,
-                )
-                client.later(delay, self.end, refusal)
-                return
-
-    def _begin(
-        self, backend: SimulatedBackend, index: int, item: CallItem, delay: float
-    ) -> RowWaiter:
-        length = length_of(item.body)
-
-        def ended(error: BackendError | None) -> None:
-            frame: Done | Failed = Done(index=index, result=b"", rows=1, tokens=length)
-            if error is not None:
-                frame = Failed(
-                    index=index,
-                    status=error.status,
-                    code=error.code,
-                    detail="",
-                    retryable=error.retryable,
-                )
-            self._open -= 1
-            # A region that was lost in the meantime answers nothing.
-            if not self._client.world.is_silent(self.endpoint):
-                self._client.later(delay, self._deliver, frame, item.body, self._open == 0)
-
-        return backend.begin(
-            length, scope=item.scope, remaining=item.remaining - delay, ended=ended
-        )
-
-    def _deliver(self, frame: Done | Failed, body: bytes, is_last: bool) -> None:  # noqa: FBT001 - of `call_later`
-        if self._has_ended:
-            return
-        if isinstance(frame, Done):
-            self._client.answered(self.endpoint, body)
-        self._receive([frame])
-        if is_last and not self._has_ended and self._backend is not None:
-            self._finish()
-            self._on_end(self._backend.report())
-
-    def end(self, error: CallFailed) -> None:
-        """End the call with an error, without a report."""
-        if not self._has_ended:
-            self._finish()
-            self.withdraw()
-            self._on_end(error)
-
-    def cancel(self) -> None:
-        """See `StartedCall.cancel`."""
-        if not self._has_ended:
-            self._finish()
-            self.withdraw()
-
-    def withdraw(self) -> None:
-        """Withdraw the unanswered items from the backend."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if self._backend is not None and waiter.is_awaited:
-                self._backend.leave(waiter)
-
-    def fall_silent(self) -> None:
-        """End the call after the idle timeout: no byte arrives from now on."""
-        silent = CallFailed(Cause.TIMED_OUT, "silence")
-        self._timer = self._client.later(self._idle_timeout, self.end, silent)
-
-    def _finish(self) -> None:
-        self._has_ended = True
-        self._client.open.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 class SimulatedClient:
     """Implements `BackendClient` for a gateway; `round_trips` are by region."""
 
-    def __init__(
-        self,
-        world: World,
-        *,
-        info: ModelInfo,
-        round_trips: Mapping[str, float],
-        random: Random,
-        answered: Callable[[Endpoint, bytes], None],
-    ) -> None:
-        self.answered = answered
-        self.world = world
-        self._loop = asyncio.get_running_loop()
-        self.later = self._loop.call_later
-        self.open: dict[SimulatedCall, None] = {}
-        world.on_lost.append(self._lost)
-        self._info = info
+    def __init__(self, world: World, *, round_trips: Mapping[str, float], random: Random) -> None:
+        self.answered: dict[bytes, str] = {}
+        """The region that answered an item, by the item's body."""
+        self._world = world
         self._round_trips = round_trips
         self._random = random
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[_Frames, str] = {}
+        world.on_lost.append(self._lose)
 
     def start_call(
         self,
@@ -182,40 +79,119 @@ class SimulatedClient:
         idle_timeout: float,
         receive: Receive,
         on_end: OnEnd,
-    ) -> SimulatedCall:
+    ) -> asyncio.Task[None]:
         """See `BackendClient.start_call`."""
-        time_left = deadline - self._loop.time()
-        started = SimulatedCall(self, endpoint, receive, on_end, min(idle_timeout, time_left))
-        self.open[started] = None
-        delay = self._delay(endpoint)
-        if self.world.is_silent(endpoint):
-            started.fall_silent()
-        else:
-            self._loop.call_later(delay, started.arrive, call, delay)
-        return started
+        patience = min(idle_timeout, deadline - self._loop.time())
 
-    def _lost(self, region: str) -> None:
-        for call in self.open:
-            if call.endpoint.region == region:
-                call.fall_silent()
+        async def run() -> None:
+            end: Report | CallFailed
+            try:
+                end = await self._call(endpoint, call, patience, receive)
+            except CallFailed as error:
+                end = error
+            except Overloaded as error:
+                end = CallFailed(
+                    Cause.REFUSED,
+                    "overloaded",
+                    status=error.status,
+                    code=error.code,
+                    retry_after=error.retry_after,
+                )
+                await asyncio.sleep(self._delay(endpoint))
+            on_end(end)
+
+        return self._loop.create_task(run())
+
+    async def _call(
+        self, endpoint: Endpoint, call: Call, patience: float, receive: Receive
+    ) -> Report:
+        """Have a backend run the items of a call.
+
+        Raises:
+            Overloaded: the backend refuses an item.
+            CallFailed: the region of the backend is lost.
+        """
+        backend, delay = self._world.backend(endpoint), self._delay(endpoint)
+        frames, waiters = _Frames(), list[RowWaiter]()
+        self._open[frames] = endpoint.region
+        try:
+            if self._world.is_silent(endpoint):
+                frames.put_nowait(None)
+            await asyncio.sleep(delay)
+            for index, item in enumerate(call.items):
+                if frames.empty():  # it is silent otherwise
+                    ended = partial(self._answer, endpoint, item, index, frames, delay)
+                    remaining, length = item.remaining - delay, length_of(item.body)
+                    waiters.append(
+                        backend.begin(length, scope=item.scope, remaining=remaining, ended=ended)
+                    )
+            await self._pass_on(endpoint, call, frames, patience, receive)
+            return backend.report()
+        finally:
+            del self._open[frames]
+            for waiter in waiters:
+                if waiter.is_awaited:
+                    backend.leave(waiter)
+
+    async def _pass_on(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        frames: "_Frames",
+        patience: float,
+        receive: Receive,
+    ) -> None:
+        """Pass on the ends of items one by one."""
+        for _ in call.items:
+            frame = await frames.get()
+            if frame is None:
+                await asyncio.sleep(patience)
+                raise CallFailed(Cause.TIMED_OUT, "silence")
+            if isinstance(frame, Done):
+                self.answered[call.items[frame.index].body] = endpoint.region
+            receive([frame])
+
+    def _answer(
+        self,
+        endpoint: Endpoint,
+        item: CallItem,
+        index: int,
+        frames: _Frames,
+        delay: float,
+        error: BackendError | None,
+    ) -> None:
+        frame: Done | Failed = Done(index=index, result=b"", rows=1, tokens=length_of(item.body))
+        if error is not None:
+            frame = Failed(
+                index=index,
+                status=error.status,
+                code=error.code,
+                detail="",
+                retryable=error.retryable,
+            )
+        # A region that was lost in the meantime answers nothing.
+        if not self._world.is_silent(endpoint):
+            self._loop.call_later(delay, frames.put_nowait, frame)
+
+    def _lose(self, lost: str) -> None:
+        for frames, region in self._open.items():
+            if region == lost:
+                frames.put_nowait(None)
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
-        if self.world.is_silent(endpoint):
+        if self._world.is_silent(endpoint):
             await asyncio.sleep(time_limit)
             raise CallFailed(Cause.TIMED_OUT, "silence")
         await asyncio.sleep(2 * self._delay(endpoint))
-        backend = self.world.backend(endpoint)
-        if backend is None:
-            raise _UNREACHABLE
         return ServingState(
             backend_id=endpoint.backend,
             region=endpoint.region,
             ready=True,
             missing=[],
             provider="simulated",
-            models=[self._info],
-            report=backend.report(),
+            models=[MODEL],
+            report=self._world.backend(endpoint).report(),
         )
 
     async def reload(
@@ -235,80 +211,75 @@ class SimulatedClient:
         return 0.5 * self._round_trips[endpoint.region] * jitter
 
 
-_PARAMETERS = msgspec.msgpack.encode(ClassifyParameters())
-MODEL = ModelInfo(
-    name="simulated",
-    revision="aaaaaaaaaaaa",
-    profile="fp32",
-    tasks=[Task.CLASSIFY],
-    algorithm="none",
-    algorithm_version=1,
-    max_tokens=512,
-)
-Ended = Callable[[float, str, str], None]
-"""Takes the seconds of a request, the code of its failure, and the region that answered it."""
+class Caller:
+    """Sends single items to the backends of a fleet, as a gateway does."""
+
+    def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
+        self.fleet = fleet
+        self.prober = Prober(fleet=fleet, client=client, random=random)
+        self.dispatcher = Dispatcher(
+            fleet=fleet,
+            client=client,
+            reprobe=self.prober.probe_soon,
+            clock=asyncio.get_running_loop().time,
+        )
+
+    def start(
+        self, model: str, task: Task, body: bytes, ended: Callable[[float, str], None], limit: float
+    ) -> None:
+        """Start a request; `ended` takes the seconds and the code of the failure."""
+        found = self.fleet.model(model)
+        if found is None:
+            ended(0.0, "unknown_model")
+            return
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        def settle(outcomes: Outcomes) -> None:
+            failure = outcomes[0][1].failure
+            ended(loop.time() - started, "" if failure is None else failure.code)
+
+        work = Work(
+            model=found,
+            task=task,
+            parameters=_PARAMETERS[task],
+            items=(WorkItem(index=0, body=body, scope="tenant:a", affinity=body),),
+            atomic=True,
+        )
+        self.dispatcher.start(work, deadline=started + limit, settle=settle)
 
 
-class SimulatedGateway:
+class SimulatedGateway(Caller):
     """One gateway, and the callers that send requests to it."""
 
     def __init__(
         self,
         region: str,
         *,
-        scenario: Scenario,
         world: World,
         fleet: Fleet,
-        round_trips: dict[str, float],
+        round_trips: Mapping[str, float],
         random: Random,
     ) -> None:
+        self._client = SimulatedClient(world, round_trips=round_trips, random=random)
+        super().__init__(fleet=fleet, client=self._client, random=random)
         self.region = region
-        self.fleet = fleet
-        self._scenario = scenario
         self._world = world
         self._random = random
-        self._loop = asyncio.get_running_loop()
         self._order = sorted(round_trips, key=lambda each: (round_trips[each], each))
-        self._answered: dict[bytes, str] = {}
-        client = SimulatedClient(
-            world, info=MODEL, round_trips=round_trips, random=random, answered=self._note
-        )
-        self.prober = Prober(fleet=fleet, client=client, random=random)
-        self.dispatcher = Dispatcher(
-            fleet=fleet, client=client, reprobe=self.prober.probe_soon, clock=self._loop.time
-        )
 
-    def follow(self) -> None:
+    def follow(self, routing: RoutingConfig) -> None:
         """Route to the backends that DNS has now."""
         found = self._world.endpoints()
         endpoints = sorted(found, key=lambda each: self._order.index(each.region))
-        self.fleet.configure(endpoints, self._scenario.routing)
+        self.fleet.configure(endpoints, routing)
         self.prober.refresh()
 
-    def send(self, ended: Ended, tokens: int = 0) -> None:
-        """Start a request of one item with `tokens` tokens, or with a random length."""
-        started = self._loop.time()
-        model = self.fleet.model(MODEL.name)
-        if model is None:
-            ended(0.0, "unknown_model", "")
-            return
-        length = tokens or draw_length(self._random)
-        body = length.to_bytes(2, "big") + self._random.randbytes(8)
-        item = WorkItem(index=0, body=body, scope="tenant:a", affinity=body)
-        work = Work(
-            model=model, task=Task.CLASSIFY, parameters=_PARAMETERS, items=(item,), atomic=True
-        )
+    def send(self, ended: Ended, *, tokens: int, limit: float) -> None:
+        """Start a request of one item with `tokens` tokens, to be answered in `limit` seconds."""
+        body = tokens.to_bytes(2, "big") + self._random.randbytes(8)
 
-        def settle(outcomes: Outcomes) -> None:
-            failure = outcomes[0][1].failure
-            code = "" if failure is None else failure.code
-            ended(self._loop.time() - started, code, self._answered.pop(body))
+        def answered(seconds: float, code: str) -> None:
+            ended(seconds, code, self._client.answered.pop(body, ""))
 
-        self._answered[body] = ""
-        deadline = started + self._scenario.deadline
-        self.dispatcher.start(work, deadline=deadline, settle=settle)
-
-    def _note(self, endpoint: Endpoint, body: bytes) -> None:
-        """Record the region that answered an item."""
-        if body in self._answered:
-            self._answered[body] = endpoint.region
+        self.start(MODEL.name, Task.CLASSIFY, body, answered, limit)

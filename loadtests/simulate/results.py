@@ -23,7 +23,7 @@ class Bucket(msgspec.Struct, kw_only=True):
     spilled: int = 0
 
 
-class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a part of the day: latencies in seconds, shares of the requests.
 
     `played` requests were counted, of which `failed` failed. They stand for `requests`. A
@@ -31,6 +31,7 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     phase: str
+    start: float
     played: int
     failed: int
     requests: float
@@ -39,16 +40,8 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99: float | None
     errors: float
     spilled: float
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of the day, for plots."""
-
-    start: float
-    phase: str
-    p95: float | None
-    errors: float
-    pods: int
+    fewest_pods: int
+    most_pods: int
     most_in_region: int
 
 
@@ -56,38 +49,24 @@ class DayResult(msgspec.Struct, frozen=True, kw_only=True):
     """A day under one policy; `simulated` is the requests that were played."""
 
     policy: str
-    phases: list[PhaseFigures]
-    points: list[Point]
+    phases: list[Figures]
+    points: list[Figures]
+    """One for each stretch of the day."""
     pod_hours: float
     most_pods: int
     simulated: int
     processor_seconds: float
 
 
-def figures(buckets: Sequence[Bucket]) -> list[PhaseFigures]:
+def phases(buckets: Sequence[Bucket]) -> list[Figures]:
     """Return the figures of each phase, and of the whole day."""
-    phases = dict.fromkeys(bucket.phase for bucket in buckets)
-    found = [_figures(phase, [b for b in buckets if b.phase == phase]) for phase in phases]
-    return [*found, _figures("the day", buckets)]
+    names = dict.fromkeys(bucket.phase for bucket in buckets)
+    found = [figures(name, [b for b in buckets if b.phase == name]) for name in names]
+    return [*found, figures("the day", buckets)]
 
 
-def points(buckets: Sequence[Bucket]) -> list[Point]:
-    """Return a point for each stretch."""
-    return [
-        Point(
-            start=bucket.start,
-            phase=bucket.phase,
-            p95=one.p95,
-            errors=one.errors,
-            pods=sum(bucket.pods),
-            most_in_region=max(bucket.pods),
-        )
-        for bucket in buckets
-        for one in [_figures(bucket.phase, [bucket])]
-    ]
-
-
-def _figures(phase: str, buckets: Sequence[Bucket]) -> PhaseFigures:
+def figures(phase: str, buckets: Sequence[Bucket]) -> Figures:
+    """Return the figures of some stretches of the day together."""
     failures = sum(bucket.failed * bucket.weight for bucket in buckets)
     answered = sum(len(bucket.latencies) * bucket.weight for bucket in buckets)
     requests = answered + failures
@@ -101,8 +80,9 @@ def _figures(phase: str, buckets: Sequence[Bucket]) -> PhaseFigures:
             return None
         return float(values[order[np.searchsorted(reached, share * reached[-1])]])
 
-    return PhaseFigures(
+    return Figures(
         phase=phase,
+        start=buckets[0].start,
         played=sum(len(b.latencies) + b.failed for b in buckets),
         failed=sum(b.failed for b in buckets),
         requests=requests,
@@ -111,4 +91,7 @@ def _figures(phase: str, buckets: Sequence[Bucket]) -> PhaseFigures:
         p99=percentile(0.99),
         errors=failures / max(requests, 1.0),
         spilled=sum(b.spilled * b.weight for b in buckets) / max(answered, 1.0),
+        fewest_pods=min(sum(b.pods) for b in buckets),
+        most_pods=max(sum(b.pods) for b in buckets),
+        most_in_region=max(max(b.pods) for b in buckets),
     )

@@ -3,16 +3,18 @@
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Literal
 
+from gateway.routing.endpoint_state import EndpointState
 from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
 from loadtests.simulate.gateway import Ended, SimulatedGateway, length_of
-from loadtests.simulate.policies import OracleFleet, OracleState, RoundRobinFleet, TwoChoicesFleet
-from loadtests.simulate.results import Bucket, DayResult, figures, points
-from loadtests.simulate.scenario import DAY, SHIFTS, Scenario, Segment
+from loadtests.simulate.policies import Oracle, PickingFleet, in_turn, of_two
+from loadtests.simulate.results import Bucket, DayResult, figures, phases
+from loadtests.simulate.scenario import DAY, SHIFTS, Scenario, Segment, draw_length
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
 
@@ -29,14 +31,14 @@ _BUCKET = 15.0
 
 def play(scenario: Scenario, policy: Policy) -> DayResult:
     """Play the day."""
-    return run_virtual(_play(scenario, policy))
+
+    async def run() -> DayResult:  # on the loop of virtual time
+        return await _Simulation(scenario, policy).run()
+
+    return run_virtual(run())
 
 
-async def _play(scenario: Scenario, policy: Policy) -> DayResult:
-    return await Simulation(scenario, policy).run()
-
-
-class Simulation:
+class _Simulation:
     """The world, its gateways, and the time of the day."""
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
@@ -46,7 +48,7 @@ class Simulation:
         self._loop = asyncio.get_running_loop()
         self._random = Random(scenario.seed)
         self._seconds = scenario.item_seconds()
-        self._oracle = OracleState()
+        self._oracle = Oracle()
         self.world = World(
             tuple(SHIFTS),
             cost=scenario.cost(),
@@ -62,7 +64,6 @@ class Simulation:
         random = Random(f"{self.scenario.seed} {region} 0")
         return SimulatedGateway(
             region,
-            scenario=self.scenario,
             world=self.world,
             fleet=self._fleet(trips, random),
             round_trips=trips,
@@ -70,24 +71,16 @@ class Simulation:
         )
 
     def _fleet(self, trips: Mapping[str, float], random: Random) -> Fleet:
-        clock = self._loop.time
-        if self.policy == "round robin":
-            return RoundRobinFleet(clock=clock, random=random)
-        if self.policy == "two choices":
-            return TwoChoicesFleet(clock=clock, random=random)
-        if self.policy == "oracle":
-            return OracleFleet(
-                clock=clock,
-                random=random,
-                state=self._oracle,
-                work_of=self._work_of,
-                delays=trips,
-            )
-        return Fleet(clock=clock, random=random)
+        clock, cost = self._loop.time, self.scenario.cost()
 
-    def _work_of(self, affinity: bytes) -> float:
-        cost = self.scenario.cost()
-        return cost.base + cost.alone(length_of(affinity))
+        def foresee(_: Sequence[EndpointState], affinities: Sequence[bytes]) -> Endpoint:
+            work = sum(cost.base + cost.alone(length_of(each)) for each in affinities)
+            return self._oracle.take(work, clock(), trips)
+
+        picks = {"round robin": in_turn(random), "two choices": of_two(random), "oracle": foresee}
+        if (pick := picks.get(self.policy)) is None:
+            return Fleet(clock=clock, random=random)
+        return PickingFleet(clock=clock, random=random, pick=pick)
 
     async def run(self) -> DayResult:
         """Play every segment, and let the time between them pass."""
@@ -108,11 +101,11 @@ class Simulation:
             await asyncio.sleep(self.scenario.deadline)  # what is under way ends
         return DayResult(
             policy=self.policy,
-            phases=(phases := figures(self._buckets)),
-            points=points(self._buckets),
+            phases=(parts := phases(self._buckets)),
+            points=[figures(bucket.phase, [bucket]) for bucket in self._buckets],
             pod_hours=self.world.pod_seconds / 3600.0,
             most_pods=self.world.most_pods,
-            simulated=phases[-1].played,
+            simulated=parts[-1].played,
             processor_seconds=time.process_time() - began,
         )
 
@@ -168,7 +161,7 @@ class Simulation:
 
     def _follow(self) -> None:
         for gateway in self.gateways:
-            gateway.follow()
+            gateway.follow(self.scenario.routing)
         pools = self.world.pools
         known = [each for each in self.world.endpoints() if not pools[each.region].is_lost]
         self._oracle.follow(known, self._loop.time())
@@ -213,7 +206,11 @@ class Simulation:
         if now >= until:
             return
         if not first:
-            gateway.send(self._ended(gateway.region))
+            gateway.send(
+                self._ended(gateway.region),
+                tokens=draw_length(self._random),
+                limit=self.scenario.deadline,
+            )
         pause = self._random.expovariate(self._rate(gateway.region, self.world.day))
         self._loop.call_later(pause, self._arrive, gateway, until)
 

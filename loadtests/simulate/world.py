@@ -75,61 +75,21 @@ def _keep(entries: "deque[tuple]", new: tuple, since: float) -> None:  # type: i
         entries.popleft()
 
 
-class Pod(msgspec.Struct, kw_only=True, eq=False):
-    """A backend and the time of the day from which it is ready."""
+class Pod(msgspec.Struct, frozen=True, eq=False):
+    """A backend, and the time of the day from which it is ready."""
 
     endpoint: Endpoint
+    backend: SimulatedBackend
     ready_at: float
-    backend: SimulatedBackend | None = None
 
 
-class Pool:
+class Pool(msgspec.Struct, kw_only=True, eq=False):
     """The backends of one region."""
 
-    def __init__(
-        self, region: str, *, make: Callable[[str], SimulatedBackend], scaler: Scaler, start: float
-    ) -> None:
-        self.region = region
-        self.pods: list[Pod] = []
-        self.is_lost = False
-        self.scaler = scaler
-        self._make = make
-        self._start = start
-        self._serial = 0
-
-    def resize(self, count: int, now: float, *, at_once: bool = False) -> list[Pod]:
-        """Start or remove backends until there are `count`; return the removed ones."""
-        while len(self.pods) < count:
-            name = f"{self.region}-{self._serial}"
-            self._serial += 1
-            endpoint = Endpoint(
-                backend=BackendId(name),
-                region=RegionName(self.region),
-                url=f"http://{name}.invalid",
-            )
-            ready_at = now if at_once else now + self._start
-            self.pods.append(Pod(endpoint=endpoint, ready_at=ready_at))
-        # As a ReplicaSet does, the youngest leave first.
-        leaving, self.pods = self.pods[count:], self.pods[:count]
-        return leaving
-
-    def ready(self, now: float) -> list[Pod]:
-        """Return the backends that have started."""
-        found = [pod for pod in self.pods if pod.ready_at <= now]
-        for pod in found:
-            if pod.backend is None:
-                pod.backend = self._make(pod.endpoint.backend)
-        return found
-
-    def restart(self) -> None:
-        """Replace each backend by a new process."""
-        for pod in self.pods:
-            pod.backend = None
-
-    def scraped(self, now: float) -> tuple[float, float]:
-        """Return the queued seconds and the busy shares, summed over the backends."""
-        reports = [pod.backend.report() for pod in self.ready(now) if pod.backend is not None]
-        return sum(r.queued_seconds for r in reports), sum(r.device_busy_share for r in reports)
+    scaler: Scaler
+    pods: list[Pod] = []
+    is_lost: bool = False
+    started: int = 0
 
 
 class World:
@@ -146,35 +106,28 @@ class World:
     ) -> None:
         self.day = 0.0
         """The time of the day; the owner moves it."""
-        self.rule = rule
         self.pools = {
-            region: Pool(
-                region,
-                make=lambda name: SimulatedBackend(name, cost=cost, random=random),
-                scaler=Scaler(rule, most=most // len(regions)),
-                start=rule.start_up,
-            )
-            for region in regions
+            region: Pool(scaler=Scaler(rule, most=most // len(regions))) for region in regions
         }
-        self._backends: dict[BackendId, tuple[Pool, SimulatedBackend]] = {}
         self.pod_seconds = 0.0
         self.most_pods = 0
         self.on_lost: list[Callable[[str], None]] = []
+        self._cost, self._random, self._rule = cost, random, rule
+        # Removed backends stay reachable: they still answer their queues.
+        self._backends: dict[BackendId, SimulatedBackend] = {}
 
     def endpoints(self) -> list[Endpoint]:
         """Return the backends that DNS has: those that are ready, also in a lost region."""
-        found: list[Endpoint] = []
-        for pool in self.pools.values():
-            for pod in pool.ready(self.day):
-                if pod.backend is not None:
-                    self._backends[pod.endpoint.backend] = (pool, pod.backend)
-                found.append(pod.endpoint)
-        return found
+        return [
+            pod.endpoint
+            for pool in self.pools.values()
+            for pod in pool.pods
+            if pod.ready_at <= self.day
+        ]
 
-    def backend(self, endpoint: Endpoint) -> SimulatedBackend | None:
-        """Return the process at `endpoint`, `None` where there is none."""
-        found = self._backends.get(endpoint.backend)
-        return None if found is None else found[1]
+    def backend(self, endpoint: Endpoint) -> SimulatedBackend:
+        """Return the process at `endpoint`."""
+        return self._backends[endpoint.backend]
 
     def is_silent(self, endpoint: Endpoint) -> bool:
         """Return whether packets to `endpoint` are dropped."""
@@ -183,30 +136,48 @@ class World:
     def lose(self, region: str, *, lost: bool) -> None:
         """Cut a region off, or bring it back with new processes."""
         pool = self.pools[region]
-        if pool.is_lost != lost:
-            pool.is_lost = lost
-            if not lost:
-                pool.restart()
-                return
+        if pool.is_lost == lost:
+            return
+        pool.is_lost = lost
+        if lost:
             for fall_silent in self.on_lost:
                 fall_silent(region)
+        else:
+            pool.pods = [self._pod(pod.endpoint, pod.ready_at) for pod in pool.pods]
 
     def scale(self, loads: Mapping[str, float] | None = None) -> None:
         """Scale each pool by what its backends report, or by the busy backends of `loads`."""
         for name, pool in self.pools.items():
             if pool.is_lost:
                 continue
-            queued, busy = pool.scraped(self.day) if loads is None else (0.0, loads[name])
-            count = pool.scaler.step(self.day, len(pool.pods), queued=queued, busy=busy)
-            self.resize(name, count)
+            queued, busy = 0.0, 0.0 if loads is None else loads[name]
+            if loads is None:
+                reports = [p.backend.report() for p in pool.pods if p.ready_at <= self.day]
+                queued = sum(report.queued_seconds for report in reports)
+                busy = sum(report.device_busy_share for report in reports)
+            self.resize(name, pool.scaler.step(self.day, len(pool.pods), queued=queued, busy=busy))
 
     def resize(self, region: str, count: int, *, at_once: bool = False) -> None:
         """Start or remove backends of a region until there are `count`."""
-        self.pools[region].resize(count, self.day, at_once=at_once)
-        # Removed backends stay reachable: they still answer their queues.
+        pool = self.pools[region]
+        for number in range(pool.started, pool.started + count - len(pool.pods)):
+            name = f"{region}-{number}"
+            endpoint = Endpoint(
+                backend=BackendId(name), region=RegionName(region), url=f"http://{name}.invalid"
+            )
+            ready_at = self.day + (0.0 if at_once else self._rule.start_up)
+            pool.pods.append(self._pod(endpoint, ready_at))
+            pool.started += 1
+        # As a ReplicaSet does, the youngest leave first.
+        del pool.pods[count:]
 
     def pass_time(self, seconds: float) -> None:
         """Count the cost of so many seconds; a lost region costs nothing."""
         pods = sum(len(pool.pods) for pool in self.pools.values() if not pool.is_lost)
         self.pod_seconds += pods * seconds
         self.most_pods = max(self.most_pods, pods)
+
+    def _pod(self, endpoint: Endpoint, ready_at: float) -> Pod:
+        backend = SimulatedBackend(endpoint.backend, cost=self._cost, random=self._random)
+        self._backends[endpoint.backend] = backend
+        return Pod(endpoint, backend, ready_at)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,8 +18,10 @@ from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
 from backends.open_inference.tensors import decode, encode
 from backends.types import OutputKind
-from loadtests.backend import backend, calls, run_closed
+from loadtests.backend import RunningBackend, backend, calls, run_closed
+from loadtests.report import print_table
 from loadtests.triton.server import Triton
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
 _SHAPES = ((1, 12), (16, 32), (16, 128))
@@ -30,21 +32,30 @@ _ROUNDS, _DURATION = 3, 4.0
 
 def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
     """Print what a backend on Triton and one on our executor answer in turns, over HTTP."""
-    rates: dict[str, list[float]] = {"Triton runs the graph": [], "its own": []}
     threads = str(len(os.sched_getaffinity(0)))
+    # The same sentences for both: neither knows what the other was asked.
+    texts = [sentences(20_000, seed=seed) for seed in range(200, 200 + _ROUNDS)]
+
+    def ask(running: RunningBackend, rounds: Iterator[list[str]]) -> float:
+        bodies = calls(next(rounds), running.model(model))
+        return run_closed(running, bodies, connections=32, duration=_DURATION).rate
+
     with (
         backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
         backend(models, threads=threads) as ours,
     ):
-        for seed in range(200, 200 + _ROUNDS):
-            # The same sentences for both: neither knows what the other was asked.
-            for running, found in zip((theirs, ours), rates.values(), strict=True):
-                bodies = calls(sentences(20_000, seed=seed), running.model(model))
-                outcome = run_closed(running, bodies, connections=32, duration=_DURATION)
-                found.append(outcome.rate)
-    print("\n| a backend over HTTP, 32 connections | sentences/s | runs |\n|---|---|---|")
-    for name, found in rates.items():
-        print(f"| {name} | {median(found):.0f} | {', '.join(f'{rate:.0f}' for rate in found)} |")
+        ways = {"Triton runs the graph": theirs, "its own": ours}
+        rates = in_turns(
+            {name: partial(ask, each, iter(texts)) for name, each in ways.items()}, _ROUNDS
+        )
+    print()
+    print_table(
+        ("a backend over HTTP, 32 connections", "sentences/s", "runs"),
+        [
+            (name, f"{median(found):.0f}", ", ".join(f"{rate:.0f}" for rate in found))
+            for name, found in rates.items()
+        ],
+    )
 
 
 def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats: int) -> None:
@@ -52,26 +63,34 @@ def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats
     client = UpstreamClient(RemoteModelServer(url=triton.url, model=model, timeout=_TIMEOUT))
     source = GraphSource(path=graph, outputs=_OUTPUTS, dimensions=width, max_tokens=256)
     executor = OnnxExecutor(source, worker_threads=1, wide=False)
-    print("\n| batch | output | JSON ms | raw ms | here ms | JSON KiB | raw KiB |")
-    print("|---|---|---|---|---|---|---|")
-    for (rows, length), output in product(_SHAPES, _OUTPUTS):
+
+    def line(rows: int, length: int, output: OutputKind) -> tuple[str, ...]:
         ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
         send = partial(_send, client, ids, output, width)
-        here = partial(executor.run, pad(list(ids), output))
-        ways: tuple[Callable[[], object], ...] = (
-            partial(send, binary=False),
-            partial(send, binary=True),
-            here,
+        ways: dict[str, Callable[[], object]] = {
+            "JSON": partial(send, binary=False),
+            "raw": partial(send, binary=True),
+            "here": partial(executor.run, pad(list(ids), output)),
+        }
+
+        def spent(way: Callable[[], object]) -> float:
+            started = time.perf_counter()
+            way()
+            return (time.perf_counter() - started) * 1000
+
+        took = in_turns({name: partial(spent, way) for name, way in ways.items()}, repeats)
+        sizes = (send(binary=binary) / 1024 for binary in (False, True))
+        return (
+            *(f"{rows} x {length}", output.value),
+            *(f"{median(spans):.1f}" for spans in took.values()),
+            *(f"{size:.0f}" for size in sizes),
         )
-        took: list[list[float]] = [[], [], []]
-        for _ in range(repeats):
-            for way, spans in zip(ways, took, strict=True):
-                started = time.perf_counter()
-                way()
-                spans.append((time.perf_counter() - started) * 1000)
-        times = " | ".join(f"{median(spans):.1f}" for spans in took)
-        sizes = " | ".join(f"{send(binary=binary) / 1024:.0f}" for binary in (False, True))
-        print(f"| {rows} x {length} | {output.value} | {times} | {sizes} |")
+
+    print()
+    print_table(
+        ("batch", "output", "JSON ms", "raw ms", "here ms", "JSON KiB", "raw KiB"),
+        [line(*shape, output) for shape, output in product(_SHAPES, _OUTPUTS)],
+    )
     client.close()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.dashboards.check import check
+from loadtests.dashboards import check
 from testing.model_repository import write_repository
 from testing.system import System
 

@@ -7,21 +7,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtests.gpu.plan import FIGURES, Section
+from loadtests.gpu.plan import FIGURES
 from loadtests.gpu.results import FILE, Report
+
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
 
 # A script on its own, and a name of all load tests.
 DIRECTLY, BY_NAME = ("loadtests.gpu",), ("loadtests", "gpu")
 # The other size is measured by the same code.
-MEASURED: tuple[Section, ...] = (
+MEASURED: tuple[str, ...] = (
     *("check", "gateway-small", "session", "pytorch", "tensorrt", "engine", "peer"),
 )
 
 
 def run_script(
-    output: Path, *arguments: str, only: tuple[Section, ...], script: tuple[str, ...] = DIRECTLY
+    output: Path, *arguments: str, only: tuple[str, ...], script: tuple[str, ...] = DIRECTLY
 ) -> tuple[str, Report]:
     sections = [word for section in only for word in ("--only", section)]
     command = [sys.executable, "-m", *script, "--output", str(output), "--tiny", *arguments]
@@ -43,23 +45,23 @@ def problems(report: Report, output: Path) -> dict[str, str]:
 @pytest.mark.e2e
 def test_a_dry_run_measures_every_section_on_the_cpu(tmp_path: Path) -> None:
     """Answers first; forms without a kernel here are named and never timed."""
-    arguments = ("--provider", "cpu", "--seconds", "0.1")
+    arguments = ("--provider", "cpu", "--seconds", "0.1", "--within", "3600")
     printed, report = run_script(tmp_path, *arguments, only=MEASURED, script=BY_NAME)
 
     assert problems(report, tmp_path) == {}
     assert list(report.sections) == list(MEASURED)
-    wrong = {each.what for each in report.figures if not each.passed}
-    assert all("packed" in what or "bf16" in what for what in wrong)
+    wrong = {name for name, each in report.figures.items() if not each.passed}
+    assert all("packed" in name or "bf16" in name for name in wrong)
     skipped = {section for section, state in report.sections.items() if state.status == "skipped"}
     for figure in FIGURES:
         if figure.section not in {"check", "session", "gateway-large", *skipped}:
-            found = report.figure(figure.name)
+            found = report.figures.get(figure.name)
             assert found is not None
             assert found.rate
-    timed = {each.what for each in report.figures if each.what.startswith("session")}
+    timed = {name for name in report.figures if name.startswith("session")}
     assert "session, minilm-l6, 256x24, fp16-ranges" in timed
     assert "session, bert-base, 256x128, fastest, 2 in flight" in timed
-    assert not any("packed" in what or "bf16" in what for what in timed)
+    assert not any("packed" in name or "bf16" in name for name in timed)
     assert "minilm-l6 through the gateway / bare session" in printed
     assert (next(tmp_path.glob("up-*")) / "up.out").exists()
 
@@ -73,7 +75,7 @@ def test_nothing_is_begun_for_which_there_is_no_time(tmp_path: Path) -> None:
 
 def test_without_a_gpu_nothing_is_timed(tmp_path: Path) -> None:
     """The CPU never stands in for a GPU."""
-    _, report = run_script(tmp_path, only=("check", "session"))
+    _, report = run_script(tmp_path, "--within", "3600", only=("check", "session"))
 
     assert report.sections["check"].status == "failed"
-    assert not any(each.error or each.rate for each in report.figures)
+    assert not any(each.error or each.rate for each in report.figures.values())

@@ -16,9 +16,9 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.machine import Machine
-from loadtests.simulate.command import SimulationFile, draw_days, table
+from loadtests.simulate.command import SimulationFile, draw_days, tables
 from loadtests.simulate.gateway import MODEL, SimulatedClient
-from loadtests.simulate.results import Bucket, DayResult, PhaseFigures, figures, points
+from loadtests.simulate.results import Bucket, DayResult, Figures, figures
 from loadtests.simulate.run import POLICIES, Policy, play
 from loadtests.simulate.scenario import DAY, Day, Outage, Scenario, Spike
 from loadtests.simulate.virtual_time import run_virtual
@@ -42,7 +42,7 @@ SHORT = Scenario(
 )
 
 
-def phase(result: DayResult, name: str) -> PhaseFigures:
+def phase(result: DayResult, name: str) -> Figures:
     return next(each for each in result.phases if each.phase == name)
 
 
@@ -117,24 +117,23 @@ def test_figures_say_of_how_many_requests_they_are_and_how_many_backends_ran(
     production: DayResult,
 ) -> None:
     spike = phase(production, "spike")
-    points = [each for each in production.points if each.phase == "spike"]
 
     assert spike.played == round(spike.requests)  # in full: each stands for itself
     assert spike.errors == pytest.approx(spike.failed / spike.played)
-    assert all(each.pods <= SHORT.backends for each in points)
-    assert max(each.most_in_region for each in points) <= SHORT.backends // 3
+    assert spike.most_pods <= SHORT.backends
+    assert spike.most_in_region <= SHORT.backends // 3
 
 
 def test_percentiles_of_few_requests_are_left_out() -> None:
     bucket = Bucket(phase="quiet", start=0.0, weight=1.0, pods=[2, 3])
     bucket.latencies.extend(float(number) for number in range(250))
 
-    (quiet, _), (point,) = figures([bucket]), points([bucket])
+    quiet = figures("quiet", [bucket])
 
     assert quiet.p50 is not None
     assert quiet.p95 is not None
     assert quiet.p99 is None
-    assert (point.pods, point.most_in_region) == (5, 3)
+    assert (quiet.fewest_pods, quiet.most_pods, quiet.most_in_region) == (5, 5, 3)
 
 
 def test_table_and_plot_have_every_policy_and_part(tmp_path: Path, production: DayResult) -> None:
@@ -142,7 +141,7 @@ def test_table_and_plot_have_every_policy_and_part(tmp_path: Path, production: D
     machine = Machine(cpu="", cores=2, memory_gib=1, python="3.11", date="", commit="")
     found = SimulationFile(machine=machine, scenario=SHORT, item_seconds=1.0, days=days)
 
-    assert len(table(found).splitlines()) == 2 + 4 * len(production.phases) + 3 + 4
+    assert len(tables(found).splitlines()) == 2 + 4 * len(production.phases) + 3 + 4
     assert "oracle" in draw_days(found, tmp_path).read_text()
 
 
@@ -151,13 +150,7 @@ def test_a_call_under_way_when_its_region_is_lost_times_out_after_the_idle_timeo
         loop = asyncio.get_running_loop()
         world = World(("eu",), cost=Scenario().cost(), random=Random(1), rule=ScalingRule(), most=1)
         world.resize("eu", 1, at_once=True)
-        client = SimulatedClient(
-            world,
-            info=MODEL,
-            round_trips={"eu": 2e-3},
-            random=Random(1),
-            answered=lambda _endpoint, _body: None,
-        )
+        client = SimulatedClient(world, round_trips={"eu": 2e-3}, random=Random(1))
         ended = loop.create_future()
         item = CallItem(scope="tenant:a", remaining=10.0, body=b"\x00\xc8")
         call = Call(
@@ -168,7 +161,7 @@ def test_a_call_under_way_when_its_region_is_lost_times_out_after_the_idle_timeo
             parameters=b"",
             items=[item],
         )
-        client.start_call(
+        started = client.start_call(
             world.endpoints()[0],
             call,
             deadline=10.0,
@@ -177,7 +170,8 @@ def test_a_call_under_way_when_its_region_is_lost_times_out_after_the_idle_timeo
             on_end=ended.set_result,
         )
         loop.call_later(0.1, partial(world.lose, "eu", lost=True))
-        return await ended, loop.time()
+        await started
+        return ended.result(), loop.time()
 
     end, at = run_virtual(lose())
 
