@@ -319,6 +319,7 @@ class Scene:
         directives: CacheDirectives | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         continue_on_error: bool = False,
+        truncate: bool = True,
         deadline: float | None = None,
     ) -> tuple[PreparedRequest, Caller]:
         """Return a prepared request for `texts`, and its caller."""
@@ -328,6 +329,7 @@ class Scene:
             parameters=msgspec.msgpack.encode(ClassifyParameters()),
             items=tuple(text.encode() for text in texts),
             continue_on_error=continue_on_error,
+            truncate=truncate,
         )
         caller = Caller(
             principal=self.principals.setdefault(

@@ -146,6 +146,8 @@ def test_of_runs_that_come_again_with_new_ones_only_the_new_count(ledger: Ledger
 
     assert (recorded.counted, recorded.duplicates) == (5, 5)
     assert sums(ledger).events == 15
+    (row,) = ledger.usage(None, to_datetime(START), to_datetime(START + 1_000_000_000))
+    assert (row.requests, row.items, row.hit) == (15, 15, 15)
 
 
 def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
