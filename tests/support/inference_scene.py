@@ -150,6 +150,7 @@ class GatedRunner:
         self.gate = asyncio.Event()
         self.gate.set()
         self.works: list[Work] = []
+        self.deadlines: list[float] = []
         self.started: list[WorkTask] = []
         self.tasks = RecordedTasks()
         self.failure: ItemFailure | None = None
@@ -167,6 +168,7 @@ class GatedRunner:
     ) -> StartedWork:
         """Settle every item, at the latest at the deadline."""
         self.works.append(work)
+        self.deadlines.append(deadline)
         if self.bug is not None:
             raise self.bug
         task = WorkTask(work, settle)

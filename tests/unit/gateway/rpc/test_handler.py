@@ -193,6 +193,7 @@ async def test_the_deadline_of_a_call_is_that_of_the_request() -> None:
         await until(lambda: len(rpc.api.events.events) == 2)
 
     assert by_header.code is by_call.code is StatusCode.DEADLINE_EXCEEDED
+    assert rpc.api.scene.runner.deadlines[-1] <= asyncio.get_running_loop().time() + 0.2
     assert by_header.trailing["x-request-id"].startswith("req_")
     assert [event.status for event in rpc.api.events.events] == [504, 504]
 
