@@ -116,9 +116,7 @@ async def test_time_promised_to_items_that_never_began_is_free_when_the_caller_l
     slow: Backend,
 ) -> None:
     texts = [f"{word} {other}" for word in WORDS for other in WORDS] * 5
-    first = slow.exchange(
-        slow.call("mood", Task.CLASSIFY, texts, remaining=6_000.0, atomic=True)
-    )
+    first = slow.exchange(slow.call("mood", Task.CLASSIFY, texts, remaining=6_000.0, atomic=True))
     running = asyncio.create_task(first.run())
     await until(lambda: slow.engine.report().queued_rows > 0)
     first.leave()

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.config.document import LimitsConfig, ModelConfig
 from gateway.types import Rule
-from tests.support.api import KEY
+from tests.support.api import KEY, NARROW_KEY
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -45,6 +45,17 @@ async def test_a_replay_is_charged_and_has_an_event(entry_point: EntryPoint, ext
     entry_point.api.metrics.flush()
     labels = {"model": "sentiment", "revision": INFO.revision, "source": "memory_hit"}
     assert entry_point.api.registry.get_sample_value("sluicegate_items_total", labels) == 2
+
+
+async def test_an_equal_request_of_another_key_is_decided_by_its_own_rights(
+    entry_point: EntryPoint,
+) -> None:
+    for _ in range(3):
+        await entry_point.send(ask())
+
+    answer = await entry_point.send(ask().replace(KEY.encode(), NARROW_KEY.encode()))
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
 
 
 async def test_an_entry_that_was_replaced_is_not_replayed(entry_point: EntryPoint) -> None:

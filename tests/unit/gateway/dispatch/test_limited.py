@@ -22,7 +22,7 @@ _NOBODY = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
 
 
 async def codes_of(principal: Principal, document: Document, *, works: int) -> list[str]:
-    """Return how works of one row each end, one after the other: the code of the failure, if any."""
+    """Run works of one row one after the other; return each failure's code, empty if none."""
     scene = Scene()
     runner = LimitedRunner(
         runner=scene.runner,
