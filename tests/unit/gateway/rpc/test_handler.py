@@ -265,6 +265,17 @@ async def test_more_than_a_stream_has_places_for_is_answered() -> None:
     assert answers == [str(number) for number in range(count)]
 
 
+async def test_streams_that_have_ended_leave_room_for_others() -> None:
+    codes = []
+    async with running_rpc() as rpc, rpc.client() as client:
+        for _ in range(65):
+            stream = client.stream()
+            await stream.done_writing()
+            codes.append(await stream.code())
+
+    assert set(codes) == {StatusCode.OK}
+
+
 async def test_a_stream_whose_client_goes_away_ends() -> None:
     before = asyncio.all_tasks()
     async with running_rpc() as rpc:
