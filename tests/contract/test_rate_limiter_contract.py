@@ -114,9 +114,9 @@ async def test_nothing_to_charge_is_admitted(limiter: RateLimiter) -> None:
 
 
 async def test_a_bucket_refills(limiter: RateLimiter) -> None:
-    quick = rule(10, window=0.5)
-    assert (await decide(limiter, [charge(10, of=quick)])).allowed
-    assert not (await decide(limiter, [charge(of=quick)])).allowed
+    quick = rule(10_000, window=60.0)
+    assert (await decide(limiter, [charge(10_000, of=quick)])).allowed
+    assert not (await decide(limiter, [charge(10_000, of=quick)])).allowed
 
     await until(lambda: limiter.statistics().leased == 0)
     for _ in range(1_000):

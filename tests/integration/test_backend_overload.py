@@ -100,6 +100,39 @@ async def test_what_was_promised_to_a_request_is_not_promised_to_the_next(slow: 
     assert refused.status == 503
 
 
+async def test_a_request_is_refused_whole_for_the_item_with_the_least_time(slow: Backend) -> None:
+    call = slow.call("mood", Task.CLASSIFY, WORDS, atomic=True)
+    call.items[0] = msgspec.structs.replace(call.items[0], remaining=12.0)
+    exchange = slow.exchange(call)
+
+    running = asyncio.create_task(exchange.run())
+    await until(lambda: running.done() or slow.engine.report().queued_rows > 0)
+    exchange.leave()
+
+    assert (await running).status == 503
+
+
+async def test_time_promised_to_items_that_never_began_is_free_when_the_caller_leaves(
+    slow: Backend,
+) -> None:
+    texts = [f"{word} {other}" for word in WORDS for other in WORDS] * 5
+    first = slow.exchange(slow.call("mood", Task.CLASSIFY, texts, remaining=6_000.0, atomic=True))
+    running = asyncio.create_task(first.run())
+    await until(lambda: slow.engine.report().queued_rows > 0)
+    first.leave()
+    await running
+    await until(lambda: slow.engine.report().queued_rows == 0)
+
+    second = slow.exchange(slow.call("mood", Task.CLASSIFY, WORDS, remaining=60.0, atomic=True))
+    again = asyncio.create_task(second.run())
+    await until(lambda: again.done() or slow.engine.report().queued_rows == len(WORDS))
+    is_admitted = not again.done()
+    second.leave()
+    await again
+
+    assert is_admitted
+
+
 @pytest.mark.parametrize(
     ("model", "task", "items", "rows"),
     [

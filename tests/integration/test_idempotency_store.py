@@ -94,6 +94,17 @@ async def test_one_runs_and_the_others_wait_until_there_is_an_answer(
     assert 86_000 < await redis.ttl("sg:idem:{acme}:records") <= 86_460
 
 
+async def test_tenants_may_choose_the_same_key(store: IdempotencyStore) -> None:
+    first, other = key(store), key(store, tenant="globex")
+    await first.claim(A)
+    await first.finish(b"answer")
+
+    claim = await other.claim(A)
+    await other.finish()
+
+    assert claim.outcome is ClaimOutcome.OWNED
+
+
 async def test_another_request_is_told_from_the_first_in_each_state(
     store: IdempotencyStore,
 ) -> None:

@@ -48,3 +48,4 @@ async def test_what_takes_a_slow_ledger_too_long_is_billed_in_parts(
                     await until(lambda: pipeline.billed() == 200)
 
     assert writer.refused > 0
+    assert shipper.statistics().rewinds == 0

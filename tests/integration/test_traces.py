@@ -58,9 +58,8 @@ async def workers(
         found = []
         for name in names:
             (folder / name).mkdir()
-            running = running_worker(
-                folder / name, url, [stub], rules=rules, cache={"redis_timeout": 5.0}
-            )
+            cache = {"redis_timeout": 5.0, "lease": 60.0}
+            running = running_worker(folder / name, url, [stub], rules=rules, cache=cache)
             found.append(await stack.enter_async_context(running))
         yield found
 

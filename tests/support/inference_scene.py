@@ -150,6 +150,7 @@ class GatedRunner:
         self.gate = asyncio.Event()
         self.gate.set()
         self.works: list[Work] = []
+        self.deadlines: list[float] = []
         self.started: list[WorkTask] = []
         self.tasks = RecordedTasks()
         self.failure: ItemFailure | None = None
@@ -167,6 +168,7 @@ class GatedRunner:
     ) -> StartedWork:
         """Settle every item, at the latest at the deadline."""
         self.works.append(work)
+        self.deadlines.append(deadline)
         if self.bug is not None:
             raise self.bug
         task = WorkTask(work, settle)
@@ -319,6 +321,7 @@ class Scene:
         directives: CacheDirectives | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         continue_on_error: bool = False,
+        truncate: bool = True,
         deadline: float | None = None,
     ) -> tuple[PreparedRequest, Caller]:
         """Return a prepared request for `texts`, and its caller."""
@@ -328,6 +331,7 @@ class Scene:
             parameters=msgspec.msgpack.encode(ClassifyParameters()),
             items=tuple(text.encode() for text in texts),
             continue_on_error=continue_on_error,
+            truncate=truncate,
         )
         caller = Caller(
             principal=self.principals.setdefault(

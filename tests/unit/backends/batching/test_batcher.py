@@ -12,7 +12,7 @@ from typing_extensions import override
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.policy import BatchLimits
-from backends.batching.submission import QueueLimits
+from backends.batching.submission import QueueLimits, RoomQueue
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
@@ -347,3 +347,15 @@ async def test_a_row_that_comes_after_the_end_is_refused() -> None:
         await late
     with pytest.raises(ExecutorDied):
         await ask(rows, encode(3, 4))
+
+
+async def test_the_line_counts_only_the_rows_that_stand_in_it() -> None:
+    """Rows of items that came in, or left in vain, would fill it for ever."""
+    line, flow = RoomQueue(), ("interactive", "tenant")
+
+    came_in = await line.wait(lambda: True, rows=3, flow=flow, max_wait=60.0)
+    left_in_vain = await line.wait(lambda: False, rows=3, flow=flow, max_wait=0.0)
+
+    assert (came_in, left_in_vain) == (True, False)
+    assert line.rows == 0
+    assert not line.holds(flow)

@@ -12,7 +12,7 @@ from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.submission import QueueLimits
-from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
+from backends.errors import DeadlineExceeded, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
@@ -141,7 +141,7 @@ async def test_rows_whose_time_ends_while_their_batch_fails_do_not_run_again() -
         results = await asyncio.gather(first, patient, poisoned, *hurried, return_exceptions=True)
 
     assert isinstance(results[2], ModelFailed)
-    assert all(isinstance(result, BackendError) for result in results[3:])
+    assert all(isinstance(result, DeadlineExceeded) for result in results[3:])
     statistics = bench.batcher.statistics()
     assert (statistics.late_rows, statistics.expired_rows) == (0, 2)
 

@@ -143,6 +143,24 @@ async def test_the_first_asker_s_leaving_does_not_take_the_row_from_others() -> 
         assert await second == (1, 2)
 
 
+async def test_a_row_that_an_asker_with_more_time_joined_runs_for_it() -> None:
+    clock = Clock()
+    async with bench(clock=clock) as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        hurried = asyncio.create_task(b.ask(7, patience=1.0))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        patient = asyncio.create_task(b.ask(7))
+        await until(lambda: b.rows.statistics().joined_rows == 1)
+        clock.advance(2.0)
+        b.gate.open()
+
+        await asyncio.gather(blocker, hurried, patient)
+
+    assert b.batcher.statistics().expired_rows == 0
+    assert b.rows.statistics().computed_rows == 2
+
+
 async def test_an_asker_with_time_left_does_not_join_a_row_given_up() -> None:
     clock = Clock()
     async with bench(clock=clock) as b:

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from gateway.config.document import LimitsConfig
+from gateway.config.document import LimitsConfig, ModelConfig
 from gateway.types import Rule
-from tests.support.api import KEY
+from tests.support.api import KEY, NARROW_KEY
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -47,6 +47,17 @@ async def test_a_replay_is_charged_and_has_an_event(entry_point: EntryPoint, ext
     assert entry_point.api.registry.get_sample_value("sluicegate_items_total", labels) == 2
 
 
+async def test_an_equal_request_of_another_key_is_decided_by_its_own_rights(
+    entry_point: EntryPoint,
+) -> None:
+    for _ in range(3):
+        await entry_point.send(ask())
+
+    answer = await entry_point.send(ask().replace(KEY.encode(), NARROW_KEY.encode()))
+
+    assert answer.startswith(b"HTTP/1.1 403 ")
+
+
 async def test_an_entry_that_was_replaced_is_not_replayed(entry_point: EntryPoint) -> None:
     for _ in range(2):
         await entry_point.send(ask())
@@ -57,6 +68,22 @@ async def test_an_entry_that_was_replaced_is_not_replayed(entry_point: EntryPoin
 
     assert b"newer" in answer
     assert remaining(answer) == b"7"
+
+
+async def test_an_entry_is_not_replayed_beyond_a_lifetime_that_was_shortened(
+    entry_point: EntryPoint,
+) -> None:
+    await entry_point.send(ask())
+    entry_point.api.configure(models={"sentiment": ModelConfig(cache_ttl=60.0)})
+    for _ in range(2):
+        await entry_point.send(ask())
+    computed = len(entry_point.api.scene.runner.computed)
+
+    entry_point.api.scene.wall.advance(61.0)
+    answer = await entry_point.send(ask())
+
+    assert b"fwd=uri-miss; stored" in answer
+    assert len(entry_point.api.scene.runner.computed) == computed + 1
 
 
 async def test_a_limit_that_is_only_tried_out_is_checked_each_time(entry_point: EntryPoint) -> None:

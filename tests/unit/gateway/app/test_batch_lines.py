@@ -8,7 +8,9 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.app.batch_lines import ApplicationRunner, PrincipalsById, _options_of_line
 from gateway.auth.keys import hash_key
-from gateway.config.document import DeadlineConfig
+from gateway.config.document import DeadlineConfig, Document, LimitsConfig
+from gateway.runtime.runtime import compile_runtime
+from gateway.runtime.store import RuntimeStore
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.unit.gateway.batches.test_lines import BATCH
 
@@ -81,6 +83,22 @@ def test_a_principal_is_found_by_the_id_of_its_key_with_quotas_alone() -> None:
     assert rate not in found.tenant_rules
     assert found.key_rules
     assert keys.find(b"sk-a-key-of-a-tenant") is None
+
+
+def test_quotas_of_the_document_apply_to_tenants_and_keys_without_rules() -> None:
+    rate = Rule(name="minute", unit="requests", capacity=5, window=60.0)
+    quota = Rule(name="month", unit="items", capacity=5, period="month")
+    limits = LimitsConfig(tenant=(rate, quota), key=(quota, rate))
+    keys = PrincipalsById()
+    keys.runtimes = RuntimeStore(compile_runtime(Document(limits=limits), 1))
+    keys.replace({hash_key("sk-a-key"): Principal(tenant=TenantId("acme"), key=KeyId("key_1"))})
+
+    found = keys.find(b"key_1")
+
+    assert found is not None
+    assert quota in found.tenant_rules
+    assert quota in found.key_rules
+    assert rate not in (*found.tenant_rules, *found.key_rules)
 
 
 def test_a_key_of_a_page_makes_batches_too() -> None:

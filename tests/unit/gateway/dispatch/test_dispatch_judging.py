@@ -99,8 +99,8 @@ async def test_a_span_can_be_opened_around_each_call() -> None:
 
     await scene.run(1, traceparent="root")
 
-    sent = [call.items[0].traceparent for _, call in scene.client.calls]
-    assert sent == ["root>eu-0", "root>us-0"]
+    sent = [(item.traceparent, item.scope) for _, call in scene.client.calls for item in call.items]
+    assert sent == [("root>eu-0", "tenant-a"), ("root>us-0", "tenant-a")]
     assert seen == ["cut"]
 
 

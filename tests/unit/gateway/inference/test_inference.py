@@ -59,6 +59,20 @@ async def test_equal_requests_at_once_are_computed_once(scene: Scene) -> None:
     assert sum(answer.outcomes[0].rows for answer in answers) == 1
 
 
+async def test_requests_that_refuse_truncation_join_only_each_other(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    asked = [
+        asyncio.create_task(scene.ask("a", truncate=truncate)) for truncate in (True, False, False)
+    ]
+    await until(lambda: scene.flights.statistics().led + scene.flights.statistics().joined == 3)
+    scene.runner.gate.set()
+
+    answers = await asyncio.gather(*asked)
+
+    assert [sources(answer) for answer in answers] == [[_COMPUTED], [_COMPUTED], [_COLLAPSED]]
+    assert [work.truncate for work in scene.runner.works] == [True, False]
+
+
 async def test_a_leader_that_leaves_harms_nobody(scene: Scene) -> None:
     scene.runner.gate.clear()
     leader = asyncio.create_task(scene.ask("a"))

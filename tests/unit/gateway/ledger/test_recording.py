@@ -148,6 +148,18 @@ def test_of_runs_that_come_again_with_new_ones_only_the_new_count(ledger: Ledger
     assert sums(ledger).events == 15
 
 
+def test_a_run_beside_a_request_that_another_log_had_counts_as_all_its_requests(
+    ledger: Ledger,
+) -> None:
+    record(ledger, "w0-1", 1, [make_event(1)])
+    run = make_run("req_00000000ff", count=30, usage=make_usage(hit=2))
+
+    record(ledger, "w1-1", 2, [make_event(1), run])
+
+    (row,) = ledger.usage(None, to_datetime(START), to_datetime(START + 1_000_000_000))
+    assert (row.requests, row.items, row.hit) == (31, 61, 61)
+
+
 def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
     """Its rows are events of one request each."""
     path = tmp_path / "old.db"

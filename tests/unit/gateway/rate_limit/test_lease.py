@@ -1,6 +1,8 @@
 """A lease may be overdrawn by a little of a bucket that has plenty, until Redis has answered."""
 
-from gateway.rate_limit.lease import Lease
+import pytest
+
+from gateway.rate_limit.lease import Lease, LeaseReservation
 from gateway.types import CONCURRENT
 from tests.support.limits import rule
 
@@ -41,3 +43,14 @@ def test_nothing_is_given_out_of_a_bucket_that_was_never_heard_of() -> None:
 
 def test_places_for_work_are_never_given_out() -> None:
     assert not known(1_000, unit=CONCURRENT).may_overdraw(1, 0.0)
+
+
+@pytest.mark.parametrize(("unit", "kept"), [(CONCURRENT, 1), ("tokens", 0)])
+def test_a_place_stays_held_though_redis_is_silent_and_units_that_refill_count_as_spent(
+    unit: str, kept: int
+) -> None:
+    lease = known(1_000, unit=unit)
+    lease.add_grant(0, sent_at=0.0, now=0.0)
+    LeaseReservation(lease, 1, now=lambda: 0.0, on_settled=lambda _: None)
+
+    assert lease.keep_reserved(100.0) == kept

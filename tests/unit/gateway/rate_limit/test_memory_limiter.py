@@ -1,8 +1,10 @@
 """The rate limiter of one process, with time in the test's hand."""
 
+import pytest
 from hypothesis import given, strategies as st
 
 from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import charge, most_over_the_limit, rule
 
@@ -65,6 +67,30 @@ def test_a_share_is_that_part_of_capacity_and_refill() -> None:
     later = sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(100))
 
     assert (at_once, later) == (10, 5)
+
+
+def test_a_share_says_how_long_it_takes_to_refill() -> None:
+    limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
+    limit = rule(100, window=10.0)
+    limiter.try_admit([charge(10, of=limit)])
+
+    refused = limiter.try_admit([charge(5, of=limit)])
+
+    assert refused.retry_after == pytest.approx(5.0)
+
+
+def test_a_quota_that_begins_anew_leaves_out_what_work_still_holds() -> None:
+    wall = Clock(30 * 86_400.0)  # the 31st of January 1970
+    limiter = MemoryRateLimiter(monotonic=Clock(), wall=wall)
+    monthly = Rule(name="monthly", unit="tokens", capacity=10, period="month")
+    held = limiter.try_admit([charge(6, of=monthly, is_reserved=True)])
+
+    wall.advance(2 * 86_400.0)
+    at_most = [limiter.try_admit([charge(of=monthly)]).allowed for _ in range(5)]
+    held.reservations[0].settle(6)
+
+    assert at_most == [True] * 4 + [False]
+    assert not limiter.try_admit([charge(of=monthly)]).allowed
 
 
 def test_a_share_of_a_small_limit_is_one_unit_and_of_nothing_nothing() -> None:

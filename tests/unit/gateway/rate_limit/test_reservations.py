@@ -38,3 +38,17 @@ async def test_a_model_s_units_are_returned_if_the_tenant_s_limit_times_out() ->
 
     again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
     assert again.refusal is None
+
+
+async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_is_refused() -> None:
+    limiter = LocalRateLimiter(monotonic=Clock())
+    principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
+    most = Estimate(items=1, rows=10, tokens=10)
+    small = Rule(name="small", unit="rows", capacity=5, window=3600.0)
+    both = WorkLimits(tenant=(small,), model=(_MODEL,))
+
+    refused = await reserve(limiter, both, principal, model="m", most=most)
+
+    assert refused.refusal is not None
+    again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
+    assert again.refusal is None

@@ -190,9 +190,11 @@ async def test_the_deadline_of_a_call_is_that_of_the_request() -> None:
         asked = (("x-request-timeout", "0.1"),)
         by_header = await client.ask("ModelInfer", infer("minilm", "a"), metadata=asked)
         by_call = await client.ask("ModelInfer", infer("minilm", "b"), timeout=0.2)
+        deadline, ended = rpc.api.scene.runner.deadlines[-1], asyncio.get_running_loop().time()
         await until(lambda: len(rpc.api.events.events) == 2)
 
     assert by_header.code is by_call.code is StatusCode.DEADLINE_EXCEEDED
+    assert deadline <= ended + 0.2
     assert by_header.trailing["x-request-id"].startswith("req_")
     assert [event.status for event in rpc.api.events.events] == [504, 504]
 
@@ -261,6 +263,17 @@ async def test_more_than_a_stream_has_places_for_is_answered() -> None:
 
     assert begun < count / 2
     assert answers == [str(number) for number in range(count)]
+
+
+async def test_streams_that_have_ended_leave_room_for_others() -> None:
+    codes = []
+    async with running_rpc() as rpc, rpc.client() as client:
+        for _ in range(65):
+            stream = client.stream()
+            await stream.done_writing()
+            codes.append(await stream.code())
+
+    assert set(codes) == {StatusCode.OK}
 
 
 async def test_a_stream_whose_client_goes_away_ends() -> None:

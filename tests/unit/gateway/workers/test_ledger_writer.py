@@ -45,14 +45,16 @@ def test_blocks_that_follow_each_other_are_merged(ledger: Ledger) -> None:
     other = msgspec.structs.replace(unpacker._unpack(block_of(1, 2)), log_id="w1-1")
     lost = EventBlock(log_id="w0-1", first=7, last=9, lost=True)
     after = unpacker._unpack(block_of(10, 1))
+    beyond = unpacker._unpack(block_of(12, 1))  # record 11 comes later
 
-    found = merged([whole[0], other, whole[1], whole[2], lost, after])
+    found = merged([whole[0], other, whole[1], whole[2], lost, after, beyond])
 
     assert [(b.log_id, b.first, b.last, len(b.events)) for b in found] == [
         ("w0-1", 1, 6, 6),
         ("w1-1", 1, 2, 2),
         ("w0-1", 7, 9, 0),
         ("w0-1", 10, 10, 1),
+        ("w0-1", 12, 12, 1),
     ]
 
 

@@ -1,0 +1,59 @@
+"""Work is reserved before it runs, and charged what it cost."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from gateway.config.document import Document, LimitsConfig, ModelConfig
+from gateway.dispatch.limited import LimitedRunner
+from gateway.dispatch.work import Outcomes
+from gateway.runtime.runtime import compile_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.tracing import Tracer
+from gateway.types import KeyId, Principal, Rule, TenantId
+from tests.support.clock import Clock
+from tests.support.inference_scene import RecordedTasks, Scene
+from tests.support.limits import LocalRateLimiter
+
+pytestmark = pytest.mark.anyio
+_ROW = Rule(name="rows", unit="rows", capacity=1, window=3600.0)
+_NOBODY = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
+
+
+async def codes_of(principal: Principal, document: Document, *, works: int) -> list[str]:
+    """Run works of one row one after the other; return each failure's code, empty if none."""
+    scene = Scene()
+    runner = LimitedRunner(
+        runner=scene.runner,
+        limiter=LocalRateLimiter(monotonic=Clock()),
+        runtimes=RuntimeStore(compile_runtime(document, 1)),
+        tasks=RecordedTasks(),
+        tracer=Tracer(),
+    )
+    prepared, caller = scene.prepared("a")
+    work = prepared.work([0], is_shared=False, principal=principal)
+    found: list[str] = []
+    for _ in range(works):
+        ended: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
+        runner.start(work, deadline=caller.deadline, settle=ended.set_result)
+        ((_, outcome),) = await ended
+        found.append("" if outcome.failure is None else outcome.failure.code)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("principal", "document"),
+    [
+        (msgspec.structs.replace(_NOBODY, tenant_rules=(_ROW,)), Document()),
+        (msgspec.structs.replace(_NOBODY, key_rules=(_ROW,)), Document()),
+        (_NOBODY, Document(limits=LimitsConfig(tenant=(_ROW,)))),
+        (_NOBODY, Document(limits=LimitsConfig(key=(_ROW,)))),
+        (_NOBODY, Document(models={"sentiment": ModelConfig(limits=(_ROW,))})),
+    ],
+    ids=["tenant", "key", "every tenant", "every key", "model"],
+)
+async def test_whoever_has_the_limit_is_refused_beyond_it(
+    principal: Principal, document: Document
+) -> None:
+    assert await codes_of(principal, document, works=2) == ["", "rate_limited"]
