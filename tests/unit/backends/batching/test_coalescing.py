@@ -151,7 +151,7 @@ async def test_a_row_that_an_asker_with_more_time_joined_runs_for_it() -> None:
         hurried = asyncio.create_task(b.ask(7, patience=1.0))
         await until(lambda: b.batcher.statistics().queued_rows == 1)
         patient = asyncio.create_task(b.ask(7))
-        await until(lambda: b.rows.statistics().joined_rows == 1)
+        await until(lambda: b.rows.statistics().coalesced_rows == 1)
         clock.advance(2.0)
         b.gate.open()
 
