@@ -19,7 +19,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "whole-requests",
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
-    "Checks": ("dashboards", "scaling", "triton"),
+    "Checks": ("compare", "dashboards", "scaling", "triton"),
     "Faults": ("faults",),
 }
 _HERE = Path(__file__).parent

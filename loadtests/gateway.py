@@ -32,7 +32,10 @@ WIDE_LIMITS = {
 
 
 class Gateway:
-    """Runs a gateway of `workers` workers while entered; all its processes can be killed."""
+    """Runs a gateway of `workers` workers while entered; all its processes can be killed.
+
+    `source` is another checkout, whose code then runs.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Gateway:
         *,
         workers: int,
         admin: bool = False,
+        source: Path | None = None,
         **settings: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
@@ -58,6 +62,7 @@ class Gateway:
         (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
         self._workers = workers
         self._admin = admin
+        self._source = source
         self._log = folder / "log"
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -74,10 +79,12 @@ class Gateway:
         """Start it, and return when all workers know the backends."""
         command = [sys.executable, "-m", "gateway", "gateway"]
         command += [] if self._admin else ["--no-admin"]
+        other = {} if self._source is None else {"PYTHONPATH": str(self._source)}
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
                 [*command, "--workers", str(self._workers)],
-                env=dict(process_environment()) | environment(self.settings),
+                env=dict(process_environment()) | environment(self.settings) | other,
+                cwd=self._source,
                 stdout=log,
                 stderr=log,
             )
