@@ -55,8 +55,12 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     precisions: tuple[str, ...] = ("fp32", "bf16")
 
     def show(self, title: str, table: list[Row]) -> None:
-        """Print and keep a table."""
-        show(f"Peers {title}: {self.connections} connections, {self.rounds} rounds", table)
+        """Print and keep a table. A server whose processes are not known has no costs."""
+        rows = [
+            row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
+            for row in table
+        ]
+        show(f"Peers {title}: {self.connections} connections, {self.rounds} rounds", rows)
 
 
 DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))
