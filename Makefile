@@ -83,7 +83,7 @@ MODULE_doors := pytest tests/unit/gateway/api/test_both_entry_points.py --entry-
 MODULE_cache := pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
 MODULE_clients := tests.clients
 MODULE_wheel := tools.check_wheel
-MODULE_openapi := pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
+MODULE_openapi := pytest -v tests/unit/sluicegate tests/e2e/one_system/test_generated_clients.py tests/e2e/one_system/test_docs_page.py
 MODULE_redis := pytest -q $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py \
 	idempotency_store.py cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) \
 	tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py

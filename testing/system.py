@@ -78,7 +78,7 @@ class System:
         if self._child is not None and self._child.poll() is None:
             self.stop()
 
-    def start(self, *, within: float = 110.0) -> float:
+    def start(self, *, within: float = 240.0) -> float:
         """Start it, wait until it is ready, and return how long that took."""
         started = time.monotonic()
         with self._output.open("wb") as output:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -78,6 +79,19 @@ def _freeze(result: object) -> object:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that no process has one left at the end."""
     items.sort(key=lambda item: item.path.name not in _LONGEST)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_make_scheduler() -> Generator[None, Any, Any]:
+    """Let one process run all files of a package: they share a fixture of that scope."""
+    scheduler = yield
+    scheduler._split_scope = _package_or_file
+    return scheduler
+
+
+def _package_or_file(nodeid: str) -> str:
+    path = Path(nodeid.partition("::")[0])
+    return str(path.parent if path.with_name("__init__.py").exists() else path)
 
 
 @pytest.fixture(scope="session")

@@ -176,8 +176,15 @@ async def test_one_of_two_gateways_is_stopped_and_nothing_is_lost(site: Site) ->
 
 
 async def test_a_gateway_that_comes_back_elsewhere_is_found_without_a_restart(site: Site) -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
     for host in ("127.0.7.1", "127.0.7.11"):
-        async with site.gateway("gateway-1", host):
+        site.names.names["gateway-1"] = host
+        async with await asyncio.start_server(answers, host, site.ports["gateway-1"]):
             await eventually(site.is_answering, within=60, every=0.1)
         assert not await site.is_answering()
 

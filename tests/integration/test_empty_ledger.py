@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from redis.asyncio import Redis
 
 from gateway.app.principals import PrincipalsFollower
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
+from gateway.cli.root import main
 from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.events.block import STREAM, pack
 from gateway.ledger.ledger import Ledger
@@ -136,13 +136,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, database: str, valkey: str
     variables = environment(settings_of(tmp_path, database, valkey))
 
     said = [
-        subprocess.run(
-            [sys.executable, "-m", "gateway", "ledger", "init"],
-            env=variables,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
+        CliRunner().invoke(main, ["ledger", "init"], env=variables, catch_exceptions=False).stdout
         for _ in range(2)
     ]
 

@@ -178,8 +178,6 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
         cache_url=valkey,
         state_url=valkey,
         port=free_port(),
-        admin_port=free_port(),
-        admin_key="an-admin-key-of-a-test",
         secret="a secret of a test",
     )
     settings.config.mkdir()
@@ -191,7 +189,7 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
     disk.fill()
 
     gateway = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "gateway", "--workers", "1"),
+        *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
         env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

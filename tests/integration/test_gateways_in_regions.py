@@ -27,7 +27,7 @@ from tests.support.pipeline import running
 
 
 def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:
-    result = run(phase=3.0, lease=5.0, tenants=2, demands=[(0.5, 0.5)])
+    result = run(phase=3.0, lease=5.0, tenants=2, workers=1, demands=[(0.5, 0.5)])
 
     assert result.over <= 0.0
     assert result.other == 0

@@ -36,8 +36,7 @@ def both_runtimes(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("command", [BACKEND, UP])
-@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+@pytest.mark.parametrize(("command", "provider"), [(BACKEND, "tensorrt"), (UP, "cuda")])
 def test_without_a_driver_a_sentence_says_so(
     tmp_path: Path, command: tuple[str, ...], provider: str
 ) -> None:

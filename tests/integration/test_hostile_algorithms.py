@@ -40,7 +40,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     models = write_repository(tmp_path_factory.mktemp("hostile") / "models", real=True)
     for name, harm in HARM.items():
         # What fails by itself is given the time to do so on a slow machine.
-        seconds = 20.0 if name in FAILED else 2.0
+        seconds = 20.0 if name in FAILED else 1.0
         write_algorithm(models, name, HEAD + "    " + harm.strip() + "\n", time=seconds)
     write_algorithm(models, "innocent", HEAD + "    pass\n")
     for name, text in IMPORTS.items():
@@ -203,7 +203,7 @@ def test_a_backend_whose_algorithm_hangs_stops_and_takes_it_along(
         host = Path(f"/proc/{host_of(port, 'stuck')}/stat")
         stuck = pool.submit(infer, port, "stuck", "harm")
         before = cpu_ticks(host)
-        wait_until(lambda: cpu_ticks(host) > before + 20, within=30.0)
+        wait_until(lambda: cpu_ticks(host) > before + 5, within=120.0)
 
         process.send_signal(sent)
         process.wait(60.0)

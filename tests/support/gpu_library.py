@@ -3,7 +3,9 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import pytest
@@ -24,12 +26,19 @@ class FakeGpu(NamedTuple):
 
 
 def build_library(path: Path, source: str) -> None:
-    """Compile `source`, which is in C, to a library that knows its name."""
+    """Write the library that `source`, which is in C, is compiled to. It knows its name."""
+    path.write_bytes(_compiled(path.name, source))
+
+
+@cache
+def _compiled(name: str, source: str) -> bytes:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.fail("the fake driver is written in C: install `gcc`")
-    command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,-soname,{path.name}", "-x", "c", "-"]
-    subprocess.run([*command, "-o", str(path)], input=source, text=True, check=True)
+    command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,-soname,{name}", "-x", "c", "-"]
+    with NamedTemporaryFile() as written:
+        subprocess.run([*command, "-o", written.name], input=source, text=True, check=True)
+        return Path(written.name).read_bytes()
 
 
 class FakeDriver:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.gpus import Gpu, visible_gpus
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu, build_library
 
 _PROGRAM = """
@@ -111,11 +112,12 @@ def test_a_lost_card_is_left_out(driver: FakeDriver) -> None:
     ],
 )
 def test_only_visible_cards_are_found(
-    driver: FakeDriver, visible: str, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[str]
 ) -> None:
-    driver.show(_CARDS)
+    cards = [Gpu(n, card.uuid, "H100", 1, (9, 0), is_mig=False) for n, card in enumerate(_CARDS)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert uuids({**driver.environment, "CUDA_VISIBLE_DEVICES": visible}) == expected
+    assert [gpu.uuid for gpu in visible_gpus(cards)] == expected
 
 
 def test_the_number_of_a_divided_card_is_its_first_mig_device(driver: FakeDriver) -> None:

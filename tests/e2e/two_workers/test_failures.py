@@ -6,14 +6,14 @@ import os
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from gateway.events.hit_run import ids_from
-from testing.system import TWO_REGIONS, System
+from testing.loopback import get
+from testing.system import System
 from testing.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -21,15 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 # Each text has an answer that is known beforehand, so that a mix-up would show.
 _PRAISE = "a truly wonderful and moving film, {} {}"
 _BLAME = "a dull, lifeless and terrible film, {} {}"
-_IN_FLIGHT = 32
-
-
-@pytest.fixture(scope="module")
-def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Two workers; each test waits until all is as it was."""
-    data = tmp_path_factory.mktemp("failures") / "data"
-    with System(data, models=light_models, workers=2, arguments=TWO_REGIONS) as running:
-        yield running
+_IN_FLIGHT = 16
 
 
 class Load:
@@ -75,10 +67,10 @@ class Load:
 
 
 async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: System) -> None:
-    load = Load(system, "backend", count=600)
+    load = Load(system, "backend", count=200)
     killed: list[int] = []
 
-    await load.run(then=lambda: killed.append(system.kill("backend", region="eu")), after=200)
+    await load.run(then=lambda: killed.append(system.kill("backend", region="eu")), after=60)
 
     wait_until(
         lambda: system.replaced("backend", killed[0], region="eu"), within=60, what="it is replaced"
@@ -87,13 +79,13 @@ async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: S
     wait_until(
         lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger"
     )
-    assert load.statuses == {200: 600}
+    assert load.statuses == {200: 200}
     assert load.broken == 0
     assert load.wrong == []
 
 
 async def test_every_answer_is_billed_once_though_workers_are_killed(system: System) -> None:
-    load = Load(system, "workers", count=700)
+    load = Load(system, "workers", count=250)
     before = set(events(system))
     killed: list[int] = []
 
@@ -101,7 +93,7 @@ async def test_every_answer_is_billed_once_though_workers_are_killed(system: Sys
         killed.append(system.kill("gateway"))
         killed.append(system.kill("billing"))
 
-    await load.run(then=kill, after=300)
+    await load.run(then=kill, after=100)
     wait_until(
         lambda: system.replaced("gateway", killed[0]) and system.replaced("billing", killed[1]),
         within=60,
@@ -123,7 +115,7 @@ async def test_every_answer_is_billed_once_though_workers_are_killed(system: Sys
 
 async def test_answers_go_on_without_either_valkey(system: System) -> None:
     """The cache is then a miss, limits a local share; nothing hangs and nothing is a 500."""
-    load = Load(system, "valkey", count=200)
+    load = Load(system, "valkey", count=100)
     pids = [system.processes(role)[0].pid for role in ("valkey-cache", "valkey-state")]
 
     def freeze() -> None:
@@ -131,17 +123,24 @@ async def test_answers_go_on_without_either_valkey(system: System) -> None:
             os.kill(pid, signal.SIGSTOP)
 
     try:
-        await load.run(then=freeze, after=50)
+        await load.run(then=freeze, after=30)
     finally:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # replaced, where this took long
                 os.kill(pid, signal.SIGCONT)
 
     assert set(load.statuses) <= {200, 429}
-    assert load.statuses[200] > 100
+    assert load.statuses[200] > 50
     assert load.broken == 0
     answered = set(load.answered)
     wait_until(lambda: answered <= set(events(system)), within=60, what="answers are in the ledger")
+    wait_until(lambda: is_whole(system), within=60, what="both are used again")
+
+
+def is_whole(system: System) -> bool:
+    """Return whether no worker lacks anything: each connection goes to some worker."""
+    answers = [get(f"{system.url}/health/ready") for _ in range(8)]
+    return all(one.status_code == 200 and not one.json().get("degraded") for one in answers)
 
 
 def events(system: System) -> list[str]:

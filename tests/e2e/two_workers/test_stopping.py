@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,20 +14,6 @@ from tests.support.steady_load import SteadyLoad
 from tests.support.worker import classify
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
-_DELAY = 2.0
-
-
-@pytest.fixture(scope="module")
-def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Two workers, nobody of which is replaced because it hangs."""
-    environment = {
-        "SLUICEGATE_HEARTBEAT_TIMEOUT": "0",
-        "SLUICEGATE_SHUTDOWN_DELAY": str(_DELAY),
-    }
-    folder = tmp_path_factory.mktemp("stopping")
-    data = folder / "data"
-    with System(data, models=light_models, workers=2, environment=environment) as running:
-        yield running
 
 
 def load(system: System) -> SteadyLoad:

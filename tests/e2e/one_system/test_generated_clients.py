@@ -41,7 +41,7 @@ content_type_overrides:
 """
 _PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date", "x-content-type-options"}
-TYPESCRIPT = Path(__file__).parents[1] / "clients" / "typescript"
+TYPESCRIPT = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
 # Names of what no example can know.
 UNKNOWN = ("after", "batch_id", "file_id", "input_file_id", "request_id")
@@ -58,13 +58,6 @@ def generated(url: str, name: str, folder: Path) -> Modules:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return lambda module: importlib.import_module(f"{name}.{module}")
-
-
-@pytest.fixture(scope="module")
-def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    data = tmp_path_factory.mktemp("clients") / "data"
-    with System(data, models=demo_models) as running:
-        yield running
 
 
 def answerable(document: Document) -> list[tuple[str, str, dict[str, Any]]]:

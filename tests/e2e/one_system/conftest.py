@@ -1,4 +1,4 @@
-"""Provides a running system, shared by the tests of a module that leave it unchanged."""
+"""Provides the running system, which the tests of this folder leave unchanged."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ import pytest
 
 from testing.system import TWO_REGIONS, System
 
-_CONFIG = Path(__file__).parents[2] / "config"
+_CONFIG = Path(__file__).parents[3] / "config"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """`sluicegate up`, ready, with one worker; stopped with a check that nothing is left."""
     folder = tmp_path_factory.mktemp("up")
@@ -22,6 +22,9 @@ def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         document.read_text().replace("routing:\n", "routing:\n  spill_after: 30.0\n")
     )
     with System(
-        folder / "data", models=demo_models, config=config, arguments=TWO_REGIONS
+        folder / "data",
+        models=demo_models,
+        config=config,
+        arguments=TWO_REGIONS,
     ) as running:
         yield running

@@ -1,8 +1,7 @@
-"""Tests operators' actions: reload, restart, two systems side by side, a busy port."""
+"""Tests operators' actions: reload, restart, a second start on a busy port."""
 
 import asyncio
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,22 +18,9 @@ from testing.system import System, pretty
 from testing.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
-_CONFIG = Path(__file__).parents[2] / "config"
+_CONFIG = Path(__file__).parents[3] / "config"
 # Seconds between two requests of a load: the processor is for what changes meanwhile.
 _PAUSE = 0.01
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("operations")
-
-
-@pytest.fixture(scope="module")
-def system(light_models: Path, folder: Path) -> Iterator[System]:
-    """A system with a copy of the default document; each test leaves it as it found it."""
-    config = Path(shutil.copytree(_CONFIG, folder / "config"))
-    with System(folder / "data", models=light_models, workers=2, config=config) as running:
-        yield running
 
 
 @pytest.fixture
@@ -188,30 +174,6 @@ def test_a_second_up_on_a_busy_port_is_refused_in_one_line(
     assert finished.returncode == 2
     assert str(system.port) in finished.stderr
     assert len(finished.stderr.strip().splitlines()) == 1
-
-
-def test_a_port_that_another_program_took_is_refused(light_models: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-
-        finished = _up(
-            *("--port", str(port), "--admin-port", str(free_port())),
-            *("--data-dir", str(tmp_path / "data"), "--models", str(light_models)),
-        )
-
-    assert finished.returncode == 2
-    assert str(port) in finished.stderr
-
-
-def test_two_systems_run_side_by_side(system: System, light_models: Path, tmp_path: Path) -> None:
-    with System(tmp_path / "second", models=light_models) as second:
-        for one in (system, second):
-            with one.client() as client:
-                body = {"model": "sentiment", "input": "side by side"}
-                response = client.post("/v1/classify", json=body)
-                assert response.json()["usage"]["computed"] == 1
 
 
 def _up(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Tests the documentation page in a real browser: all operations, no foreign host."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -51,14 +50,6 @@ _LAST = "Voyage"
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system of few models: the page shows the same of any."""
-    data = tmp_path_factory.mktemp("docs") / "data"
-    with System(data, models=light_models) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Tests of one running system, which they leave as they found it. One process runs all of them."""
