@@ -25,7 +25,7 @@ _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
 )
-_DEPRECATED = (f"{PREFIX}FAST_LANE",)
+_FAST_LANE = f"{PREFIX}FAST_LANE"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -331,9 +331,9 @@ def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
     Backends check variables that begin with `SLUICEGATE_BACKEND_`.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
+    if environ.get(_FAST_LANE, "true").lower() not in ("1", "true"):
+        yield f"`{_FAST_LANE}` is deprecated; the next version ignores it"
     for variable in sorted(environ):
-        if variable in _DEPRECATED:
-            yield f"`{variable}` is deprecated; the next version ignores it"
         if variable in known or variable.startswith(f"{PREFIX}BACKEND_"):
             continue
         if variable.startswith(PREFIX):

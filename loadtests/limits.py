@@ -41,7 +41,7 @@ OFFERED = 3.0 * REFILL
 """The requests of each tenant a second."""
 BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 LIMITED = 429
-_WORKERS, _TENANTS, _SHARE = 4, 10, 0.1
+WORKERS, TENANTS, _SHARE = 4, 10, 0.1
 # More than enough that every worker has some of each tenant's.
 _CONNECTIONS = 24
 # Seconds until a worker asks Redis again after it gave up, and that it waits for an answer.
@@ -86,7 +86,7 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
     """
     # Computed before anything is sent: how long the workers may think that Redis is away.
     unaware = away + _BREAKER + _TIMEOUT if away else 0.0
-    by_share = local_share(RULE, share=_SHARE, workers=_WORKERS, away=unaware) if away else 0.0
+    by_share = local_share(RULE, share=_SHARE, workers=WORKERS, away=unaware) if away else 0.0
     with _gateway(state_timeout) as (gateway, state):
         answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
         count = sum(one.status == OK for of_tenant in answers for one in of_tenant)
@@ -94,7 +94,7 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
     good = [admitted(of_tenant) for of_tenant in answers]
     over = [most_over_the_limit(of_tenant, RULE) for of_tenant in good]
     shares = [len(own) / bound(RULE, _took(all_)) for own, all_ in zip(good, answers, strict=True)]
-    ahead = bound_ahead(RULE, workers=_WORKERS, by_share=by_workers)
+    ahead = bound_ahead(RULE, workers=WORKERS, by_share=by_workers)
     return LimitsResult(
         tenants=[
             {"admitted": len(own), "worst window, over": worst, "of the bound": share}
@@ -144,9 +144,9 @@ def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
         running_gateway(
             Path(folder) / "gateway",
             one_backend(stub.url) | {"limits": {"local_share": _SHARE}},
-            keys={f"tenant-{number}": _key(number) for number in range(_TENANTS)},
+            keys={f"tenant-{number}": _key(number) for number in range(TENANTS)},
             rules=(RULE,),
-            workers=_WORKERS,
+            workers=WORKERS,
             state=state,
             state_timeout=state_timeout,
             batches=False,
@@ -172,7 +172,7 @@ async def _offer(
                     connections=_CONNECTIONS,
                 )
             )
-            for number in range(_TENANTS)
+            for number in range(TENANTS)
         ]
         if away:
             await asyncio.sleep((duration - away) / 2)

@@ -94,7 +94,8 @@ class System:
 
     def stop(self, *, within: float = 90.0) -> int:
         """Stop it as Ctrl-C does; return its exit status."""
-        pids = [process.pid for process in self.processes()]
+        is_started = (self.data_dir / "processes.json").exists()
+        pids = [process.pid for process in self.processes()] if is_started else []
         child = self._running()
         child.send_signal(signal.SIGINT)
         status = child.wait(timeout=within)

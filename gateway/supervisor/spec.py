@@ -67,7 +67,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     because their worker does not accept them."""
     stop_within: float = 15.0
     replace_within: float = 20.0
-    ready_within: float = 60.0
+    ready_within: float = 120.0
     ready_after_response_within: float = 60.0
     """Seconds from the child's first sign of life (its models are loaded) until it is ready."""
     heartbeat_variable: str = ""

@@ -29,7 +29,7 @@ _OF_BACKENDS = 0.8
 """The fraction of the memory for backends. Gateway processes and Valkey use the rest."""
 # Factor on the timeout: loading a large model may block a backend's interpreter for so long.
 _LOADING = 3.0
-_READY_WITHIN = 60.0
+_READY_WITHIN = 120.0
 # At the first start on a GPU, a backend compares graph variants and builds engines.
 _READY_ON_GPU_WITHIN = 1800.0
 _ON_CPU = Devices()
