@@ -97,7 +97,7 @@ bench: install-dev $(NEEDS_$(NAME)) ## Run the benchmark NAME=hit ...; without a
 fuzz: install-dev ## Run the fuzzer NAME=http, dialects, amplification, api, doors or cache (10 minutes each)
 	$(if $(filter doors cache,$(NAME)),$(RUN_NAME),$(BIN)/python -m loadtests $(if $(NAME),fuzz-$(NAME),--help) $(ARGS))
 
-check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, dashboards, openapi, redis, scaling, triton or wheel
+check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dashboards, openapi, redis, scaling, triton or wheel
 	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)
 	$(RUN_NAME)
 

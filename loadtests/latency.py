@@ -63,4 +63,4 @@ def measure(*, most: float, duration: float, rounds: int) -> None:
             load = SteadyLoad(target=target, bodies=own, rate=rate, duration=duration, core=OTHERS)
             runs[f"{what}, {rate:,.0f} a second"] = metered(load.run, rest=rest)
         turns = in_turns(runs, rounds)
-    show("Latency of hits", table_of(turns), *notes)
+    show("Latency of hits", table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)), *notes)

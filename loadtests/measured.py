@@ -115,15 +115,15 @@ def metered(
     others: Sequence[int] = (),
     rest: Callable[[], None] = lambda: None,
 ) -> Callable[[], Turn]:
-    """Return a turn of `run`, then `rest`, with the processor time that processes took for both."""
+    """Return a turn of `run`, then `rest`, with the processor time of `others` for both."""
 
     def turn() -> Turn:
         before = _used(server), _used(others), own_seconds()
         outcome = run()
-        own = own_seconds() - before[2]
+        own, serving = own_seconds() - before[2], _used(server) - before[0]
         rest()
         each = 1e6 / max(1, outcome.requests)
-        used = _used(server) - before[0], _used(others) - before[1]
+        used = serving, _used(others) - before[1]
         return Turn(
             outcome, Costs(server=each * used[0], others=each * used[1], generator=each * own)
         )

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -87,15 +87,19 @@ def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
     )
 
 
-def table_of(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+def table_of(
+    turns: Mapping[str, Sequence[Turn]], *, by: Callable[[Turn], float] | None = None
+) -> list[Row]:
     """Return the median run of each variant by rate, with the medians of ratios and costs.
+
+    A steady load has the same rate in each run: then `by` is what to take the median of.
 
     The statuses are those of all runs.
     """
     first = next(iter(turns.values()))
     return [
         msgspec.structs.replace(
-            row_of(what, middle(runs, _rate).outcome, baseline=1.0),
+            row_of(what, middle(runs, by or _rate).outcome, baseline=1.0),
             ratio=paired(list(map(_rate, runs)), list(map(_rate, first))),
             statuses=dict(sum((Counter(run.outcome.statuses) for run in runs), Counter[int]())),
             costs=_costs(runs),
@@ -105,8 +109,8 @@ def table_of(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
     ]
 
 
-def show(title: str, rows: Sequence[Row | Line], *notes: str) -> None:
-    """Print a table and notes under the machine, date and commit; keep them in `results`."""
+def show(title: str, rows: Sequence[Row | Line], *notes: str, keep: bool = True) -> None:
+    """Print a table and notes under the machine, date and commit; `keep` them in `results`."""
     machine = heading(title)
     lines = [row.line() if isinstance(row, Row) else row for row in rows]
     columns = [
@@ -117,6 +121,8 @@ def show(title: str, rows: Sequence[Row | Line], *notes: str) -> None:
     print_table(columns, ([_shown(line.get(column)) for column in columns] for line in lines))
     for note in notes:
         print(f"\n{note}")
+    if not keep:
+        return
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
     name = title.split(":", maxsplit=1)[0].lower().replace(" ", "-")

@@ -87,8 +87,8 @@ class System:
             )
         try:
             wait_until(self._ready, within=within, what="ready", every=0.02)
-        except AssertionError as error:
-            self.stop()
+        except BaseException as error:  # also that the test's own time is over
+            self._running().kill()
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started
 

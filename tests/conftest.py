@@ -82,16 +82,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_xdist_make_scheduler() -> Generator[None, Any, Any]:
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Generator[None, Any, Any]:
     """Let one process run all files of a package: they share a fixture of that scope."""
+
+    def package_or_file(nodeid: str) -> str:
+        path = config.rootpath / nodeid.partition("::")[0]
+        return str(path.parent if path.with_name("__init__.py").exists() else path)
+
     scheduler = yield
-    scheduler._split_scope = _package_or_file
+    scheduler._split_scope = package_or_file
     return scheduler
-
-
-def _package_or_file(nodeid: str) -> str:
-    path = Path(nodeid.partition("::")[0])
-    return str(path.parent if path.with_name("__init__.py").exists() else path)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Computes a backend's concurrency limit in items, from the latencies of its results.
 
-`Fleet.shed` refuses requests while all available backends are at their limit. `state` judges their
-health. The limit follows the gradient of latencies, like Gradient2 of Netflix's concurrency-limits.
+`Fleet.shed` refuses requests while all available backends are at their limit.
+`EndpointState` judges their health. The limit follows the gradient of latencies, like Gradient2
+of Netflix's concurrency-limits.
 While latencies are about as usual, the limit grows by a fraction of its square root. When they are
 more than twice as long, items queue, and the limit shrinks by the ratio.
 """

@@ -362,8 +362,8 @@ _PROCESSES: Final = (
                "Delay of an event-loop timer, measured ten times a second. Roles other than "
                "`gateway` and `admin` run at a low priority.", "role", by=_EVERY),
     _histogram("event_loop_held_seconds",
-               "The same delay without the time that the loop's thread waited for a core: how long "
-               "code of this process held the event loop.", "role", by=_EVERY),
+               "How long code of this process held the event loop, at least: the delay without the "
+               "time that the loop's thread waited for a core.", "role", by=_EVERY),
     _gauge("process_resident_memory_bytes", "Resident memory by process role.", "role", by=_EVERY),
     _counter("process_cpu_seconds_total", "CPU time by process role.", "role", by=_EVERY),
     _counter("process_restarts_total",

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -31,10 +31,10 @@ class ProcessMetrics:
         self._lags = DurationCounts(SECONDS)
         self._holds = DurationCounts(SECONDS)
 
-    def late(self, seconds: float, *, waited: float = 0.0) -> None:
-        """Count a timer that was `seconds` late, while the thread waited `waited` for a core."""
+    def late(self, seconds: float, *, held: float) -> None:
+        """Count a timer that was `seconds` late because code held the loop for at least `held`."""
         self._lags.add(max(0.0, seconds))
-        self._holds.add(max(0.0, seconds - waited))
+        self._holds.add(max(0.0, held))
 
     def publish(self) -> None:
         """Publish event-loop delays, memory and CPU time."""
@@ -57,13 +57,15 @@ async def measured_process(
     metrics = ProcessMetrics(registry, role=role)
     loop = asyncio.get_running_loop()
     due, published_at = perf_counter() + INTERVAL, perf_counter()
-    waited = _waited()
+    waited, ran = _waited(), thread_time()
     timer: asyncio.TimerHandle
 
     def look() -> None:
-        nonlocal timer, due, published_at, waited
-        now, before, waited = perf_counter(), waited, _waited()
-        metrics.late(now - due, waited=waited - before)
+        nonlocal timer, due, published_at, waited, ran
+        now, waits, runs = perf_counter(), _waited() - waited, thread_time() - ran
+        waited, ran = waited + waits, ran + runs
+        # Some waits, and some of the processor time, were before the timer was due.
+        metrics.late(now - due, held=max(now - due - waits, runs - INTERVAL))
         if now - published_at >= PUBLISHED_EVERY:
             metrics.publish()
             published_at = now

@@ -9,6 +9,7 @@ from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, jud
 from loadtests.fuzz_http.requests import Request
 from loadtests.fuzz_http.script import Script
 from testing.raw_http import Connection, MalformedResponse, Response
+from testing.waiting import WAIT_LIMIT
 
 _LATE = 0.2
 _SHOWN = 3000
@@ -42,7 +43,8 @@ class _ScriptRun:
     async def run(self) -> str:
         sending = asyncio.create_task(self._send())
         try:
-            await self._judge_all()
+            async with asyncio.timeout(WAIT_LIMIT):
+                await self._judge_all()
         except TimeoutError:
             left = len(self._requests) - self._answered
             what = f"{left} of {len(self._requests)} requests are not answered"

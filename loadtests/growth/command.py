@@ -29,7 +29,10 @@ _COLUMNS = ("curve", "sizes", "figure", "smallest", "largest", "exponent", "it i
 @click.option("--seconds", default=3.0, help="Of each measurement.")
 @click.option("--most", default=1_000_000, help="Leave larger sizes out.")
 def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
-    """Measure throughput, processor time, p99 and memory as sizes grow, and draw them."""
+    """Measure throughput, processor time, p99 and memory as sizes grow.
+
+    A run of all sizes is kept and drawn.
+    """
     for name in only or tuple(SECTIONS):
         title = f"Growth of {SECTIONS[name].axis}"
         points = measure(name, seconds=seconds, most=most)
@@ -37,6 +40,8 @@ def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
             continue
         machine = heading(title)
         print_table(_COLUMNS, _lines(points))
+        if most < max(SECTIONS[name].sizes):
+            continue
         kept = {"title": title, "machine": machine, "rows": points}
         path = _RESULTS / f"{machine.date}-{title.lower().replace(' ', '-')}.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")

@@ -35,7 +35,7 @@ def peers_command(
     if draw_only:
         draw(_ROOT / "loadtests" / "results", _ROOT / "docs" / "plots" / "peers.svg")
         return
-    effort = DRY_RUN if dry_run else Effort()
+    effort = DRY_RUN if dry_run else Effort(keep=not only and not tune)
     peers = [name for name in _NAMES if not only or name in only]
     if tune:
         kinds, effort = (_MISSES,), msgspec.structs.replace(effort, rounds=1)

@@ -53,6 +53,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 3
     tasks: tuple[Task, ...] = (Task.CLASSIFY, Task.EMBED)
     precisions: tuple[str, ...] = ("fp32", "bf16")
+    keep: bool = False
+    """Whether results are kept: not of a part, nor of a dry run."""
 
     def show(self, title: str, table: list[Row]) -> None:
         """Print and keep a table. A server whose processes are not known has no costs."""
@@ -60,7 +62,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
             row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
             for row in table
         ]
-        show(f"Peers {title}: {self.connections} connections, {self.rounds} rounds", rows)
+        title = f"Peers {title}: {self.connections} connections, {self.rounds} rounds"
+        show(title, rows, keep=self.keep)
 
 
 DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))

@@ -1,1 +1,1 @@
-"""Tests of one running system, which they leave as they found it. One process runs all of them."""
+"""Tests of one running system, whose parts they put back in order. One process runs all of them."""

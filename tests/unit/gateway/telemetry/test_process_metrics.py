@@ -21,7 +21,7 @@ def test_time_without_a_core_does_not_hold_the_loop() -> None:
     registry = CollectorRegistry()
     metrics = ProcessMetrics(registry, role="gateway")
 
-    metrics.late(0.3, waited=0.25)
+    metrics.late(0.3, held=0.05)
     metrics.publish()
 
     assert _later_than_100_ms(registry, "lag") == 1
