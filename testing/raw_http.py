@@ -1,6 +1,7 @@
 """Sends raw HTTP/1.1 requests byte for byte and reads the responses, strictly by RFC 9112."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, SupportsIndex
@@ -66,6 +67,8 @@ class Connection:
 
     async def __aexit__(self, *_: object) -> None:
         self.reset()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     def reset(self) -> None:
         """Abort the connection."""

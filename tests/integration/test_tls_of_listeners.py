@@ -1,6 +1,7 @@
 """Listeners over TLS: new certificates while connections live, slow handshakes, many of them."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -186,7 +187,9 @@ async def test_a_stop_does_not_wait_for_handshakes(
         await asyncio.sleep(0)
         running.resumed.set()
         assert (await waiting).status == 200
-    silent[1].close()
+    silent[1].transport.abort()
+    with contextlib.suppress(OSError):
+        await silent[1].wait_closed()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Writes frames of HTTP/2 by hand, as no well-behaved client would."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple, Self
@@ -62,6 +63,8 @@ class RawHttp2:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
 
     async def send(self, *frames: bytes) -> bool:
         """Send frames; return false where the other side has closed the connection."""

@@ -55,7 +55,9 @@ class SteadyLoad:
             await asyncio.gather(self._sender, return_exceptions=True)
         await asyncio.gather(*self._tasks)
         for _, writer in self._kept:
-            writer.close()
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         self._kept.clear()
 
     async def _send(self) -> None:

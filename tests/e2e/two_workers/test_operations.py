@@ -104,7 +104,9 @@ def test_usage_survives_a_restart(system: System) -> None:
 
     system.start()
 
-    wait_until(lambda: _requests(system) == before + 1, within=60, what="the request is in the usage")
+    wait_until(
+        lambda: _requests(system) == before + 1, within=60, what="the request is in the usage"
+    )
 
 
 def _requests(system: System) -> int:
