@@ -226,7 +226,7 @@ class RequestState:
         self.attempt, self.id = self.id, id_
 
     def record_alone(self) -> None:
-        """Record this attempt under an id of its own, because another attempt may end differently."""
+        """Record this attempt under its own id, because another attempt may end differently."""
         if self.attempt is not None:
             self.id = self.attempt
 

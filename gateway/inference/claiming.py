@@ -1,8 +1,8 @@
 """Coalesces equal items across workers by claims in the shared cache.
 
-Within a worker `gateway.inference.coalescing` does the same. A claim lies in Redis under the
-address of the answer and says which worker computes it. The look-up of the answer reads it, so that
-requests without equal ones wait for nothing.
+Within a worker, `gateway.inference.coalescing` does the same. A claim lies in Redis under the
+address of the answer and says which worker computes the answer. The look-up of the answer reads the
+claim, so a request without equal requests does not wait.
 """
 
 import asyncio
