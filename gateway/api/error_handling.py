@@ -1,4 +1,4 @@
-"""Answers requests to Litestar routes that failed, with a problem document; for both listeners."""
+"""Answers failed requests to Litestar routes with a problem document, for both listeners."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ NO_ROUTE = "There is no such route; GET /docs shows those there are."
 def problem_response(
     error: Exception, request_id: str, headers: Mapping[str, str], errors: ErrorFormat = PROBLEMS
 ) -> Response[bytes]:
-    """Return the response that reports `error`, with `headers` and those that go with the error."""
+    """Return the response that reports `error`, with `headers` and the error's own headers."""
     known = gateway_error(error, request_id)
     own = {name.decode(): value.decode() for name, value in problem_headers(known)}
     framework = error.headers or {} if isinstance(error, HTTPException) else {}  # `Allow`
@@ -43,7 +43,7 @@ def problem_response(
 
 
 def gateway_error(error: BaseException, request_id: str) -> GatewayError:
-    """Return `error` as an error of the gateway; an unexpected one is logged with the id."""
+    """Return `error` as an error of the gateway. Log an unexpected error with the id."""
     if isinstance(error, GatewayError):
         return error
     if isinstance(error, HTTPException) and error.status_code < InternalError.status:

@@ -1,7 +1,7 @@
 """Answers requests with an `Idempotency-Key` once, and their retries with the same answer.
 
-It stands before the application as ASGI middleware, so that every route and dialect has it. The
-fast path hands such requests to the application; without the header nothing is done.
+This ASGI middleware stands before the application, so it applies to every route and dialect. The
+fast path hands requests with the header to the application. Without the header nothing is done.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _PASSING: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds what is replayed of an answer."""
+    """Holds the part of an answer that is replayed."""
 
     status: int
     headers: Headers
@@ -83,10 +83,11 @@ _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
 class IdempotentRequests:
-    """Passes requests to `app`, those with a key once; `new_id` names what it answers itself.
+    """Passes requests to `app`, and a request with a key only once.
 
-    `has_route` tells whether a method and path are answered; what is not has 405 or 404, whatever
-    its key.
+    `new_id` returns ids for the requests that this middleware answers itself. `has_route` says
+    whether a method and path have a route. Without a route, a request gets 405 or 404, with or
+    without a key.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class _Recorder:
             await self._send(each)
 
     async def _stored(self) -> bytes:
-        """Return what is to be replayed, nothing where the next retry is to run again."""
+        """Return the answer to replay, or nothing if the next retry should run again."""
         start, *rest = self._held
         is_whole = start["type"] == "http.response.start" and self._size <= _LARGEST_ANSWER
         if start["type"] != "http.response.start" or not is_whole:
@@ -289,7 +290,7 @@ async def _inflated(answer: StoredAnswer) -> StoredAnswer:
 
 
 def _name_lines(scope: HTTPScope) -> bytes:
-    """Return the header line that repeats what the caller names the request by, if it does."""
+    """Return the header line that repeats the caller's own id of the request, if there is one."""
     name = parse_client_id(dict(scope["headers"]))
     return b"%b: %b\r\n" % (ECHO.encode(), name.encode()) if name else b""
 

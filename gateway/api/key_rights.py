@@ -1,4 +1,4 @@
-"""Tells what a key may do: which routes it may be used for, and which models it may use."""
+"""Checks which routes and models a key may use."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from gateway.types import Principal
 
 
 def covers(route: str, path: str) -> bool:
-    """Tell whether a route of a key, all below it where it ends in `/*`, is that of `path`."""
+    """Return whether a key's route matches `path`. A route that ends in `/*` covers all below."""
     return path.startswith(route[:-1]) if route.endswith("/*") else path == route
 
 
 def check_budget(principal: Principal, wall: Callable[[], int] = time.time_ns) -> None:
-    """Check that the tenant of a key may spend more; a clock is read for those that may not.
+    """Check that the tenant of a key may spend more. Only exhausted budgets need the clock.
 
     Raises:
         BudgetExhausted: its budget of the month is used up.

@@ -1,9 +1,9 @@
-"""Answers hits of one item with little work: replays those of memory, and encodes those of Redis.
+"""Answers one-item hits with little work: replays memory hits, and encodes hits from Redis.
 
-A request of one item that was a memory hit leaves a `HitReplay` in its parsed body. It answers
-equal requests while the cache returns the same entry. The fast path calls `replay` for requests
-whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bodies are, and
-`answer_stored` for what another tier than memory had.
+A one-item request that was a memory hit leaves a `HitReplay` in its parsed body. The `HitReplay`
+answers equal requests while the cache returns the same entry. The fast path calls `replay` for
+requests with equal bytes. `RequestProcessor` calls `answer` for requests with equal bodies, and
+`answer_stored` for results from a tier other than memory.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ from gateway.types import (
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
 MEASURED_ONE_OF = 64
-"""Of so many repeated hits the phases of one are measured."""
+"""One of this many repeated hits has its phases measured."""
 _OK = 200
 _RESULT = b"\0"
-"""Stands for a result: JSON has no such byte."""
+"""Stands for a result, because JSON does not contain this byte."""
 _RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[RevisionUsage, ...]]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
 class MemoryHits:
-    """The hits that need little work. One per worker; belongs to its event loop."""
+    """Answers hits that need little work. Each worker's event loop has one."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MemoryHits:
         self._until_measured = MEASURED_ONE_OF
         self._until_recorded = tracer.gap()
         self.until_noted = self._step = min(self._until_measured, self._until_recorded)
-        """The number of the next hit that is measured or recorded, 1 for the next."""
+        """The number of hits until one is measured or recorded. 1 means the next hit."""
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
@@ -80,12 +80,12 @@ class MemoryHits:
     def replay(
         self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
     ) -> bytes | None:
-        """Return the whole answer to a request with plain headers; `head` is what it begins with.
+        """Return the whole answer to a request with plain headers. The answer begins with `head`.
 
-        `times` receives when the cache was read, and when the limits were charged (ns).
+        `times` receives the times of the cache look-up and of the charge of limits, in ns.
 
-        Its event is published with those of the event-loop iteration. `None`, with nothing charged,
-        where there is no answer to replay, or it may be another now.
+        The usage event is published together with the iteration's other events. If there is no
+        answer to replay or the answer may have changed, return `None` and charge nothing.
         """
         replay = parsed.replay
         if replay is None:
@@ -124,15 +124,15 @@ class MemoryHits:
         return answer
 
     def skip_recorded(self) -> None:
-        """Note that the next hit is not recorded, whatever was drawn for it.
+        """Do not record the next hit, even if it was drawn.
 
-        Call it only where `until_noted` is 1.
+        Call this only if `until_noted` is 1.
         """
         if self._until_recorded == self._step:
             self._until_recorded += self._tracer.gap()
 
     def _replay_noted(self, parsed: ParsedBody, head: bytes) -> bytes | None:
-        """Replay a hit, and measure it for all those that are not, or record it, or both."""
+        """Replay a hit, and measure it on behalf of unmeasured hits, or record it, or both."""
         self._until_measured -= self._step
         self._until_recorded -= self._step
         is_measured, is_recorded = not self._until_measured, not self._until_recorded
@@ -170,9 +170,10 @@ class MemoryHits:
             self.events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
 
     def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
-        """Return the body of the answer, its event published; the headers are noted in `state`.
+        """Publish the usage event, put the headers into `state`, and return the answer's body.
 
-        `None`, with nothing charged, where there is no answer to replay, or it may be another now.
+        If there is no answer to replay or the answer may have changed, return `None` and charge
+        nothing.
         """
         replay = parsed.replay
         if replay is None:
@@ -191,10 +192,10 @@ class MemoryHits:
     def answer_stored(
         self, state: RequestState, prepared: PreparedRequest, hit: CacheHit
     ) -> bytes | None:
-        """Return the body of the answer of one item that a tier had; its event joins a run.
+        """Return the body of a one-item answer from a tier. Its usage event joins a run.
 
-        `RequestEvents.commit` must be called before the answer is written. `None`, with nothing
-        done, where the answer is not simply the stored result.
+        The caller must call `RequestEvents.commit` before it writes the answer. If the answer is
+        not simply the stored result, return `None` and do nothing.
         """
         entry, plan = hit.entry, prepared.plan
         now = self._wall()
@@ -228,7 +229,7 @@ class MemoryHits:
         return body
 
     def add(self, state: RequestState, answer: Answer, body: bytes) -> None:
-        """Note an answer from memory, to be replayed."""
+        """Keep an answer from memory to replay it."""
         _, parsed = state.caller_and_body()
         prepared = parsed.prepared
         parsed.replay = None
@@ -292,7 +293,7 @@ class MemoryHits:
     def _answers_like(
         self, state: RequestState, plan: RequestPlan, tier: str
     ) -> StoredAnswers | None:
-        """Return what answers by `plan` from `tier` have in common; `None`: nothing of use."""
+        """Return the common parts of answers by `plan` from `tier`, or `None` if there are none."""
         principal, parsed = state.caller_and_body()
         info = plan.model.info
         if not state.route.is_spliced(parsed.body):

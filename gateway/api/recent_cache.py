@@ -1,4 +1,4 @@
-"""Keeps values that were used lately, in bounded number."""
+"""Keeps a bounded number of recently used values."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -8,10 +8,10 @@ V = TypeVar("V")
 
 
 class RecentCache(Generic[K, V]):
-    """Keeps at most `most` values: those that were stored or used last, of two generations.
+    """Keeps at most `most` values that were stored or used last, in two generations.
 
-    When the newer one is full, it becomes the older, and what was not used since the last time is
-    dropped. So many keys that are used once do not push out those that return.
+    When the newer generation is full, it becomes the older one. Values that nobody used since the
+    last change are dropped. So keys that are used once do not push out keys that return.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,7 +25,7 @@ class RecentCache(Generic[K, V]):
         return len(self.newer) + len(self.older)
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key`, `None` where there is none."""
+        """Return the value of `key`, or `None`."""
         found = self.newer.get(key)
         if found is None:
             found = self.older.pop(key, None)

@@ -1,7 +1,7 @@
-"""Publishes and counts the usage events of requests, and batches those of hits.
+"""Publishes and counts the usage events of requests, and batches the events of hits.
 
-Hits of one caller, task and model in one event-loop iteration become one event, a run. It is in the
-log before any of their answers is written: the write coalescer calls `commit` first.
+Hits of one caller, task and model in one event-loop iteration become one event, a run. The run is
+in the log before any of the answers is written, because the write coalescer calls `commit` first.
 """
 
 import time
@@ -135,7 +135,7 @@ class RequestEvents:
         self._metrics.exemplar(run.route, run.model, duration, traceparent)
 
     def publish_hit(self, run: HitRun, id_: RequestId, started: float, began: float) -> None:
-        """Publish the event of one hit like those of `run`, with an id of its own, at once.
+        """Publish the event of a hit like the hits of `run` at once, with an id of its own.
 
         Raises:
             EventLogUnavailable: the log has no room.

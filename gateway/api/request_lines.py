@@ -1,7 +1,7 @@
-"""Logs one line for a share of requests and for each failure, off the way of their answers.
+"""Logs one line for a share of requests and for each failure, without delaying answers.
 
-Lines never hold inputs or keys. They are collected while requests are answered, and written once a
-second, in a thread. Their number a second is bounded; what was left out is counted in a line.
+Lines never hold inputs or keys. A thread writes the collected lines once a second. The number of
+lines a second is bounded. One more line counts the omitted lines.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from gateway.tasks import PeriodicTask
 from gateway.types import ID_DIGITS, Principal, RequestEvent, RequestId, Usage
 
 FAULT: Final = 500
-"""The first status of those that are logged."""
+"""The lowest status that is logged."""
 _INTERVAL = 1.0
 _ITEMS = ("hit", "collapsed", "computed", "failed")
 _log = logging.getLogger("gateway.requests")
@@ -23,14 +23,15 @@ Fields = dict[str, Any]  # of a line of JSON
 
 
 class RequestLines:
-    """Collects lines, up to `per_second`; those of requests that did not fail take half of it.
+    """Collects up to `per_second` lines. Requests that did not fail take at most half of them.
 
-    A request is one of the sampled `share` by its id alone, so that all who know it agree.
+    The id alone decides whether a request is in the sampled `share`, so everybody who knows the id
+    comes to the same decision.
     """
 
     def __init__(self, *, share: float, per_second: int) -> None:
         self.every = round(1 / share) if share > 0 else 0
-        """One of so many that did not fail is logged; 0: none is."""
+        """One request of this many that did not fail is logged. With 0, none is logged."""
         self._most = per_second
         self._lines: list[tuple[int, Fields]] = []
         self._left_out = 0
@@ -54,7 +55,7 @@ class RequestLines:
             self._add(logging.INFO, state, duration)
 
     def add_hits(self, run: HitRun, stem: str, count: int, duration: float) -> None:
-        """Log those of `count` hits from the first of a run on that are sampled."""
+        """Log the sampled hits among the `count` hits of a run that begins with the first."""
         every = self.every
         if not every:
             return
@@ -76,7 +77,7 @@ class RequestLines:
         self._lines.append((logging.WARNING, fields))
 
     async def write(self) -> None:
-        """Write what was collected."""
+        """Write the collected lines."""
         lines, left_out = self._lines, self._left_out
         self._lines, self._left_out = [], 0
         if lines or left_out:
@@ -95,7 +96,7 @@ class RequestLines:
 
 
 def is_sampled(id_: RequestId, every: int) -> bool:
-    """Tell whether a request is one of `every` so many, by the number at the end of its id."""
+    """Return whether a request is one of `every` requests, by the number at the end of its id."""
     try:
         number = int(id_[-ID_DIGITS:], 16)
     except ValueError:  # an id that was given to it

@@ -1,4 +1,4 @@
-"""Holds the state of one request while it is answered, for its headers and usage event."""
+"""Holds the state of one request until its answer, for the headers and the usage event."""
 
 import secrets
 from collections.abc import Callable
@@ -38,10 +38,10 @@ _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, toke
 
 
 class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request of one item that was a memory hit, for equal requests to replay.
+    """The answer to a one-item request that was a memory hit. Equal requests replay it.
 
-    Valid only while `plan` is current and the cache returns this very `entry`, and for callers
-    without directives until `valid_until`, a time of the wall clock.
+    The answer is valid while `plan` is current and the cache returns this `entry`. For callers
+    without directives it is also limited by `valid_until`, a time on the wall clock.
     """
 
     plan: RequestPlan
@@ -55,16 +55,16 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     """The header lines that say what the body is."""
     tail: bytes
-    """The constant end of the answer: those lines, `content-length` and the body."""
+    """The constant end of the answer: the lines of `content`, `content-length` and the body."""
     run: HitRun
     charge: RepeatedCharge
 
 
 class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what answers with a stored result have in common, and counts their run.
+    """Holds the common parts of answers with a stored result, and counts their run.
 
-    They are those to one caller of one model under one `runtime` from one tier. The result stands
-    between `start` and `end` of the body; the age follows `lines`.
+    The answers go to one caller of one model under one `runtime`, from one tier. The result stands
+    between `start` and `end` of the body. The age follows `lines`.
     """
 
     runtime: Runtime
@@ -92,13 +92,13 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     length: int = 0
     """The bytes of the body."""
     held_bytes: int = 0
-    """Bytes of the worker's memory that the request holds; 0: it is not large."""
+    """Bytes of the worker's memory budget that a large request holds. Other requests hold 0."""
     failed: Usage
-    """The usage to report where the request fails as a whole."""
+    """The usage to report if the request fails as a whole."""
     prepared: PreparedRequest | None = None
     replay: HitReplay | None = None
     stored: StoredAnswers | None = None
-    """What the last answer was made with that another tier than memory had."""
+    """The parts of the last answer whose result came from a tier other than memory."""
 
 
 class RequestIds:
@@ -126,71 +126,71 @@ class RequestIds:
 
 
 class RequestState:
-    """A request's identity and progress. Filled in as it goes; read for the event and headers.
+    """A request's identity and progress, which the usage event and the headers read.
 
-    Defaults are class attributes, as a memory hit never writes most of them.
+    Defaults are class attributes, because a memory hit never writes most of them.
     """
 
     principal: Principal | None = None
     attempt: RequestId | None = None
-    """The id that it gets when it or an item fails, where `id` is that of all attempts at it."""
+    """The id of this attempt if the request or an item fails. `id` belongs to all attempts."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
     coding = ""
-    """How a large answer is to be compressed; empty: not at all."""
+    """The content coding for a large answer. Empty means no compression."""
     reply: HttpReply | None = None
     """An answer that is compressed before it is sent."""
     own_lines = b""
-    """Header lines for this caller: that a page may read the answer, and its own id."""
+    """Header lines for this caller: the permission for web pages, and the caller's own id."""
     client_id = ""
-    """What the caller names the request by."""
+    """The caller's own id of the request."""
     phase_weight = 1
-    """How many requests its phases are counted for; 0: those of another one stand for them."""
+    """The number of requests that its phases are counted for. With 0, another request counts."""
     is_body_due = True
     unread = b""
-    """A body that is read once it is its turn."""
+    """A body that is not read before its turn."""
     held_body: HeldBytes | None = None
-    """The room that a large body holds."""
+    """The part of the memory budget that a large body holds."""
     span = NO_SPAN
-    """Of the whole request."""
+    """The span of the whole request."""
     parsed: ParsedBody | None = None
     limit_lines = b""
     prepared: PreparedRequest | None = None
-    """Set once the request is within its limits and its key's rights."""
+    """The prepared request, once it is within its limits and its key's rights."""
     outcomes: list[ItemOutcome | None] | None = None
-    """The outcomes of items found in the cache, once it was read."""
+    """The outcomes of items found in the cache, after the look-up."""
     passing: frozenset[int] = frozenset()
-    """The statuses of items that another try may answer, in an answer with others."""
+    """The statuses of failed items in an answer that another try may answer."""
     model = ""
     revision = ""
     status = 200
-    """As the route's dialect says it."""
+    """The HTTP status in the route's dialect."""
     is_fault = False
-    """It ended with an error that is none of the caller's, whatever its status."""
+    """Whether the request ended with an error that the caller did not cause."""
     is_passing = False
-    """It ended with an error that another try may mend, whatever its status."""
+    """Whether the request ended with an error that another try may avoid."""
     code = ""
     usage = _NOTHING
     refused_items = 0
-    """Of those that failed, how many did so by no fault."""
+    """The number of failed items that failed without a fault."""
     arms: tuple[RevisionUsage, ...] = ()
     hit_sources: tuple[tuple[str, int], ...] = ()
-    """Counts of hits by what metrics call their source."""
+    """Counts of hits by their source in metrics."""
     lines = b""
     answer_length = 0
     """The bytes of the answer's body."""
     answer: Answer | None = None
     """An answer that a thread will encode."""
     rendered: Rendered | None = None
-    """The answer, where it was encoded in a thread."""
+    """The answer, if a thread has encoded it."""
     held_bytes = 0
     """Bytes of the budget that the answer holds under the caller's key."""
     content = JSON
     """The header lines that say what the body of the answer is."""
     parameters: tuple[str, ...] = ()
-    """Those of the path."""
+    """The parameters in the path."""
     fields: tuple[bytes, ...] = ()
     """The values of the route's `headers`."""
 
@@ -209,24 +209,24 @@ class RequestState:
         self.runtime = runtime
         self.started = self.admitted = self.deadline = started
         self.began = self.phase_began = began
-        """When it and its present phase began, on a finer clock than the loop's."""
+        """The start of the request and of its present phase, on a finer clock than the loop's."""
 
     def release_body(self) -> None:
-        """Release the room that the body holds."""
+        """Release the part of the memory budget that the body holds."""
         if self.held_body is not None:
             self.held_body.release()
 
     def on_head_read(self) -> None:
-        """Note that the head was read: set the deadline, and stop expecting `100 Continue`."""
+        """Set the deadline, and stop expecting `100 Continue`."""
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
     def record_under(self, id_: RequestId) -> None:
-        """Have its answer recorded under `id_`, under which the ledger counts one answer."""
+        """Record the answer under `id_`, under which the ledger counts one answer."""
         self.attempt, self.id = self.id, id_
 
     def record_alone(self) -> None:
-        """Have this attempt recorded under an id of its own: another one may end otherwise."""
+        """Record this attempt under its own id, because another attempt may end differently."""
         if self.attempt is not None:
             self.id = self.attempt
 
@@ -237,7 +237,7 @@ class RequestState:
         return self.principal, self.parsed
 
     def caller(self) -> Caller:
-        """Return what the backends' side needs to know of the request, which was read."""
+        """Return the caller as the backends' side needs it. The request must have been read."""
         if self.principal is None:
             raise RuntimeError("the request has not been read yet")
         span = self.span
@@ -259,7 +259,7 @@ class RequestState:
         self.parsed = self.prepared = self.outcomes = self.rendered = None
 
     def name(self, client_id: str) -> None:
-        """Note what the caller names the request by, which its answer repeats."""
+        """Set the caller's own id of the request, which the answer repeats."""
         self.client_id = client_id
         self.own_lines = echo_line(client_id)
 
@@ -276,14 +276,14 @@ class RequestState:
         self.refused_items = usage.failed if is_refusal(error) else 0
 
     def fail_some(self, refused: int, passing: frozenset[int]) -> None:
-        """Note that some items failed: how many by no fault, and what another try may mend."""
+        """Note how many items failed without a fault, and which statuses another try may avoid."""
         self.refused_items = refused
         if passing:
             self.passing = passing
             self.record_alone()
 
     def sources(self) -> tuple[tuple[str, int], ...]:
-        """Return counts of the items by what metrics call their source."""
+        """Return counts of the items by their source in metrics."""
         usage = self.usage
         return (
             *self.hit_sources,

@@ -1,4 +1,4 @@
-"""Finds what of a request's failures is due to the work of others."""
+"""Finds the failures of a request that the work of other requests has caused."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, ServedModel, Source
 
 _MOST: Final = 1024
-"""Refusals of backends that are remembered."""
+"""The number of backends' refusals to remember."""
 
 
 def shed_each(work: Work, fleet: Fleet, retry_after: float) -> Outcomes:
@@ -25,9 +25,9 @@ def shed_each(work: Work, fleet: Fleet, retry_after: float) -> Outcomes:
 
 
 class OverloadCauses:
-    """Tells what failed because backends do the work of others from what they failed themselves.
+    """Distinguishes failures that other requests' work caused from failures of backends.
 
-    Belongs to the event loop; times are of its clock.
+    It belongs to the event loop and uses the loop's clock.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -49,12 +49,13 @@ class OverloadCauses:
     def explain(
         self, outcomes: Outcomes, work: Work, attempts: Sequence[Attempt], deadline: float
     ) -> Outcomes:
-        """Return the outcomes; those that are late because of others' work say so.
+        """Return the outcomes. Outcomes that are late because of other work say so.
 
-        That is the most seconds of it that an attempt found, or finds now, before its own; or all
-        of its time, where a backend that it was sent to refused other work of the model meanwhile.
+        The delay is the most seconds of other work that an attempt found, or finds now, before its
+        own work. It is the attempt's whole time if the backend refused other work of the model
+        meanwhile.
         """
-        # Gathered items are of requests that know nothing of each other.
+        # Gathered items belong to requests that know nothing of each other.
         own = 1 if work.is_gathered else len(work.items)
         queueing = max(
             max(attempt.queueing, self._fleet.queueing(attempt.endpoint, own=own))
@@ -73,6 +74,6 @@ class OverloadCauses:
         ]
 
     def _has_refused(self, attempt: Attempt, model: ServedModel) -> bool:
-        """Tell whether the backend of an attempt has refused work since the attempt began."""
+        """Return whether the backend of an attempt has refused work since the attempt began."""
         refused = self._refused.get((attempt.endpoint.backend, model.info.name))
         return refused is not None and refused >= attempt.started

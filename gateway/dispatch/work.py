@@ -14,14 +14,14 @@ from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 Outcomes = Sequence[tuple[int, ItemOutcome]]
 """Outcomes of items that became known together, each with the item's index."""
 Settle = Callable[[Outcomes], None]
-"""Takes outcomes. It is called with those of one read, not with each of them."""
+"""Takes outcomes. A call gets all outcomes of one read."""
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item; `index` identifies it within the work.
+    """One item. `index` identifies it within the work.
 
-    `scope` says who may share its rows; items of equal `affinity` are sent to one backend. `key` is
-    the cache key where other workers may compute the answer or wait for it, else `None`.
+    `scope` says who may share its rows. Items of equal `affinity` go to one backend. `key` is the
+    cache key if other workers may compute the answer or wait for it, else `None`.
     """
 
     index: int
@@ -30,7 +30,7 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     affinity: bytes
     key: CacheKey | None = None
     traceparent: str = ""
-    """Of its request, where the work is gathered of several."""
+    """The trace context of the item's request, if the work is gathered from several requests."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,23 +41,23 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     parameters: bytes
     items: tuple[WorkItem, ...]
     principal: Principal | None = None
-    """Whose limits it counts against; without one it is not limited."""
+    """The principal whose limits the work counts against. Without one, no limits apply."""
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
     truncate: bool = True
     is_valid: Validity | None = None
-    """Returns whether a stored answer may be used; `None`: every one may."""
+    """Returns whether a stored answer may be used. `None` accepts every answer."""
     atomic: bool = False
-    """Admitted together or not at all: the request is of no use with a part of them."""
+    """Whether a backend must admit all items or none, because the request needs all of them."""
     is_gathered: bool = False
-    """Each item is of another request, and goes where it would go alone."""
+    """Whether each item belongs to another request, and is routed as if it were alone."""
 
 
 class StartedWork(Protocol):
     """Work that has begun."""
 
     def cancel(self) -> object:
-        """Settle what is open as cancelled, at once or soon."""
+        """Settle the open items as cancelled, at once or soon."""
         ...
 
 
@@ -79,7 +79,7 @@ class WorkRunner(Protocol):
     def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> StartedWork:
-        """Begin `work`; `deadline` is of the event loop's clock.
+        """Begin `work`. `deadline` is a time on the event loop's clock.
 
         Items may be settled before this returns. `settle` must not raise.
         """
@@ -87,9 +87,9 @@ class WorkRunner(Protocol):
 
 
 async def finish(work: Work, settle: Settle, start: Callable[[Settle], StartedWork]) -> None:
-    """Start `work` by `start`, which is given the callback, and return when all is settled.
+    """Start `work` by `start`, which gets the callback, and return when all items are settled.
 
-    When cancelled, so is the work.
+    Cancelling this coroutine cancels the work.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = len(work.items)

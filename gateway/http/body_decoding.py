@@ -1,6 +1,7 @@
-"""Decodes JSON bodies; a null of an optional field and a byte-order mark are ignored.
+"""Decodes JSON bodies. It ignores nulls of optional fields and a byte-order mark.
 
-A body that fits is decoded once, at the speed of msgspec. Only a body that does not is read again.
+A body that fits is decoded once, at the speed of msgspec. Only a body that does not fit is read
+again.
 """
 
 import re
@@ -67,7 +68,7 @@ class UnknownField(msgspec.ValidationError):
 
 
 def convert_body(values: object, kind: type[T]) -> T:
-    """Return plain values as a `kind`; nulls of optional fields are left out.
+    """Return plain values as a `kind`, without nulls of optional fields.
 
     Raises:
         UnknownField: they have a field that the kind does not have.
@@ -122,7 +123,7 @@ def _object_without_nulls(value: dict[str, Any], kind: inspect.Type) -> dict[str
 
 
 def _explained(reason: str, kind: Any) -> msgspec.ValidationError:
-    """Return the error of a body that does not fit; for an unknown field, with the likely name."""
+    """Return the error of a body that does not fit. An unknown field gets the likely name."""
     found = _UNKNOWN.search(reason)
     if found is None:
         return msgspec.ValidationError(reason)
@@ -134,7 +135,7 @@ def _explained(reason: str, kind: Any) -> msgspec.ValidationError:
 
 
 def _below(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """Yield the structs that a field may hold; without a name, those of an element."""
+    """Yield the structs that a field may hold. Without a name, yield the structs of an element."""
     for each in _alternatives(kind):
         if step and isinstance(each, inspect.StructType):
             if step in (fields := _fields(each)):

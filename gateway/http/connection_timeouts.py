@@ -27,7 +27,7 @@ from gateway.http.strict_protocol import ReadFlow, StrictHttpProtocol
 from gateway.http.unsent_answers import UnsentAnswers
 
 HAS_CERTIFICATE: Final = "has_certificate"
-"""The key of a request's state where its client has shown an accepted certificate."""
+"""The key in a request's state that says that the client has shown an accepted certificate."""
 _CHECK_INTERVAL = 1.0
 # Connections above the limit that get a 503 at a time; more are aborted without a response.
 _MAX_REJECTED = 256
@@ -36,16 +36,16 @@ _CONFIRMED_AT, _CONFIRMED_SIZE = 120, 8
 
 
 class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds the connections of a worker; times are in seconds."""
+    """Limits the connections of a worker. Times are in seconds."""
 
     head: float = 10.0
-    """From accepting the connection, or a request's first byte, to the end of its head."""
+    """The time from the accepted connection, or a request's first byte, to the end of the head."""
     idle: float = 75.0
-    """Between two requests of a connection, or while the peer reads none of a response."""
+    """The time between two requests of a connection, or without reading of a response."""
     confirm: float = 2.0
-    """From the last byte sent to the peer's confirmation that TLS has ended."""
+    """The time from the last sent byte to the peer's confirmation that TLS has ended."""
     connections: int = 4096
-    """Connections open at a time."""
+    """The number of connections open at a time."""
 
 
 class TimedProtocol(StrictHttpProtocol):
@@ -138,7 +138,7 @@ class TimedProtocol(StrictHttpProtocol):
     def abort_if_write_stalled(self, now: float) -> None:
         """Abort the connection if its peer reads none of the response, closing or not.
 
-        Over TLS also if the peer has it all, and does not confirm the end.
+        Over TLS, also abort it if the peer has the whole response and does not confirm the end.
         """
         unsent = self.transport.get_write_buffer_size()
         if not self.stays_half_open:
@@ -167,7 +167,7 @@ class TimedProtocol(StrictHttpProtocol):
         return progress.observe(now, confirmed_by_peer(self.transport), unsent, self._holder())
 
     def begin_progress(self, now: float) -> ReadProgress:
-        """Begin to measure how fast the peer reads, unless that has begun."""
+        """Begin to measure how fast the peer reads, unless the measurement has begun."""
         if self._progress is None:
             self._progress = ReadProgress(now, confirmed_by_peer(self.transport))
         return self._progress
@@ -213,9 +213,9 @@ class TimedProtocol(StrictHttpProtocol):
         return None
 
     def _count_client(self, headers: Headers) -> GatewayError | None:
-        """Count a request as its client's, since the proxy's connections are not counted.
+        """Count a request for its client, because the proxy's connections are not counted.
 
-        Where that client has the most, return its refusal, with nothing counted.
+        If the client has reached its limit, return the refusal and count nothing.
         """
         client, requests = self._peer.client_of(headers), self._peer.requests
         if not requests.add(client):
@@ -247,7 +247,10 @@ def _has_unread(transport: asyncio.Transport) -> bool:
 
 
 def _unsent_by_socket(transport: asyncio.Transport) -> int:
-    """Return how many bytes the peer has not confirmed; a transport of TLS hides those below it."""
+    """Return the number of bytes that the peer has not confirmed.
+
+    A TLS transport hides the unconfirmed bytes of the transport below it.
+    """
     descriptor = _descriptor(transport)
     if descriptor < 0:
         return 0
@@ -267,7 +270,7 @@ def confirmed_by_peer(transport: asyncio.Transport) -> int:
 
 
 def _descriptor(transport: asyncio.Transport) -> int:
-    """Return that of the socket; it is negative, or over TLS there is no socket, once closed."""
+    """Return the socket's descriptor, or -1 if the connection is closed."""
     found = transport.get_extra_info("socket")
     return -1 if found is None else int(found.fileno())
 
@@ -277,9 +280,9 @@ async def enforce_timeouts(
     on_check: Callable[[int], None] = lambda _: None,
     unsent: UnsentAnswers | None = None,
 ) -> None:
-    """Check the connections of all groups, and those of `unsent`, once a second until cancelled.
+    """Check the connections of all groups and of `unsent` once a second until cancelled.
 
-    `on_check` is called with the number of those in the first.
+    `on_check` gets the number of connections in the first group.
     """
     clock = asyncio.get_running_loop().time
     with contextlib.suppress(asyncio.CancelledError):

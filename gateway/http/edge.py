@@ -1,4 +1,4 @@
-"""Holds what a listener does before HTTP begins: TLS, proxies, and bounds of addresses."""
+"""Holds the steps of a listener before HTTP begins: TLS, proxies, and limits of addresses."""
 
 import socket
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _NOSNIFF: Final = ("x-content-type-options", "nosniff")
 
 
 class ListenerEdge:
-    """What a listener does before HTTP; by default nothing."""
+    """Holds the steps of a listener before HTTP. By default there are none."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ListenerEdge:
 
     @property
     def is_plain(self) -> bool:
-        """Whether HTTP begins with the first byte of whoever connects."""
+        """Whether HTTP begins with the first byte of a connection."""
         return not (self.tls or self._trusted or self._has_header or self.counts.most)
 
     @property
@@ -89,7 +89,7 @@ class ListenerEdge:
         return Peer(address, self.counts if is_within else None), is_within
 
     async def follow(self, interval: float = LOOK_INTERVAL) -> None:
-        """Have the certificate be read when its files changed, until cancelled."""
+        """Read the certificate when its files change, until cancelled."""
         tls = self.tls
         if tls is None:
             return

@@ -1,7 +1,6 @@
-"""Measures event-loop iterations while requests arrive, and bounds what an overload admits.
+"""Measures event-loop iterations while requests arrive, and refuses requests under overload.
 
-Nothing is measured while nothing arrives. A request starts the measurement, which ends with the
-first iteration that is short and has few requests.
+A request starts the measurement. The first iteration that is short and has few requests ends it.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ from gateway.types import Criticality
 WORKER_DELAY: Final = "worker_delay"
 DEADLINE: Final = "deadline"
 _SHORT: Final = 0.005
-"""Seconds of an iteration that are no reason to go on measuring."""
+"""Seconds of an iteration. A shorter iteration with few requests ends the measurement."""
 
 
 class LoopIterations:
-    """The iterations of a worker's event loop; belongs to it.
+    """Measures the iterations of the event loop that it belongs to.
 
-    `most` is the length in seconds that iterations are kept to under overload, where callers allow
-    much time; 0: nothing is measured.
+    `most` is the longest iteration in seconds that an overload may cause, however much time callers
+    allow. With 0, nothing is measured.
     """
 
     def __init__(self, *, most: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,9 +44,9 @@ class LoopIterations:
         self._is_overloaded = False
 
     def add_request(self) -> bool:
-        """Count a request that was read and no work was done for; tell whether to ask `refuses`.
+        """Count a request before any work for it; return whether to ask `refuses`.
 
-        Not to be called for what costs no more than its refusal.
+        Do not call this for a request that costs no more than its refusal.
         """
         self._requests += 1
         if not self._is_measured and self._most:
@@ -60,9 +59,9 @@ class LoopIterations:
         return self._is_overloaded
 
     def refuses(self, criticality: Criticality, allowed: float) -> str | None:
-        """Return why the request counted last is refused, `None` if it is admitted.
+        """Return why the last counted request is refused, or `None` if it is admitted.
 
-        It may take `allowed` seconds.
+        The request may take `allowed` seconds.
         """
         reason = None
         state, most = self._overload, self._most
@@ -76,7 +75,7 @@ class LoopIterations:
         return reason
 
     def _end(self) -> None:
-        """End an iteration; what is ready now, and whatever is read next, are of the following."""
+        """End an iteration. Work that is ready now belongs to the next iteration."""
         now, requests = self._clock(), self._requests
         latest = Iteration(
             length=now - self._started,

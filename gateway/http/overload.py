@@ -1,12 +1,14 @@
 """Decides when a worker lacks processor time, and how many requests it then admits.
 
-The measure is the event-loop iteration: whoever sends a request during one waits until the next,
-and passes a few of them until the answer. As CoDel (RFC 8289) says, a queue that comes and goes is
-none; as in WeChat's DAGOR, the queueing delay decides, not the use of a processor.
-What is admitted is bounded by Little's law: a request costs so many seconds of the loop, hence so
-many fit into an iteration. How long that may be is a part of the time that callers allow, so that
-nobody is refused who would be answered in time. What is offered does not enter, so that a larger
-spike is no other case, and nothing is there to oscillate.
+The functions measure iterations of the event loop. A request that arrives during an iteration waits
+for the next one, and passes several iterations until its answer. As in CoDel (RFC 8289), a queue
+that disappears soon is harmless. As in WeChat's DAGOR, the queueing delay decides, not the use of
+the processor.
+
+Little's law gives the number of requests to admit: the allowed length of an iteration, divided by
+the seconds of the loop that a request costs. The allowed length is a part of the time that the
+caller allows, so no request is refused that would be answered in time. The number of arriving
+requests does not matter, so the result does not oscillate and a larger spike changes nothing.
 """
 
 import math
@@ -16,61 +18,63 @@ import msgspec
 from gateway.types import Criticality
 
 FEWEST = 4
-"""New requests of an iteration that are no queue; so many are always admitted."""
+"""An iteration always admits this many new requests. Fewer requests are not a queue."""
 _WATCHED = 0.0125
-"""Seconds of an iteration and the one before it from which on they are watched: they grow."""
+"""Seconds of two successive iterations. Longer iterations may be the start of a queue."""
 _LONG = 0.05
-"""Seconds of an iteration that follows on such, and counts whatever it has read."""
+"""Seconds of an iteration. After a long one, a longer one counts even if it read few requests."""
 _STANDING = 2
-"""Such iterations on end are a queue; one alone may be a collection of garbage, or a reload."""
+"""Successive long iterations that are a queue. A single one may be a garbage collection or a
+reload."""
 _HOLD = 1.0
-"""Seconds after the last of them for which admission stays bounded."""
+"""Seconds for which admission stays bounded after the last iteration of a queue."""
 _FADING = 0.7
-"""The weight of earlier iterations in the cost of a request, against each new one."""
+"""The weight of earlier iterations in the cost of a request. A new iteration has weight 1."""
 _MOST_GROWTH = 4.0
-"""By so much the cost may grow in an iteration: a pause is not the work of the requests in it."""
+"""The factor by which the cost may grow in an iteration. Requests do not cause every pause."""
 _STAGES = 4
 """Iterations between a missed request's head and its answer: cache, call, result, answer."""
 _SHARE = 0.05
-"""The part of a caller's time that an iteration may take: a request passes several, and backends
-need the rest."""
+"""The part of a caller's time that an iteration may take. A request passes several iterations, and
+backends need the rest of the time."""
 _PARTS = {Criticality.SHEDDABLE: 0.25, Criticality.DEFAULT: 1.0, Criticality.CRITICAL: 2.0}
-"""Parts of the bound, by criticality: `sheddable` ends first."""
+"""The part of the allowed length for each criticality. `sheddable` requests are refused first."""
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An iteration that took `length` seconds of work, and read so many new requests."""
+    """An iteration that took `length` seconds of work, and read `requests` new requests."""
 
     length: float
     requests: int
     admitted: int
     ended: float
-    """By a monotonic clock."""
+    """The time of its end on a monotonic clock."""
 
 
 class Overload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the iterations so far say; times are of one monotonic clock."""
+    """Summarizes the iterations so far. All times are on one monotonic clock."""
 
     length: float = 0.0
-    """Of the last iteration."""
+    """Seconds of the last iteration."""
     earlier: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Lengths of those before it, the latest first."""
+    """Seconds of the three iterations before the last one, the latest first."""
     lengths: float = 0.0
-    """Of the last iterations together, older ones faded; so is `admitted`."""
+    """The sum of the lengths of iterations, with less weight for older ones. `admitted` is the same
+    sum of admitted requests."""
     admitted: float = 0.0
     cost: float = 0.0
-    """Seconds of the loop that a request takes; 0: unknown."""
+    """Seconds of the loop that a request takes. 0 means unknown."""
     long_ones: int = 0
-    """Iterations on end that were long and had new requests."""
+    """The number of successive long iterations that had new requests."""
     sheds_until: float = -math.inf
-    """Until then admission is bounded."""
+    """The time until which admission is bounded."""
 
 
 CALM = Overload()
 
 
 def after_iteration(before: Overload, latest: Iteration) -> Overload:
-    """Return what is known after one more iteration."""
+    """Return the summary after one more iteration."""
     lengths = _FADING * before.lengths + latest.length
     admitted = _FADING * before.admitted + latest.admitted
     cost = lengths / max(1.0, admitted)
@@ -97,9 +101,9 @@ def after_iteration(before: Overload, latest: Iteration) -> Overload:
 def is_beyond(
     state: Overload, criticality: Criticality, *, admitted: int, allowed: float, most: float
 ) -> bool:
-    """Tell whether an iteration that has admitted so many admits no more of a criticality.
+    """Return whether an iteration that has admitted `admitted` requests refuses another one.
 
-    The request may take `allowed` seconds, and an iteration `most` whatever that is.
+    The request may take `allowed` seconds. No iteration may take more than `most` seconds.
     """
     part = _PARTS[criticality]
     length = min(most, _SHARE * allowed)
@@ -107,10 +111,10 @@ def is_beyond(
 
 
 def is_too_late(state: Overload, allowed: float) -> bool:
-    """Tell whether a request that may take `allowed` would be late by this worker's part alone.
+    """Return whether this worker alone would delay a request beyond its `allowed` seconds.
 
-    It has waited for up to an iteration already. Those that follow are expected to be as long as
-    the second longest of the last four: the longest may have been a pause.
+    The request has already waited for up to one iteration. The next iterations are expected to be
+    as long as the second longest of the last four, because the longest may have been a pause.
     """
     usual = sorted((state.length, *state.earlier))[-2]
     return allowed < state.length + (_STAGES - 1) * usual

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class UpgradeBodyReader:
-    """Forwards a parser's events to a protocol, except those of the first, synthetic head."""
+    """Forwards a parser's events to a protocol, except the events of the first, synthetic head."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
@@ -24,7 +24,7 @@ class UpgradeBodyReader:
         self.on_headers_complete = self._after_head(protocol.on_headers_complete)
 
     def on_message_complete(self) -> None:
-        """Forward the event; what follows is another request."""
+        """Forward the event. The next events belong to another request."""
         self._skips_head = False
         self._protocol.on_message_complete()
 

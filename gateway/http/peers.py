@@ -1,4 +1,4 @@
-"""Says where connections and their requests come from, and bounds how many an address has."""
+"""Finds the clients of connections and requests, and limits the number for an address."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -13,7 +13,10 @@ _RETRY_AFTER: Final = 1.0
 
 
 class AddressCounts:
-    """Counts what each client address has under way, `most` at a time; 0 is no bound."""
+    """Counts the connections or requests of each client address, `most` at a time.
+
+    0 means no limit.
+    """
 
     def __init__(self, most: int = 0) -> None:
         self.most = most
@@ -23,7 +26,7 @@ class AddressCounts:
         return len(self._counts)
 
     def add(self, client: str) -> bool:
-        """Count one of `client`; return false, with nothing counted, where it has the most."""
+        """Count one more of `client`, or return false if the client has reached `most`."""
         if not self.most:
             return True
         network = client_network(client)
@@ -47,7 +50,7 @@ _NO_BOUND: Final = AddressCounts()
 
 
 class Peer:
-    """The client of a connection. Without arguments it is whoever the socket is connected to."""
+    """The client of a connection. Without arguments, it is the peer of the socket."""
 
     is_proxy = False
     """Whether heads of requests say who sent them."""
@@ -94,7 +97,7 @@ class ProxyPeer(Peer):
 
 
 def too_many_connections() -> Overloaded:
-    """Return the error of a connection beyond what a worker has."""
+    """Return the error of a connection above the worker's limit."""
     detail = "There are too many connections; use fewer, or try again."
     return Overloaded(detail, retry_after=_RETRY_AFTER)
 

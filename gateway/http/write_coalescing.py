@@ -26,9 +26,9 @@ _PIECE_BYTES = 256 * 1024
 
 
 class WriteCoalescer:
-    """Holds back what connections write until the event-loop iteration ends.
+    """Holds back the writes of connections until the event-loop iteration ends.
 
-    `before` is called first, for what must have happened before an answer is written.
+    It calls `before` first, so that the steps that must precede an answer are done.
     """
 
     def __init__(self, *, before: Callable[[], None] = lambda: None) -> None:
@@ -37,7 +37,7 @@ class WriteCoalescer:
         """Those that have something to write; `release` is to be called soon after the first."""
 
     def release(self) -> None:
-        """Write everything; without what must have happened before, end the connections."""
+        """Write everything. If `before` fails, end the connections."""
         held, self.held = self.held, []
         try:
             self._before()
@@ -50,7 +50,7 @@ class WriteCoalescer:
 
 
 class WriteCoalescingTransport(asyncio.Transport):
-    """A transport that gathers what is written until `coalescer` releases it."""
+    """A transport that gathers written bytes until `coalescer` releases them."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Coalesces equal items across workers by claims in the shared cache.
 
-Within a worker `gateway.inference.coalescing` does the same. A claim lies in Redis under the
-address of the answer and says which worker computes it. The look-up of the answer reads it, so that
-requests without equal ones wait for nothing.
+Within a worker, `gateway.inference.coalescing` does the same. A claim lies in Redis under the
+address of the answer and says which worker computes the answer. The look-up of the answer reads the
+claim, so a request without equal requests does not wait.
 """
 
 import asyncio
@@ -34,19 +34,20 @@ _FIRST_PAUSE = 0.002
 _SHORT_PAUSE = 0.016
 _LONGEST_PAUSE = 0.25
 _SHARE_OF_WAIT = 0.1
-"""Of the time waited so far: what pauses beyond the short one may add to it."""
+"""The part of the time waited so far that a pause longer than the short one may last."""
 _SHARE_OF_TIME = 0.5
-"""Of what is left until the deadline: the rest is for computing it after all."""
+"""The part of the time left until the deadline for which items wait. The rest is for computing
+them."""
 _SHORTEST_PAUSE = 0.005
 _RENEWED_EACH = 0.25
-"""Of a lease: claims that are as old are renewed, so that none is older than half a lease."""
+"""The part of a lease after which a claim is renewed, so no claim is older than half a lease."""
 
 
 class _HeldClaims(msgspec.Struct, eq=False):
-    """The claims of one work, from when it began on until they end, which is told to `on_end`.
+    """The claims of one work from its start until they end. The end calls `on_end`.
 
-    `unsettled` are the keys by the items' indexes. Claims of items that failed are ended by
-    `release`: a refusal that was stored in their place stays.
+    `unsettled` holds the keys by the items' indexes. `release` ends the claims of failed items. A
+    refusal that was stored in the place of a claim stays.
     """
 
     unsettled: dict[int, CacheKey]
@@ -56,7 +57,7 @@ class _HeldClaims(msgspec.Struct, eq=False):
     on_end: "Callable[[_HeldClaims], object]"
 
     def settle(self, outcomes: Outcomes) -> None:
-        """Settle items, whose claims have ended."""
+        """Settle items and end their claims."""
         end = self.unsettled.pop
         unanswered: list[CacheKey] = []
         for index, outcome in outcomes:
@@ -71,13 +72,13 @@ class _HeldClaims(msgspec.Struct, eq=False):
 
 
 class ClaimingRunner:
-    """A runner that waits for items that another worker computes already.
+    """Waits for items that another worker computes already.
 
-    Of all workers that need an item at once, one computes it: the others wait for its
-    answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
-    at most. Where it fails, or a claim ends without an answer, one of them claims the item and
-    computes it.
-    `lease` may be changed at any time.
+    If several workers need an item at once, one worker computes the item. The others wait for its
+    answer while its claim lasts, for at most half of their time. A claim lasts `lease` seconds, and
+    the worker renews it while it works. If the worker fails, or the claim ends without an answer,
+    another worker claims the item and computes it.
+    `lease` may change at any time.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ClaimingRunner:
     def _start_each(
         self, work: Work, deadline: float, traceparent: str, settle: Settle
     ) -> StartedWork:
-        """Start what look-ups have claimed; the others are claimed first, all by one command."""
+        """Start the items that look-ups have claimed. One command claims the other items first."""
         ours: list[WorkItem] = []
         others: list[WorkItem] = []
         for item in work.items:
@@ -165,7 +166,7 @@ class ClaimingRunner:
     def _start_claimed(
         self, work: Work, deadline: float, traceparent: str, settle: Settle
     ) -> StartedWork:
-        """Run `work`, whose claims are renewed until they end; release what has no answer."""
+        """Run `work`, renew its claims until they end, and release claims without an answer."""
         keys = _keys_by_index(work.items)
         return self._hold_and_start(keys, work, deadline, traceparent, settle)
 
@@ -177,7 +178,7 @@ class ClaimingRunner:
         traceparent: str,
         settle: Settle,
     ) -> StartedWork:
-        """Do the same with the keys of `work` by its items' indexes."""
+        """Run `work` as `_start_claimed` does, with its keys by the items' indexes."""
         loop = asyncio.get_running_loop()
         held = _HeldClaims(keys, loop.time(), settle, self._cache.release, self._forget)
         self._held[held] = None
@@ -198,7 +199,7 @@ class ClaimingRunner:
     async def _claim(
         self, work: Work, items: Sequence[WorkItem]
     ) -> tuple[list[WorkItem], list[WorkItem]]:
-        """Return which of `items` this worker computes, and which another does."""
+        """Return the items that this worker computes, and the items that other workers compute."""
         try:
             claims = await self._cache.claim(_keys(items), work.is_valid)
         except asyncio.CancelledError:
@@ -221,7 +222,7 @@ class ClaimingRunner:
         until: float,
         settle: Settle,
     ) -> AsyncIterator[list[WorkItem]]:
-        """Settle what other workers answer, and yield items that they do not answer in time."""
+        """Settle items that other workers answer, and yield items without an answer in time."""
         now = asyncio.get_running_loop().time
         began, pause = now(), _FIRST_PAUSE
         while items and now() < until:
@@ -242,7 +243,7 @@ class ClaimingRunner:
         items: Sequence[WorkItem],
         settle: Settle,
     ) -> list[WorkItem]:
-        """Settle what others have answered by now, and return the rest."""
+        """Settle the items that others have answered by now, and return the rest."""
         found = await self._cache.lookup(_keys(items), work.is_valid)
         now = self._wall()
         left: list[WorkItem] = []

@@ -11,10 +11,10 @@ from gateway.types import Criticality, ItemOutcome
 
 
 class Flight(msgspec.Struct, eq=False):
-    """An item that is being computed; `outcome` is set once it has ended.
+    """An item that is being computed. Its end sets `outcome` and notifies `waiters`.
 
-    `leader` is the criticality of the leader, `followers` counts those who joined. `waiters` are
-    told when it ends.
+    `leader` is the criticality of the request that leads, and `followers` counts the requests that
+    joined.
     """
 
     leader: Criticality
@@ -27,12 +27,12 @@ class FlightWaiter(Protocol):
     """Waits for flights."""
 
     def flights_ended(self, flights: Sequence[Flight]) -> None:
-        """Note that those of its flights have ended that were settled together."""
+        """Note that `flights` of this waiter have ended together."""
         ...
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Items in flight now; how many led and how many joined since the start."""
+    """Counts the items in flight now, and the items that led or joined since the start."""
 
     in_flight: int
     led: int
@@ -40,11 +40,11 @@ class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flights:
-    """The items being computed by this worker, by key.
+    """Holds the items that this worker computes, by key.
 
-    The leader must call `settle` in every case, as the followers wait for it.
-    An item may have been settled since the cache was read: where computing it twice matters, the
-    leader reads memory once more after `lead`.
+    The leader must call `settle` in every case, because the followers wait for the outcome.
+    Another request may settle an item after the leader has read the cache. If computing the item
+    twice matters, the leader reads memory once more after `lead`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Flights:
         return key in self._flights
 
     def join(self, key: CacheKey) -> Flight | None:
-        """Join `key`'s flight; `None` if there is none yet, which the caller may `lead`."""
+        """Join the flight of `key`, or return `None` if the caller may `lead` a new flight."""
         flight = self._flights.get(key)
         if flight is not None:
             self._joined += 1
@@ -64,7 +64,7 @@ class Flights:
         return flight
 
     def lead(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Flight:
-        """Begin the flight of `key`, which has none."""
+        """Begin a flight of `key`, which must not have one."""
         flight = self._flights[key] = Flight(criticality)
         self._led += 1
         return flight
@@ -72,7 +72,7 @@ class Flights:
     def lead_all(
         self, keys: Sequence[CacheKey], criticality: Criticality = Criticality.DEFAULT
     ) -> list[Flight] | None:
-        """Begin the flights of `keys`; begin none where one has a flight, or is there twice."""
+        """Begin flights of `keys`, or return `None` if a key is repeated or has a flight."""
         flights = self._flights
         if len(keys) == 1:
             if keys[0] in flights:
@@ -89,18 +89,18 @@ class Flights:
         return led
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
-        """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
+        """Give `outcome` to all waiters of `key`, and end its flight."""
         self.settle_all((key,), [(0, outcome)])
 
     def settle_all(
         self, keys: Sequence[CacheKey], outcomes: Sequence[tuple[int, ItemOutcome]]
     ) -> None:
-        """Settle those of `keys` whose outcomes became known together; tell each waiter once.
+        """Settle keys whose outcomes became known together, and notify each waiter once.
 
-        Outcomes come with the places of their keys.
+        Each outcome comes with the index of its key in `keys`.
         """
         ended: dict[FlightWaiter, list[Flight]] = {}
-        # Most are of one waiter, item after item.
+        # Successive flights usually have the same waiter.
         last: FlightWaiter | None = None
         its: list[Flight] = []
         end = self._flights.pop

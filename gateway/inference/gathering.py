@@ -1,6 +1,6 @@
-"""Gathers missed items of requests of one item, so that those of one iteration are one work.
+"""Gathers missed items of one-item requests. The items of one iteration become one work.
 
-Claims, limits, dispatch and the cache then take their steps once for all of them.
+Claims, limits, dispatch and the cache then take each step once for all gathered items.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ _Kind = tuple[int, int, int, int, bool]
 
 
 class _Together(msgspec.Struct, eq=False):
-    """Requests of one item that are alike, as many as one call of a backend has room for.
+    """Holds similar one-item requests, as many as fit into one call of a backend.
 
-    Their items, keys and trace contexts have the same places. `prepared` and `caller` are those of
-    the first, `deadline` is the earliest, and `size` is the bytes of all items.
+    Items, keys and trace contexts have the same indexes. `prepared` and `caller` come from the
+    first request, `deadline` is the earliest, and `size` is the bytes of all items.
     """
 
     prepared: PreparedRequest
@@ -38,7 +38,7 @@ class _Together(msgspec.Struct, eq=False):
     size: int = 0
 
     def merged(self) -> PreparedRequest:
-        """Return them as one request."""
+        """Return the gathered requests as one request."""
         first = self.prepared
         if len(self.items) == 1:
             return first
@@ -46,11 +46,11 @@ class _Together(msgspec.Struct, eq=False):
         return PreparedRequest(request=request, plan=first.plan, keys=self.keys)
 
     def merged_caller(self) -> Caller:
-        """Return a caller in the place of all of theirs."""
+        """Return one caller that stands for all callers."""
         return replace(self.caller, deadline=self.deadline, traceparent="")
 
     def flight_keys(self) -> list[CacheKey]:
-        """Return the keys of their flights."""
+        """Return the keys of the requests' flights."""
         first = self.prepared
         return replace(first, keys=self.keys).flight_keys
 
@@ -79,9 +79,9 @@ class MissGatherer:
         self._all: list[_Together] = []
 
     def add(self, prepared: PreparedRequest, caller: Caller) -> bool:
-        """Add a request whose items are led, `False` where it is to be computed alone.
+        """Add a request that leads its item, or return `False` if it must be computed alone.
 
-        Nothing of it can be given up: with its only item, it has ended.
+        Such a request cannot give up a part of its work, because it ends with its only item.
         """
         keys, deadline, context = prepared.keys, caller.deadline, caller.traceparent
         if len(keys) > 1 or caller.directives != _PLAIN:

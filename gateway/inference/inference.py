@@ -105,9 +105,9 @@ class Inference:
     def lookup_nowait(
         self, prepared: PreparedRequest, on_done: LookupCallback, directives: CacheDirectives
     ) -> None:
-        """Call `on_done`, in a later event-loop iteration, with what the cache has of the items.
+        """Call `on_done` with the cached answers to the items, in a later event-loop iteration.
 
-        Only where the caller may read it: see `PreparedRequest.may_read`.
+        Call this only if the caller may read the cache; see `PreparedRequest.may_read`.
         """
         plan = prepared.plan
         self._cache.lookup_nowait(
@@ -124,7 +124,7 @@ class Inference:
         found: Sequence[CacheHit | None],
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
-        """Return what was found as outcomes, without those that are too old for the caller."""
+        """Return the found answers as outcomes, except answers that are too old for the caller."""
         if not any(found):
             return [None] * len(found)
         now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
@@ -141,7 +141,7 @@ class Inference:
         caller: Caller,
         outcomes: list[ItemOutcome | None] | None = None,
     ) -> Answer:
-        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+        """Answer every item with a result or a failure of its own, by the caller's deadline.
 
         `outcomes`, from `hits`, replace the look-up in the cache.
 
@@ -184,9 +184,9 @@ class Inference:
         outcomes: list[ItemOutcome | None],
         on_done: Callable[[Answer], object],
     ) -> bool:
-        """Call `on_done` with what `infer` would return; it may be called at once.
+        """Call `on_done` with the result of `infer`, possibly before this returns.
 
-        `False`: `infer` has to, since more than the backends may answer.
+        Return `False` if only `infer` can answer, because not only backends may have the answer.
         """
         plan = prepared.plan
         if plan.unrevised is not None or caller.directives.only_if_cached:
@@ -258,7 +258,7 @@ class Inference:
     def _lead_all(
         self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
     ) -> Sequence[int] | None:
-        """Lead all items of a request, `None` where some are found now, or in flight already."""
+        """Lead all items of a request, or return `None` if some are found or in flight by now."""
         keys = prepared.keys
         if len(missing) < len(keys) or any(map(self._cache.has, map(address_of, keys))):
             return None
@@ -273,7 +273,7 @@ class Inference:
     def _lead_each(
         self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
     ) -> Sequence[int]:
-        """Join items that are in flight, and lead the others; return those to compute."""
+        """Join the items in flight, lead the others, and return the items to compute."""
         keys, flights, now = prepared.flight_keys, self._flights, self.wall()
         has = self._cache.has
         led: list[int] = []
@@ -295,7 +295,7 @@ class Inference:
         return led
 
     def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
-        """End claims that the look-up made on items which others compute, or have computed."""
+        """End the look-up's claims on items that other requests compute or have computed."""
         if indexes:
             keys = [prepared.keys[index] for index in indexes]
             # Later: they may not have taken their claims yet.
@@ -308,7 +308,7 @@ class Inference:
         led: Sequence[int],
         contexts: Sequence[str] | None = None,
     ) -> StartedWork | None:
-        """Start the work on items; with `contexts`, each is of another request."""
+        """Start the work on items. With `contexts`, each item belongs to another request."""
         work = prepared.work(
             led,
             is_shared=prepared.is_shared(caller.directives),

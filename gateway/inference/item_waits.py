@@ -1,4 +1,4 @@
-"""Waits for the items of a request that are in flight, led by it or joined."""
+"""Waits for the items of a request that are in flight. The request leads or has joined them."""
 
 import asyncio
 from collections import Counter
@@ -22,9 +22,9 @@ _SHED = "overloaded"
 
 
 class ItemWaits(msgspec.Struct, eq=False, dict=True):
-    """The items of a request that are in flight, by index: those it leads, those it joined.
+    """Holds the items of a request that are in flight, by index: led items and joined items.
 
-    `work` computes the former. A request that `is_whole` is of no use with a part of them.
+    `work` computes the led items. A request that `is_whole` needs all its items.
     """
 
     caller: Caller
@@ -46,8 +46,8 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
     def on_end(self, callback: Callable[[bool], object]) -> None:
         """Call `callback` once every item has ended, or a little after the caller's deadline.
 
-        A request that is of use as a whole only waits no longer than until one item has failed for
-        good: the callback is then given `True`. It may be called at once.
+        If the request needs all its items, the first item that fails for good ends the wait. The
+        callback then gets `True`. This may happen before the method returns.
         """
         self._on_end = callback
         flights: Collection[Flight] = self.led.values()
@@ -86,16 +86,16 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
             on_end(False)
 
     def cancel(self) -> None:
-        """Call nothing any more."""
+        """Stop waiting. The callback is not called any more."""
         self._on_end = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def fill(self, outcomes: list[ItemOutcome | None], *, has_failed: bool) -> list[int]:
-        """Put what became of the items into `outcomes`, and return those to begin anew with.
+        """Put the outcomes of the items into `outcomes`, and return the items to try again.
 
-        Where the request has failed, the rest of its work is given up.
+        If the request has failed, the rest of its work is cancelled.
         """
         otherwise = GIVEN_UP if has_failed else LATE
         for index, flight in self.led.items():
@@ -117,16 +117,16 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
             span.set("sluicegate.items.joined", len(self.joined))
 
     def _give_up(self) -> None:
-        """Cancel the work on what the request leads, unless another request waits for it too."""
+        """Cancel the work on led items, unless another request waits for them too."""
         own = Counter(self.joined.values())
         led = (flight for flight in self.led.values() if flight.outcome is None)
         if self.work is not None and all(flight.followers <= own[flight] for flight in led):
             self.work.cancel()
 
     def _failed_for_leader_only(self) -> list[int]:
-        """Return the items that joined another's lead which failed for reasons of its own.
+        """Return the joined items whose leader failed for reasons of its own.
 
-        None where the caller's deadline has passed.
+        After the caller's deadline, return no items.
         """
         if self._loop.time() >= self.caller.deadline:
             return []
@@ -148,11 +148,11 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         on_end(has_failed)
 
     def _ends_the_request(self, flight: Flight) -> bool:
-        """Tell whether an item has failed in a way that the whole request does."""
+        """Return whether an item has failed in a way that fails the whole request."""
         return not self._is_leaders_own(flight) or flight in self._led_flights
 
     def _is_leaders_own(self, flight: Flight) -> bool:
-        """Tell whether the leader's failure has reasons that do not hold for who joined it."""
+        """Return whether the leader failed for reasons that do not apply to its followers."""
         outcome = flight.outcome
         if outcome is None or outcome.failure is None:
             return False

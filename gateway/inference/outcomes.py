@@ -11,9 +11,9 @@ from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 REFUSED = 422
-"""The status of an item that a model does not take."""
+"""The status of an item that a model does not accept."""
 PASSING_REFUSALS = frozenset({"algorithm_too_slow"})
-"""The codes of refusals that depend on what else ran: the next try may be answered."""
+"""The codes of refusals that depend on other work, so the next try may succeed."""
 LATE = ItemOutcome(
     source=Source.FAILED,
     failure=ItemFailure.of(DeadlineExceeded.during("the computation")),
@@ -43,7 +43,7 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
 
 
 def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
-    """Note in `span` what a look-up in the cache found, and in which tier the last of it lay."""
+    """Note in `span` what a look-up in the cache found, and the tier of the last hit."""
     if span.is_recorded:
         hits = [hit for hit in found if hit is not None]
         span.set("sluicegate.cache.items", len(found))
@@ -53,7 +53,7 @@ def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
 
 
 def ending(span: Span, settle: Settle, items: int) -> Settle:
-    """Return `settle` that ends `span` once so many items are settled."""
+    """Return a `settle` function that ends `span` once it has settled all items."""
     span.set("sluicegate.items", items)
     left = items
 
@@ -68,14 +68,14 @@ def ending(span: Span, settle: Settle, items: int) -> Settle:
 
 
 def would_repeat(failure: ItemFailure) -> bool:
-    """Tell whether the same item would be refused again for the same reason."""
+    """Return whether the same item would be refused again for the same reason."""
     return (
         failure.status == REFUSED and not failure.retryable and failure.code not in PASSING_REFUSALS
     )
 
 
 def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
-    """Return `outcome` as that of one who waited for the work of another: it is not charged."""
+    """Return `outcome` for a request that waited for another request's work, without a charge."""
     if outcome.failure is not None:
         return outcome
     return ItemOutcome(

@@ -36,15 +36,15 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Prefix
     entry: ModelConfig
     unrevised: Prefix | None = None
-    """Makes the keys of last answers, whatever revision gave them; `None`: none are kept."""
+    """Makes the keys of last answers of any revision. `None` means that none are kept."""
     owner: str = ""
-    """The scope of the tenant that asks, where the answers are kept for all tenants."""
+    """The scope of the calling tenant, if the answers are kept for all tenants."""
 
     def is_valid(self, entry: CachedResult, now: float, max_age: float | None = None) -> bool:
-        """Tell whether a stored answer may be given to a caller who accepts `max_age` seconds.
+        """Return whether a caller who accepts `max_age` seconds may get a stored answer.
 
-        The document may have shortened lifetimes since it was stored, and the tenant whose request
-        computed it may have been purged.
+        The configuration may have shortened lifetimes after the answer was stored. An operator may
+        have purged the tenant whose request computed the answer.
         """
         if entry.status == _OK:
             lifetime = self.entry.cache_ttl
@@ -59,20 +59,20 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     def validity(self, directives: CacheDirectives) -> Validity:
         """Return `is_valid` for a caller with `directives`.
 
-        A look-up passes over entries of memory that it refuses, to those of Redis.
+        If the function refuses an entry in memory, the look-up goes on to Redis.
         """
         if directives.max_age is None:
             return self.is_valid
         return partial(self.is_valid, max_age=directives.max_age)
 
     def is_kept(self, entry: CachedResult) -> bool:
-        """Tell whether the tenant whose request computed it was not purged since."""
+        """Return whether no purge of the computing tenant has happened since."""
         owner = entry.owner
         return not owner or entry.owner_epoch == self.runtime.epochs.get(owner, 0)
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with its plan and cache keys; caller and deadline are not part of it."""
+    """Holds a request with its plan and cache keys, without caller and deadline."""
 
     request: InferenceRequest
     plan: RequestPlan
@@ -80,17 +80,17 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flight_keys(self) -> list[CacheKey]:
-        """The keys of flights. Requests with `truncate: false` join only each other."""
+        """Return the keys of flights. Requests with `truncate: false` join only each other."""
         if self.request.truncate:
             return self.keys
         return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
 
     def may_read(self, directives: CacheDirectives) -> bool:
-        """Tell whether stored answers may be used."""
+        """Return whether the caller may get stored answers."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0
 
     def is_shared(self, directives: CacheDirectives) -> bool:
-        """Tell whether other workers may hear of what is computed."""
+        """Return whether other workers may learn of the computed answers."""
         return self.request.truncate and directives == _PLAIN and self.plan.entry.cache_ttl > 0
 
     def outcome(self, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
@@ -111,9 +111,9 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         atomic: bool = False,
         contexts: Sequence[str] | None = None,
     ) -> Work:
-        """Return the items of these indexes as work; other workers hear of it if `is_shared`.
+        """Return the items of these indexes as work. Other workers learn of it if `is_shared`.
 
-        With `contexts`, each item is of another request, and has that trace context, if any.
+        With `contexts`, each item belongs to another request and has that request's trace context.
         """
         items = self.request.items
         return Work(

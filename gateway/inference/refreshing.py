@@ -1,4 +1,4 @@
-"""Refreshes stale answers in the background: each item once, few at a time, at low priority."""
+"""Refreshes stale answers in the background: each item once, few at a time, with low priority."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ from gateway.types import Criticality
 
 
 class Refresher:
-    """Refreshes items for nobody: no tenant's limit is charged, and nobody is billed.
+    """Refreshes items without charging a tenant's limits or billing anybody.
 
-    Refreshes are `bulk` work and sheddable: full backends refuse them first. Requests do not join
-    them, so that none waits behind bulk work.
+    Refreshes are sheddable `bulk` work, so full backends refuse them first. Requests do not join
+    refreshes, so no request waits behind bulk work.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Refresher:
         self._items: set[CacheKey] = set()
         self.begun = 0
         self.skipped = 0
-        """Items not refreshed because as many as allowed were."""
+        """The number of items not refreshed because too many refreshes were under way."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def refresh(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
-        """Start to refresh those of these items that nobody computes, as many as allowed."""
+        """Start to refresh the items that nobody computes, up to the allowed number."""
         most = prepared.plan.runtime.document.cache.refreshes
         begun: list[int] = []
         for index in indexes:

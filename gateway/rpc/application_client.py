@@ -1,6 +1,6 @@
-"""Asks the application of this worker what gRPC calls ask for, without a connection.
+"""Passes gRPC calls to the application of this worker, without a connection.
 
-So a call has the keys, limits, events and errors of a request over HTTP.
+A call therefore has the keys, limits, events and errors of a request over HTTP.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ _BUSY: Final = ApplicationReply(
 
 
 class ApplicationClient:
-    """Calls `app`. A request goes on where whoever asked for it is cancelled, as over HTTP.
+    """Calls `app`. As over HTTP, a request goes on after its caller is cancelled.
 
-    Requests under way, `most` at a time, are awaited by `tasks`, which has no others.
+    `tasks` waits for the requests under way, at most `most` at a time, and has no other tasks.
     """
 
     def __init__(self, app: ASGIApp, tasks: TaskScope, *, most: int) -> None:
@@ -46,7 +46,7 @@ class ApplicationClient:
         self._most = most
 
     async def ask(self, call: ApplicationRequest, headers: Headers) -> ApplicationReply:
-        """Return the answer to a call; `headers` have those of the caller."""
+        """Return the answer to a call. `headers` include the headers of the caller."""
         if len(self._tasks) >= self._most:
             return _BUSY
         own = [(b"host", b"grpc"), *headers]

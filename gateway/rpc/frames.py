@@ -31,7 +31,7 @@ _OTHER_COST: Final = 50
 
 
 class BadFrames(Exception):
-    """Says why a connection has to be closed; `code` is an error code of HTTP/2."""
+    """Says why a connection has to be closed. `code` is an error code of HTTP/2."""
 
     PROTOCOL, CALM = 1, 11
 
@@ -43,8 +43,8 @@ class BadFrames(Exception):
 class ClientFrames:
     """Receives the bytes of a client in pieces, and returns those that may be passed on.
 
-    A head is held back until it is whole; everything else passes as it comes. `now` is in seconds
-    of one clock.
+    A head waits here until it is whole, and everything else passes as it comes. `now` is a time in
+    seconds of one clock.
     """
 
     def __init__(self, *, now: float) -> None:
@@ -70,7 +70,7 @@ class ClientFrames:
         return 0.0 if self._credit >= 0 else _SHORTEST_PAUSE - self._credit / _CREDIT_PER_SECOND
 
     def receive(self, data: bytes, now: float) -> bytes | bytearray:
-        """Return the bytes of `data` and of those held before that may be passed on.
+        """Return the held bytes and the bytes of `data` that may be passed on.
 
         Raises:
             BadFrames: the connection has to be closed.

@@ -1,4 +1,4 @@
-"""Answers the calls of `inference.GRPCInferenceService`, in bytes: the application decodes them."""
+"""Answers the calls of `inference.GRPCInferenceService` in bytes, which the application decodes."""
 
 import asyncio
 import contextlib
@@ -47,12 +47,13 @@ _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 _OF_ONE_REQUEST: Final = b"idempotency-key"  # the metadata of a stream are of all its requests
 _FINAL: Final = "triton_final_response"
 _STREAM_CALLS: Final = 16
-"""Requests of a stream that are answered at a time."""
+"""The number of requests of a stream that are answered at a time."""
 _MOST_STREAMS: Final = 64
 _MOST_RECEIVED: Final = 64
-"""Messages that are received at a time, beside those of streams: a large one is received whole."""
+"""The number of messages outside streams that are received at a time. grpcio receives a large
+message as a whole."""
 _LONGEST_HOLD: Final = 30.0
-"""Seconds for which an answer waits for room if its call has no deadline."""
+"""Seconds for which an answer waits for memory if its call has no deadline."""
 _MOST_DETAILS_BYTES: Final = 4096
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 _STOPPING: Final = "The gateway is stopping; open another stream."
@@ -64,10 +65,10 @@ _Handler = Any  # grpc.RpcMethodHandler
 
 
 class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """The methods of the protocol; nothing is read of callers whose key is unknown.
+    """Implements the methods of the protocol. It reads nothing from callers with an unknown key.
 
     A message has `receive_timeout` seconds to arrive, except in streams. Once `draining` is set,
-    streams answer what they have read, and end.
+    streams answer the requests that they have read, and end.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ async def _abort(context: _Context, reply: ApplicationReply) -> Any:
 
 
 def _details(text: str) -> str:
-    """Return as much of an error, which may quote what was sent, as clients take: 8 kB in all."""
+    """Return the beginning of an error that may quote a request. Clients accept 8 kB in all."""
     text = text[:_MOST_DETAILS_BYTES]
     # They are percent-encoded.
     ends = accumulate([1 if one in _PRINTABLE else 3 * len(one.encode()) for one in text])

@@ -1,7 +1,7 @@
 """Answers `ModelInfer` as a route of the application: messages in, messages out.
 
-The gRPC listener sends it what it receives: keys, limits, cache, events and traces are those of
-every inference route.
+The gRPC listener passes its messages to this route. Keys, limits, cache, events and traces work as
+for every inference route.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ _SHARED_MEMORY = "shared_memory_region"
 
 
 class RpcTensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what is asked of a model."""
+    """Holds a request to a model."""
 
     call: TensorCall
     name: str
-    """What the request names the model by."""
+    """The name of the model in the request."""
 
     def items(self) -> list[Any]:
         """Return the items."""
@@ -107,7 +107,7 @@ class ModelInferRoute(InferenceRoute):
 
 
 def rpc_dialect() -> Dialect:
-    """Return the routes that the gRPC listener has requests for, beside those of HTTP."""
+    """Return the routes that only the gRPC listener uses."""
     return Dialect(
         name=OPEN_INFERENCE.name,
         description=OPEN_INFERENCE.description,
@@ -147,6 +147,6 @@ def _output(message: Message) -> RequestedOutput:
 
 
 def _values(parameters: Mapping[str, Message]) -> dict[str, Any]:
-    """Return parameters by their values; one without a value is left out."""
+    """Return the values of parameters, without parameters that have no value."""
     given = {name: (one, one.WhichOneof("parameter_choice")) for name, one in parameters.items()}
     return {name: getattr(one, field) for name, (one, field) in given.items() if field}

@@ -1,6 +1,6 @@
-"""Defines the methods that answer about server and models, by the routes of HTTP that say the same.
+"""Defines the methods about server and models by the HTTP routes with the same content.
 
-Fields of messages have the names of the JSON there.
+Fields of messages have the names of the JSON fields of these routes.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ _NOT_READY: Final = frozenset({400, 404, 503})
 
 
 class MetadataMethod(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how a method is asked of the application, and what its answer holds."""
+    """Defines the request to the application for a method, and the content of the answer."""
 
     call: Callable[[Message], ApplicationRequest]
-    """Makes the request; `ModelNotFound` where no model can have the name."""
+    """Makes the request, or raises `ModelNotFound` if no model can have the name."""
     field: str = ""
-    """The field that has all of the answer's JSON; empty: its fields are those of the message."""
+    """The field for all of the answer's JSON. If empty, the message has the fields of the JSON."""
     is_probe: bool = False
-    """The status is the answer: whether `field` is true."""
+    """Whether the status is the answer and says if `field` is true."""
     is_public: bool = False
-    """No key is needed."""
+    """Whether the method needs no key."""
 
     def answer(self, reply: ApplicationReply, response: Message) -> Message | None:
-        """Return the message, one of the class `response`; `None` where the reply is an error."""
+        """Return a message of the class `response`, or `None` if the reply is an error."""
         if self.is_probe:
             is_answer = reply.status == _OK or reply.status in _NOT_READY
             return response(**{self.field: reply.status == _OK}) if is_answer else None

@@ -1,4 +1,7 @@
-"""Answers plain requests, or says that they have to be waited for, without a connection."""
+"""Answers plain requests at once, or returns the state of requests that have to wait.
+
+Nothing here needs a connection.
+"""
 
 from gateway.api.answers import HIT
 from gateway.api.content_coding import SMALLEST
@@ -72,7 +75,7 @@ class FastPath:
         return _reply_or_state(state, self.processor.reply_now(state, b""))
 
     def find(self, head: bytes) -> FoundHead | None:
-        """Return what is known of a head, `None` where the application answers the request."""
+        """Return the decisions about a head, or `None` if the application answers the request."""
         context = ""
         if MARK in head:
             context, head = self._split(head)
@@ -80,18 +83,18 @@ class FastPath:
         return found and FoundHead(found[0], head, context or found[0].context, found[1])
 
     def shed(self, known: CachedHead) -> HttpReply | None:
-        """Return the answer to a request that an overloaded worker refuses, `None` to others.
+        """Return the refusal of an overloaded worker, or `None` if it admits the request.
 
-        To be asked after `shedder.add_request` has returned true for it.
+        Call this after `shedder.add_request` has returned true for the request.
         """
         return self.shedder.refuse(known.match.route, known.options, known.own_lines)
 
     def reply(
         self, found: FoundHead, body: bytes, refusal: GatewayError | None = None
     ) -> HttpReply | RequestState:
-        """Return the answer to a request, or its state where it has to be waited for.
+        """Return the answer to a request, or its state if the request has to wait.
 
-        A plain memory hit is replayed to equal requests from now on.
+        Equal requests replay a plain memory hit from now on.
         """
         head = found.known
         state = self._new_state(head, found.context)
@@ -119,7 +122,7 @@ class FastPath:
     def render_head(
         self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False
     ) -> bytes:
-        """Return what comes before the body of an answer; see `render`."""
+        """Return the part of an answer before its body; see `render`."""
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
@@ -149,7 +152,7 @@ class FastPath:
         return state
 
     def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
-        """Return what is known of a request but for its trace context, and that."""
+        """Return the known parts of a request without its trace context, and the context."""
         context, rest = self._split(request)
         was_looked_up = not self._splits_first
         # The next request is most likely of this kind, too: one look-up for each suffices.
@@ -159,14 +162,14 @@ class FastPath:
         return self.heads.find_replayable(rest), context
 
     def _prepare(self, server_headers: Headers) -> None:
-        """Make what answers begin with; the date in it is another each second."""
+        """Make the beginning of answers. Its date changes each second."""
         self._server_headers = server_headers
         self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 
 def _reply_or_state(state: RequestState, reply: HttpReply | None) -> HttpReply | RequestState:
-    """Return what can be sent at once; the state where it has to be waited for."""
+    """Return an answer that can be sent at once, or the state of a request that has to wait."""
     if reply is not None and state.coding and len(reply.body) >= SMALLEST:
         state.reply = reply  # it is compressed first, in a thread
         return state

@@ -1,7 +1,7 @@
 """Caches parsed request heads, and whole requests that were memory hits, by a keyed digest.
 
-Callers send the same head many times. The digest is keyed so that no API key is held. The cache is
-cleared when keys or the document change.
+Callers send the same head many times. The digest is keyed, so the cache holds no API key. A change
+of keys or of the configuration document clears the cache.
 """
 
 import secrets
@@ -39,7 +39,7 @@ _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding")
 
 
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The decisions about a request by its head; `length` is that of the first one's body."""
+    """The decisions about a request by its head. `length` is the length of the first body."""
 
     match: RouteMatch
     fields: tuple[bytes, ...]
@@ -48,28 +48,28 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     options: RequestOptions
     wants_timing: bool
     is_plain: bool
-    """No header of the request changes the answer of a memory hit."""
+    """Whether no header of the request changes the answer of a memory hit."""
     coding: str
-    """How a large answer is to be compressed; empty: not at all."""
+    """The content coding for a large answer. Empty means no compression."""
     own_lines: bytes
     """Header lines of answers to this caller."""
     client_id: str
-    """What the caller names the request by."""
+    """The caller's own id of the request."""
     context: str
-    """The trace context, where it is of another form than `split_context` takes out."""
+    """The trace context, if `split_context` does not take out its form."""
 
 
 class RepeatedRequest(ParsedBody, kw_only=True):
-    """The parsed body of a whole request that another tier than memory has answered, and its head.
+    """The head and parsed body of a whole request that a tier other than memory answered.
 
-    Equal requests are looked up there again, without being read again.
+    An equal request is looked up in this tier again, without parsing.
     """
 
     head: CachedHead
 
 
 class FoundHead(msgspec.Struct, frozen=True, gc=False):
-    """What is `known` of the `head` of a request, the trace context, and the body's length."""
+    """The decisions about the `head` of a request, its trace context, and its body's length."""
 
     known: CachedHead
     head: bytes
@@ -78,7 +78,7 @@ class FoundHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestHeadCache:
-    """The heads a worker has seen lately, of requests that the fast path may answer."""
+    """Holds the recent heads of a worker's requests that the fast path may answer."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RequestHeadCache:
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: RecentCache[bytes, CachedHead | Literal[False]] = RecentCache(_MOST)
-        """What heads say; `False` where the application answers."""
+        """The decisions by head. `False` means that the application answers."""
         self._requests: RecentCache[bytes, ParsedBody] = RecentCache(_MOST)
         self._runtime: Runtime | None = None
         self._max_body_bytes = 0
@@ -108,10 +108,10 @@ class RequestHeadCache:
         return len(self._heads)
 
     def find(self, head: bytes) -> tuple[CachedHead, int] | None:
-        """Return what `head`, up to and with its empty line, says, and the length of the body.
+        """Return the decisions about `head`, including its empty line, and the body's length.
 
-        `None` where the request is not of the plain kind, or will not be let in. Heads that differ
-        by the length of the body, or by the caller's id, are parsed once.
+        Return `None` if the request is not plain or will not be admitted. Heads that differ only in
+        the length of the body or in the caller's id are parsed once.
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
@@ -151,7 +151,7 @@ class RequestHeadCache:
             self._requests.put(self._digest(request), parsed)
 
     def add_repeated(self, found: FoundHead, body: bytes, parsed: ParsedBody) -> None:
-        """Store a whole request that another tier than memory has answered before."""
+        """Store a whole request that a tier other than memory has answered before."""
         repeated = RepeatedRequest(
             route=parsed.route,
             body=parsed.body,
@@ -166,7 +166,7 @@ class RequestHeadCache:
         self.add_replayable(found.head + body, repeated)
 
     def close(self) -> None:
-        """Clear the cache and store nothing more: every request goes to the application."""
+        """Clear the cache and store nothing more. Every request then goes to the application."""
         self._is_closed = True
         self._forget()
 
@@ -183,7 +183,7 @@ class RequestHeadCache:
         self._generation = self._keys.generation
 
     def _read_new(self, head: bytes, digest: bytes) -> CachedHead | Literal[False]:
-        """Return what a head says that is not in the cache, and store it unless it is unique."""
+        """Return the decisions about a new head, and store them unless the head is unique."""
         lowered = head.lower()
         if len(head) > _LONGEST or _KEYED in lowered:
             return False
@@ -235,13 +235,13 @@ class RequestHeadCache:
 
 
 def _named(known: CachedHead, client_id: str) -> CachedHead:
-    """Return what is known of a head for a request that its caller has named."""
+    """Return the decisions about a head for a request with an id of its caller."""
     lines = echo_line(client_id) + known.own_lines
     return replace(known, client_id=client_id, own_lines=lines, is_plain=False)
 
 
 class _HeadReader:
-    """Reads one head with the parser that the server uses, so that both understand the same."""
+    """Reads one head with the server's parser, so both understand the head in the same way."""
 
     def __init__(self) -> None:
         self.headers: Headers = []
@@ -251,7 +251,7 @@ class _HeadReader:
         self._parser = httptools.HttpRequestParser(self)
 
     def read(self, head: bytes) -> bytes:
-        """Return the target of a head, empty where it is none."""
+        """Return the target of a head, or nothing if the head has none."""
         try:
             self._parser.feed_data(head)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
