@@ -55,8 +55,8 @@ class CallWork:
     def admit(self) -> None:
         """If the items are one request, reserve the work of all.
 
-        Otherwise check only that the smallest item would be in time. A call that needs only
-        the tokenizer is always admitted.
+        Otherwise check only that the smallest item would be in time. A call that needs only the
+        tokenizer is always admitted.
 
         Raises:
             Overloaded: the request would be late, or no item of the call could be admitted.

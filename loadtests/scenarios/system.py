@@ -62,7 +62,8 @@ def local_system(
     """Run `sluicegate up`, create as many tenants as `tenants` says, and yield the system.
 
     It serves the models in the folder `models`, or the demo models if `models` is `None`. If
-    `is_paced`, its backends compute nothing: a batch takes a set time, but no processor time.
+    `is_paced`, the device of its backends computes nothing: a batch takes a set time, but no
+    processor time.
     """
     if models is None:
         models = folder / "models"
