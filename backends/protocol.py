@@ -96,7 +96,7 @@ class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the query; each item is a document to score for it."""
+    """Holds the query. Each item is a document, which gets a score for the query."""
 
     query: str
 

@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
 
     def close(self) -> None:
-        """End the connection; a request on it has no answer."""
+        """Close the connection at once. A request that waits for its answer ends with status 0."""
         self.is_open = False
         self.transport.abort()
         self._end(0, b"", b"")

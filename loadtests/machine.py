@@ -17,7 +17,8 @@ from loadtests.interpreter_speed import interpreter_speed
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The machine, interpreter and commit on which a figure depends.
 
-    Records of before 2026-11-28 have no `interpreter_speed`; see `interpreter_speed`.
+    `interpreter_speed` is the result of the function of this name. Records from before 2026-11-28
+    do not have it.
     """
 
     cpu: str

@@ -49,7 +49,7 @@ def classify_bodies(texts: Iterable[str]) -> list[bytes]:
 
 
 def popular_bodies() -> list[bytes]:
-    """Return the hundred requests of the benchmarks of hits."""
+    """Return the hundred requests that the benchmarks of cache hits repeat."""
     return classify_bodies(sentences(_TEXTS, seed=1))
 
 

@@ -85,7 +85,9 @@ def _with_accents(entity: TextEntity, text: str) -> TextEntity:
 def find_entities(
     pieces: list[TokenOffsets], scores: FloatArray, labels: list[str], aggregation: Aggregation
 ) -> list[TextEntity]:
-    """Return the entities of a text without the label `O`; `scores` has one row per token.
+    """Return the entities of a text, and leave out those with the label `O`.
+
+    `scores` has one row for each token. `aggregation` selects how tokens become entities:
 
     1. `none`: every token is an entity, and its label keeps the `B-` or `I-`.
     2. `simple`: neighbouring tokens of one type are one entity. A `B-` begins a new entity.

@@ -124,7 +124,9 @@ class LongChoose(Algorithm):
 def read_in_windows(
     task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
 ) -> Algorithm | None:
-    """Return an algorithm that answers a task for texts of any length, or `None` if it cannot.
+    """Return an algorithm that answers `task` for texts of any length by means of `below`.
+
+    Return `None` if `below` cannot score a text in windows.
 
     `combine` defaults to `max` for `rerank`, and to `mean` for all other tasks.
     """

@@ -62,7 +62,7 @@ def _size(key: RowKey, value: FloatArray) -> int:
 
 
 class HostedItems(msgspec.Struct):
-    """Counts the items of a call that algorithm hosts are running at present."""
+    """Counts the items of one call that now run in algorithm hosts."""
 
     count: int = 0
 

@@ -53,9 +53,10 @@ class CallWork:
         return self._batcher.admission.backlog()
 
     def admit(self) -> None:
-        """Reserve the work of a whole request, or check that any item of the call can be admitted.
+        """If the items are one request, reserve the work of all.
 
-        A call that only needs the tokenizer is always admitted.
+        Otherwise check only that the smallest item would be in time. A call that needs only the
+        tokenizer is always admitted.
 
         Raises:
             Overloaded: the request would be late, or no item of the call could be admitted.

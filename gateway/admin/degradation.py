@@ -56,7 +56,10 @@ class DegradationReader:
         self._lock = asyncio.Lock()
 
     async def read(self) -> list[str]:
-        """Return a line for each degraded condition, causes before symptoms."""
+        """Return a sentence for each problem that the metrics show.
+
+        Causes come before their effects.
+        """
         try:
             async with self._lock:  # the reader is not thread-safe
                 values = await asyncio.to_thread(self._metrics.read)
@@ -66,7 +69,7 @@ class DegradationReader:
 
 
 def degraded_by(values: Mapping[Series, float]) -> Iterator[str]:
-    """Yield a line for each gauge that means degradation, causes before symptoms."""
+    """Yield a sentence for each gauge that shows a problem. Causes come before their effects."""
     for gauge in _GAUGES:
         for (name, labels), value in sorted(values.items()):
             if name == gauge.metric and gauge.applies(value):

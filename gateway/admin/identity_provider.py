@@ -13,7 +13,9 @@ from gateway.settings import Settings
 async def open_identity_provider(
     settings: Settings,
 ) -> AsyncIterator[Sequence[OperatorAuthenticator]]:
-    """Open the authenticator for the identity provider in `settings`; yield an empty list if none.
+    """Open the authenticator for the identity provider in `settings`, and yield it in a list.
+
+    If `settings` name no identity provider, the list is empty.
 
     Raises:
         ConfigurationError: a setting is invalid, or the library is not installed.

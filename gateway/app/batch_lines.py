@@ -164,7 +164,7 @@ def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 class BatchIds(RequestIds):
-    """Gives a request the id of its line."""
+    """Gives the request of a batch job's line the id of the line. Other requests get new ids."""
 
     @override
     def new(self) -> RequestId:

@@ -91,7 +91,11 @@ def read_claim(key: CacheKey, value: bytes) -> bytes | None:
 
 
 def pack(value: bytes) -> bytes:
-    """Return `value` compressed after its tag if that saves a quarter, else unchanged."""
+    """Return `value` with everything after its tag compressed, if this is worth it.
+
+    It is worth it if the value becomes at least a quarter shorter. Otherwise, `value` is returned
+    unchanged. So are short values, claims and values that are already compressed.
+    """
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value
     packed = PACKED + value[1:_BODY] + zlib.compress(memoryview(value)[_BODY:], 1)

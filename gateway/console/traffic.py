@@ -97,7 +97,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Sequence[RestartCause] = ()
 
     def seen_restarts(self) -> list[RestartCause]:
-        """Return the restarts between the two readings."""
+        """Return the causes of the process restarts that happened between the two readings.
+
+        Restarts with the same cause are returned once.
+        """
         counted = self.rates.of("sluicegate_process_restarts_total")
         return [
             RestartCause(role=labels["role"], reason=labels["reason"])

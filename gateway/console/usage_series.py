@@ -129,7 +129,7 @@ class UsageReader:
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return rows by hour or day for the tenants or models in `names`."""
+        """Return the usage of each tenant or model in `names` in each hour or day."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)

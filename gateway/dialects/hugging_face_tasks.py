@@ -291,7 +291,10 @@ def vectors_of(answer: Answer) -> bytes:
 
 
 def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
-    """Return index and score of each text, highest score first; with `texts`, also the text."""
+    """Return the index and the score of each text, highest score first.
+
+    If `texts` is given, also return the texts.
+    """
     return [
         {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})
         for index, score in ranking(answer)

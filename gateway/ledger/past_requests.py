@@ -21,9 +21,13 @@ _FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
 def find_request(
     store: Store, tenant: str, request_id: str, *, models: Collection[str] | None = None
 ) -> RecordedRequest | None:
-    """Return the recorded request with this id, `None` unless it is of `tenant` and `models`.
+    """Return the recorded request with this id.
 
-    A row that holds a run of requests has the id of the first one; the other ids are consecutive.
+    Return `None` if there is none, if it belongs to another tenant, or if its model is not in
+    `models`.
+
+    One row can hold several requests in sequence (a run). The row has the id of the first request;
+    the ids of the others follow it by ones.
     The line of a batch job has a row of its own, whose id ends in `FAILED` if the line failed.
     """
     if not _ANY.fullmatch(request_id):

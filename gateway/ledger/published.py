@@ -51,7 +51,10 @@ class PublishedState:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store new `documents` by generation; delete all but the newest 50 of the region."""
+        """Store the `documents` (by generation) that are not stored yet.
+
+        Delete those that are 50 or more generations older than the newest of the region.
+        """
         table = schema.published_documents
         rows = [
             {"region": region, "generation": generation, "content": content}

@@ -69,7 +69,10 @@ class EventRecorder:
             raise UnrecordableBlock(f"the database refuses it: {type(error).__name__}") from error
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return for each log the sequence number up to which all its records are committed."""
+        """Return a sequence number for each log.
+
+        All records of the log up to this number are committed.
+        """
         ids = list(log_ids)
         table = schema.high_water
         marks: dict[str, int] = {}

@@ -90,7 +90,8 @@ class Lease:
     def is_idle(self, now: float, idle: float) -> bool:
         """Return whether the lease has available units that were not spent for `idle` seconds.
 
-        Available units of `concurrent` are idle at once, because another worker may need them.
+        If the rule limits concurrent requests, units count as idle as soon as no request uses them,
+        because another worker may need them.
         """
         is_unused = self.rule.unit == CONCURRENT or now - self.used_at >= idle
         return is_unused and self.usable(now) > 0

@@ -51,7 +51,10 @@ class ChoiceContext(msgspec.Struct, frozen=True):
 
 
 def score(endpoint: EndpointState, affinity: bytes, context: ChoiceContext) -> float:
-    """Return the weighted rendezvous score. The highest score is preferred."""
+    """Return the score of `endpoint` for items with this affinity, by weighted rendezvous hashing.
+
+    The highest score is preferred.
+    """
     digest = xxhash.xxh3_64_intdigest(affinity, endpoint.seed)
     weight = (
         endpoint.config.weight
@@ -97,7 +100,11 @@ def favourite(
 def choose(
     endpoints: Sequence[EndpointState], affinity: bytes, context: ChoiceContext, random: Random
 ) -> EndpointState:
-    """Return the endpoint for an item with this affinity. `endpoints` must not be empty."""
+    """Return the endpoint that gets an item with this affinity.
+
+    This is the favourite, or a clearly faster one of two others, drawn at random. `endpoints` must
+    not be empty.
+    """
     if len(endpoints) == 1:
         return endpoints[0]
     first = favourite(endpoints, affinity, context)

@@ -158,7 +158,7 @@ class EndpointState:
             self.affinity_speed = speed
 
     def record_latency(self, seconds: float) -> None:
-        """Update the limit with the latency of a result."""
+        """Update the limit on items in flight after a result that took `seconds`."""
         self.limit = after_answer(self.limit, seconds, self.in_flight)
 
     def is_full(self) -> bool:

@@ -225,10 +225,9 @@ class Fleet:
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
         """Return the seconds after which to retry; `None` if the request is admitted.
 
-        Sheddable requests are refused while every backend is at its limit. All requests but
-        critical ones are refused while all backends are at their limit and in slow start, because
-        callers that waited for them arrive all at once. In a large region, a sample represents all
-        backends.
+        Sheddable requests are refused while every backend is full. While every backend is full and
+        in slow start, only critical requests are admitted: after an outage, the callers that waited
+        all return at once. In a large region, a sample represents all backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -248,10 +247,11 @@ class Fleet:
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Count a call of `items` items in flight; `ended` must follow.
+        """Add `items` to the items in flight of `endpoint`. Call `ended` when they have ended.
 
-        Return how many of the `remaining` seconds are left for the backend, after the round trip.
-        The result is at least half of `remaining`, because a slow probe says little about calls.
+        Return the time that the backend has: `remaining` less the round trip to it. The result is
+        at least half of `remaining`: the round trip is measured by health probes, and one slow
+        probe does not mean that calls are slow.
         """
         state = self._state_of(endpoint)
         if state is None:

@@ -25,7 +25,7 @@ class Recovery:
     """
 
     async def reconcile(self) -> None:
-        """Update Redis or the record to the newer state of the two."""
+        """Compare the state in Redis with the recorded state. Replace whichever is older."""
 
     async def published(self) -> Published | None:
         """Return the newest recorded document."""
@@ -56,9 +56,9 @@ class LedgerRecovery(Recovery):
 
     @override
     async def reconcile(self) -> None:
-        """Update Redis or the ledger to the newer state of the two.
+        """Compare the state in Redis with the state in the ledger. Replace whichever is older.
 
-        If both agree, this costs one Redis command.
+        If they have not changed since they last agreed, this costs one Redis command.
         """
         async with self._lock:
             versions = await self._control.versions()

@@ -83,9 +83,10 @@ class HitTemplate:
         self._nothing = [b""] * (len(encoded) - 1)
 
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
-        """Return an element for each span of a hit: the first has all bytes, the others are empty.
+        """Return the encoded spans of a hit as a list with one element for each span.
 
-        `SpanQueue` counts each element as a span.
+        All bytes are in the first element. The others are empty, so that `SpanQueue` counts the
+        spans correctly.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)

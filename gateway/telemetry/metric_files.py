@@ -198,7 +198,11 @@ class FileValue:
             return self._file.read(self._key)
 
     def set_exemplar(self, exemplar: object) -> None:
-        """Do nothing: the library does not store exemplars for several processes either."""
+        """Do nothing.
+
+        Prometheus' client library does not store exemplars of several processes, so these files do
+        not either.
+        """
 
     def get_exemplar(self) -> None:
         """Return `None`."""

@@ -30,7 +30,7 @@ def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
 
 
 class ReadMetrics(Collector):
-    """Passes metrics that were read to the library's exposition."""
+    """Gives metrics that were already read to `prometheus_client`, which encodes them."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

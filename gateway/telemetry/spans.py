@@ -68,8 +68,9 @@ NO_SPAN: Final = Span()
 
 
 class UnsampledSpan(Span):
-    """The root of a trace that is not recorded, so that backends do not record it either.
+    """Stands for a request that is not sampled.
 
+    Its trace context lacks the flag `sampled`, so backends do not record the request either.
     Without a caller's trace context, it begins a new trace.
     """
 

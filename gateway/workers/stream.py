@@ -63,7 +63,11 @@ class EventStream:
         self._end = redis.register_script(_END)
 
     async def ship(self, block: Block, *, after: int | None) -> AppendOutcome:
-        """Append `block`, if the last sequence number of its log in the stream is `after`."""
+        """Append `block` if it continues its log.
+
+        It does if `after` is the last sequence number of its log that was appended before.
+        Otherwise append nothing and return `MOVED`; return `FULL` if the stream is full.
+        """
         expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
         word: bytes = await self._script(keys=[STREAM, SHIPPED], args=arguments)

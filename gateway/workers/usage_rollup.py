@@ -54,7 +54,7 @@ class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRollup:
-    """Sums events older than `keep` seconds, and looks for them every `every` seconds.
+    """Looks every `every` seconds for usage events older than `keep` seconds, and adds them up.
 
     A transaction has at most a thousand rows, and fewer after failures. There are `rest` seconds
     between transactions, so that other writers of the ledger get the lock.

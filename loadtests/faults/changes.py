@@ -54,7 +54,7 @@ class Operator:
         self._turns = itertools.cycle(self._changes)
 
     def next(self) -> float:
-        """Make the next change; return the seconds until the one after it."""
+        """Make the next change. Return how many seconds to wait before the change after it."""
         name = next(self._turns)
         self.made[name] += 1
         with self._topology.admin() as admin:

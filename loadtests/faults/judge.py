@@ -119,7 +119,10 @@ def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
 def errors_outside(
     sent: Sequence[Sent], window: Window, *, begun: float, ended: float
 ) -> Iterator[str]:
-    """Yield how many requests failed outside the window."""
+    """Yield one finding if requests failed outside the window.
+
+    It says how many failed, when the first failed, and with which error codes.
+    """
     outside = [
         each
         for each in sent

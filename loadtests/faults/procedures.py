@@ -80,7 +80,10 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:
-    """Return the restarts that rotate both secrets, one container after the other."""
+    """Return, in their order, the restarts that replace the backend token and the admin key.
+
+    Each restarts one container.
+    """
     old = found["gateway-1"].environment
     both = {ADMIN_KEY: admin_key, SECOND_ADMIN_KEY: old[ADMIN_KEY]}
     steps: tuple[tuple[str, str, dict[str, str], tuple[bool, ...]], ...] = (

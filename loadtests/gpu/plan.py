@@ -130,7 +130,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return _TINY if self.tiny else PRESETS[model]
 
     def batch(self, figure: Figure) -> Shape:
-        """Return the rows and the length of a figure's batch; a dry run takes small ones."""
+        """Return the number of rows of a figure's batch, and the length of a row in tokens.
+
+        A dry run has at most 8 rows of 16 tokens.
+        """
         batch = Shape(figure.items, figure.length)
         return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
 

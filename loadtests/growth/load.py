@@ -30,7 +30,11 @@ def send(
     connections: int,
     phases: Sequence[float],
 ) -> list[Phase[ClockT]]:
-    """Send whole requests in each of `phases`, given in seconds; return the result of each."""
+    """Send requests in several phases, and return the result of each phase.
+
+    `phases` are the lengths of the phases in seconds. Each of `requests` is a whole HTTP request,
+    head and body.
+    """
 
     async def run() -> list[Phase[ClockT]]:
         loop = asyncio.get_running_loop()

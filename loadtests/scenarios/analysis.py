@@ -53,19 +53,19 @@ def between(answers: Answers, begin: float, end: float) -> Answers:
 
 
 def good(answers: Answers, deadline: float) -> Bools:
-    """Return which answers are 200 within the deadline."""
+    """Return which answers have the status 200 and came within the deadline."""
     found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
     return found
 
 
 def refused(answers: Answers) -> Bools:
-    """Return which answers are 429 or 503 with `Retry-After`."""
+    """Return which answers have the status 429 or 503 and the header `Retry-After`."""
     found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
     return found
 
 
 def hits(answers: Answers) -> Bools:
-    """Return which answers are 200 that the cache had as a whole."""
+    """Return which answers have the status 200 and came completely from the cache."""
     found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
     return found
 
@@ -76,7 +76,11 @@ def percentile(latencies: Floats, share: float) -> float:
 
 
 def percentile_per_second(answers: Answers, share: float, seconds: int) -> Floats:
-    """Return a percentile of the latency of what was sent in each second, or NaN."""
+    """Return a percentile of the latency for each second in which requests were sent.
+
+    An answer counts in the second in which its request was sent. The result has NaN for a second
+    without requests.
+    """
     cuts = np.searchsorted(answers["sent"], np.arange(seconds + 1))
     parts = (answers["latency"][a:b] for a, b in pairwise(cuts))
     return np.array([percentile(part, share) if len(part) else np.nan for part in parts])

@@ -59,9 +59,11 @@ def local_system(
     is_pinned: bool = True,
     is_paced: bool = False,
 ) -> Iterator[LocalSystem]:
-    """Run `sluicegate up` over the demo models, or `models`, with as many tenants as are wanted.
+    """Run `sluicegate up`, create as many tenants as `tenants` says, and yield the system.
 
-    A paced backend has a device that takes time but no core.
+    It serves the models in the folder `models`, or the demo models if `models` is `None`. If
+    `is_paced`, the device of its backends computes nothing: a batch takes a set time, but no
+    processor time.
     """
     if models is None:
         models = folder / "models"

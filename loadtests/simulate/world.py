@@ -45,7 +45,10 @@ class Scaler:
         self._counts: deque[tuple[float, int]] = deque()
 
     def step(self, now: float, replicas: int, *, queued: float, busy: float) -> int:
-        """Return the new count, once an interval. `queued` and `busy` are sums over backends."""
+        """Return the new number of backends. Call it once in each `interval` of the rule.
+
+        `replicas` is the current number of backends. `queued` and `busy` are sums over all of them.
+        """
         rule = self._rule
         _keep(self._scrapes, (now, queued, busy), now - rule.window)
         count = len(self._scrapes)

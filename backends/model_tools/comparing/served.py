@@ -34,7 +34,7 @@ _DEADLINE = 600.0
 def served_results(
     settings: BackendSettings, name: str, texts: Sequence[Text], task: Task
 ) -> Results:
-    """Return a model's results for texts, by one of its tasks.
+    """Run one task of a model on texts, and return the results.
 
     Raises:
         StartProblem: the model does not exist, is broken, or refuses a text.

@@ -67,10 +67,12 @@ class FusedRows:
         return graph.plain("Cast", [outputs[0]], "rows.positions", to=TensorProto.INT64)
 
     def rotate(self, state: str, tables: Sequence[str]) -> str:
-        """Add the rotation of each token's heads; `tables` are `rotations`, cosines and sines.
+        """Add nodes that rotate the heads of each token by its position.
 
-        Each packed token is rotated as a separate row, because the row to which it belongs may
-        begin anywhere.
+        `tables` are the names of the output of `rotations`, of the cosines and of the sines.
+
+        In the packed layout, the rows of the batch begin at different places. The operator
+        therefore gets each token as a row of its own, together with its position.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:

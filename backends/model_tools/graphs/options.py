@@ -15,23 +15,30 @@ Attention = Literal[
 
 
 class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects precision, attention and outputs of a graph. `fused` and `gathered` suit CPUs.
+    """Selects the precision, the kind of attention and the outputs of a graph.
 
-    `attention` is one of
+    `attention` says which operator computes attention:
 
-    - `fused`: `Attention` with the lengths of the rows, which also projects query, key and value;
-    - `heads`: `MultiHeadAttention` with the lengths, for cuDNN's kernels;
-    - `ranges`: the same with the first token of each row, for the memory-efficient kernels;
-    - `gathered`: `MultiHeadAttention`, and real tokens only in all other nodes; fp32, for CPUs;
-    - `plain`: ONNX's own operators, which TensorRT and OpenVINO fuse; fp32, which they round;
-    - `packed`: `PackedMultiHeadAttention` on separate query, key and value, without padding, for
-      the flash kernels; CUDA only, without CUDA graphs;
-    - `packed-qkv`: the same on one interleaved product;
-    - `packed-fused`: `PackedAttention`, without padding.
+    - `fused` uses `Attention`, which also projects query, key and value. The operator gets the
+      lengths of the rows. It suits CPUs.
+    - `heads` uses `MultiHeadAttention`, which gets the lengths of the rows. It suits cuDNN's
+      kernels.
+    - `ranges` is like `heads`, but the operator also gets the first token of each row. It suits the
+      memory-efficient kernels.
+    - `gathered` uses `MultiHeadAttention`. All other nodes compute real tokens only. It suits CPUs,
+      and must be in fp32.
+    - `plain` uses only ONNX's own operators, which TensorRT and OpenVINO fuse. It must be in fp32,
+      because these runtimes round it themselves.
+    - `packed` uses `PackedMultiHeadAttention`, which gets separate query, key and value without
+      padding. It suits the flash kernels. It needs CUDA, and cannot become a CUDA graph.
+    - `packed-qkv` is like `packed`, but query, key and value are one interleaved product.
+    - `packed-fused` uses `PackedAttention`, which leaves padding out, too.
 
     `bf16` needs `heads` or `ranges`, because no other kernel supports it. Outputs are float32 in
-    every precision. The output `first` is the last state of each row's first token. It must be the
-    only output; the last layer of a `gathered` graph then computes first tokens only.
+    every precision.
+
+    The output `first` is the last state of each row's first token. It must be the only output. The
+    last layer of a `gathered` or `plain` graph then computes first tokens only.
     """
 
     precision: Precision = "fp32"

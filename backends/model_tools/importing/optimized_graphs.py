@@ -39,10 +39,15 @@ def _quiet() -> Iterator[None]:
 
 @_quiet()
 def write_optimized_graphs(graph: Path, config: Mapping[str, Any]) -> None:
-    """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
+    """Write graphs for CUDA beside `graph`: at most four if `graph` is in fp32.
 
-    If no attention can be fused, only an fp16 graph is written. For a graph in fp16, only graphs in
-    fp16 are written.
+    Two graphs have fused attention: `model.cuda-optimized.onnx` keeps padding, and
+    `model.cuda-packed.onnx` leaves it out. Two more are the same graphs in fp16. A graph is left
+    out if its conversion fails. If no attention can be fused, only `model.cuda-optimized-fp16.onnx`
+    is written.
+
+    If `graph` is in fp16, only the two graphs in fp16 are written, and none if no attention can be
+    fused. If `graph` is quantized, nothing is written.
     """
     model = onnx.load(str(graph))
     operators = [node.op_type for node in model.graph.node]

@@ -53,10 +53,13 @@ def complete_graph(
     is_pooled: bool,
     skipped: int = 0,
 ) -> None:
-    """Add an output `pooled`, computed from the output `tokens` through all modules.
+    """Add an output `pooled` to `model`. It is the result of all `modules`.
 
-    If `is_pooled`, the modules after pooling read the graph's own output `pooled`. The first
-    `skipped` tokens of each row are not pooled.
+    `tokens` is the name of the output that holds the states of the tokens. Pooling reads it, and
+    leaves out the first `skipped` tokens of each row.
+
+    If `is_pooled`, `model` already has an output `pooled`. Nothing is pooled then; the modules that
+    follow pooling read that output.
 
     Raises:
         ModelProblem: a module's weights do not fit, or its activation is not supported.

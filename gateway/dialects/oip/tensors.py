@@ -177,7 +177,7 @@ class IntegerTensor(OutputTensor, frozen=True, kw_only=True):
 
 
 class VectorTensor(OutputTensor, frozen=True, kw_only=True):
-    """Holds a vector in each row, as encoded results of `embed`."""
+    """Holds one vector for each row. `results` are the encoded results of the task `embed`."""
 
     results: Sequence[bytes]
 
