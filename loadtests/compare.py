@@ -17,9 +17,10 @@ from loadtests.fuzz_dialects import backend
 from loadtests.fuzz_dialects.routes import TENSOR_ROUTES
 from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
 from loadtests.fuzz_dialects.traffic import DialectTraffic, question
-from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
+from loadtests.fuzz_http.callers import Caller, callers
+from loadtests.fuzz_http.run import document_of
 from loadtests.fuzzing import seeded_run
-from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
+from loadtests.gateway import Gateway, running_gateway
 from loadtests.options import only, seed
 from testing.ports import free_port
 from testing.stub_process import stub_process
@@ -119,15 +120,9 @@ def _versions(folder: Path, other: Path, people: list[Caller]) -> Iterator[list[
         gateways = []
         for name, source in (("ours", None), ("theirs", other)):
             stub = stack.enter_context(stub_process(module=backend.__name__))
-            document = {
-                **one_backend(stub.url),
-                "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
-                "limits": WIDE_LIMITS,
-                "models": backend.DOCUMENT_MODELS,
-            }
             gateway = running_gateway(
                 folder / name,
-                document,
+                document_of(stub.url),
                 keys={caller.tenant: caller.key for caller in people},
                 workers=1,
                 source=source,

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any  # Any: sections of a document
 
 import click
 import uvloop
@@ -137,6 +138,16 @@ class FuzzRun:
                     yield f"a log has `{sign}`: {log[max(0, at - 300) : at + 1500]}"
 
 
+def document_of(url: str) -> dict[str, Any]:
+    """Return the document of a gateway under test, whose backend is at `url`."""
+    return {
+        **one_backend(url),
+        "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
+        "limits": WIDE_LIMITS,
+        "models": backend.DOCUMENT_MODELS,
+    }
+
+
 def fuzz(
     folder: Path, traffic: Traffic, *, seed: int, requests: int, only: int | None = None
 ) -> FuzzRun:
@@ -144,12 +155,7 @@ def fuzz(
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         stub = stack.enter_context(stub_process(module=backend.__name__))
-        document = {
-            **one_backend(stub.url),
-            "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
-            "limits": WIDE_LIMITS,
-            "models": backend.DOCUMENT_MODELS,
-        }
+        document = document_of(stub.url)
         gateways = [
             stack.enter_context(
                 running_gateway(

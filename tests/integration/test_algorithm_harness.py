@@ -15,7 +15,7 @@ def write_code(folder: Path, body: str) -> Path:
 
 
 def test_it_kills_what_hangs(tmp_path: Path) -> None:
-    code = write_code(tmp_path, "import time; time.sleep(600)")
+    code = write_code(tmp_path, "import threading; threading.Event().wait()")
 
     with pytest.raises(ItemRefused, match="held by one step"):
         answer(code, "a", models={}, time=0.2)

@@ -65,13 +65,25 @@ async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -
     models = write_repository(tmp_path / "models")
     manifest = {"kind": "algorithm", "algorithm": "custom", "code": "own.py", "uses": ["mood"]}
     folder = write_model(models, "own", manifest | {"tasks": ["infer"]})
-    code = "import time\nasync def run(item, ask):\n    time.sleep(0.3)\n    return item\n"
+    code = """
+import os
+
+
+async def run(item, ask):
+    while not os.path.exists(item):
+        pass
+    return item
+"""
     (folder / "own.py").write_text(code)
+    ended = tmp_path / "ended"
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
         report_often(backend)
-        exchange = backend.exchange(backend.call("own", Task.INFER, ["a"]))
+        exchange = backend.exchange(backend.call("own", Task.INFER, [str(ended)]))
+        running = asyncio.create_task(exchange.run())
 
-        await exchange.run()
+        await until(lambda: bool(exchange.frames))
+        ended.touch()
+        await running
 
     *early, done, last = exchange.frames
     assert early

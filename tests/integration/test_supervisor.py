@@ -43,9 +43,9 @@ signal.sigwait({{signal.SIGTERM}})
 ROOT = Path(__file__).parents[2]
 
 BEATS = """
-import os, time
+import os, signal
 os.write(int(os.environ["BEATS"]), b".")
-time.sleep(1000)
+signal.pause()
 """
 
 

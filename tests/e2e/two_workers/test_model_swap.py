@@ -1,10 +1,11 @@
 """Tests a model swap under load: nothing fails, nothing old is served as new."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,17 @@ class Load:
         # Of texts that no other load asks for: those would be remembered.
         self._name, self._numbers = next(_NAMES), itertools.count()
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Begin when there are enough answers; end when there are enough after the change."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(ASKERS):
+                group.create_task(self.ask())
+            await self.enough.wait()
+            yield
+            self.enough.clear()
+            self.acknowledged = True
+
     async def ask(self) -> None:
         async with self._system.async_client() as client:
             while not (self.acknowledged and self.enough.is_set()):
@@ -109,15 +121,10 @@ async def test_a_model_is_swapped_under_load(system: System, repository: Path) -
         before = client.get(f"/v1/models/{MODEL}").json()["revision"]
     load = Load(system)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(ASKERS):
-            group.create_task(load.ask())
-        await load.enough.wait()
+    async with load.running():
         write_opposite(repository)
         with system.admin() as admin:
             swapped = await asyncio.to_thread(admin.post, "/admin/models/reload", timeout=60)
-        load.enough.clear()
-        load.acknowledged = True
 
     assert swapped.status_code == 200, pretty(swapped)
     assert load.failures == []
@@ -151,10 +158,7 @@ async def test_a_broken_revision_takes_nothing_away_under_load(
         before = client.get(f"/v1/models/{MODEL}").json()["revision"]
     load = Load(system)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(ASKERS):
-            group.create_task(load.ask())
-        await load.enough.wait()
+    async with load.running():
         write_broken(repository)
         with system.admin() as admin:
             refused = await asyncio.to_thread(admin.post, "/admin/models/reload", timeout=60)
@@ -166,8 +170,6 @@ async def test_a_broken_revision_takes_nothing_away_under_load(
             within=60,
             what="the backend is back",
         )
-        load.enough.clear()
-        load.acknowledged = True
 
     problem = refused.json()
     assert (refused.status_code, problem["code"], problem["live"]) == (422, "models_broken", False)
