@@ -1,5 +1,6 @@
 """Finds entities in a text with a token classifier, grouped like Hugging Face's pipeline."""
 
+import itertools
 import unicodedata
 from typing import Any
 
@@ -9,6 +10,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, written
+from backends.pipelines.token_work import run_token_work
 from backends.protocol import Aggregation, EntitiesParameters, Function
 from backends.types import FloatArray, TokenOffsets
 
@@ -37,22 +39,27 @@ class Entities(Algorithm):
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
+        aggregation = parameters.aggregation
+        return await run_token_work(len(pieces), self._answer, item, pieces, logits, aggregation)
+
+    def _answer(
+        self, item: str, pieces: list[TokenOffsets], logits: FloatArray, aggregation: Aggregation
+    ) -> dict[str, Any]:
         scores = apply_function(logits, self._function)
-        found = find_entities(pieces, scores, self._labels, parameters.aggregation)
-        if parameters.aggregation != "none":
+        found = find_entities(pieces, scores, self._labels, aggregation)
+        if aggregation != "none":
             found = [_with_accents(entity, item) for entity in found]
-        return {
-            "entities": [
-                {
-                    "label": entity.label,
-                    "score": written(entity.score),
-                    "text": item[entity.start : entity.end],
-                    "start": entity.start,
-                    "end": entity.end,
-                }
-                for entity in without_overlaps(found)
-            ]
-        }
+        answer = [
+            {
+                "label": entity.label,
+                "score": written(entity.score),
+                "text": item[entity.start : entity.end],
+                "start": entity.start,
+                "end": entity.end,
+            }
+            for entity in without_overlaps(found)
+        ]
+        return {"entities": answer}
 
 
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
@@ -95,48 +102,43 @@ def find_entities(
        its tokens, or from its most certain token. Then words are grouped as in `simple`.
     """
     real = [index for index, piece in enumerate(pieces) if not piece.special]
-    if aggregation in ("none", "simple"):
-        words = [[index] for index in real]
-    else:
-        words = _group_words(real, pieces)
-    entities = [_label(word, pieces, scores, labels, aggregation) for word in words]
+    if not real:
+        return []
+    tokens = [pieces[index] for index in real]
+    joins_words = aggregation not in ("none", "simple")
+    firsts = [
+        place
+        for place, token in enumerate(tokens)
+        if not (joins_words and place and token.continues_word)
+    ]
+    lasts = [*(first - 1 for first in firsts[1:]), len(tokens) - 1]
+    lines = _word_scores(scores[real], firsts, aggregation)
+    best = lines.argmax(axis=1)
+    columns = zip(best.tolist(), lines.max(axis=1).tolist(), firsts, lasts, strict=True)
+    entities = [
+        TextEntity(
+            label=labels[label], score=score, start=tokens[first].start, end=tokens[last].end
+        )
+        for label, score, first, last in columns
+    ]
     if aggregation != "none":
         entities = [_merge(group) for group in _group_entities(entities)]
     return [entity for entity in entities if entity.label != _OUTSIDE]
 
 
-def _group_words(real: list[int], pieces: list[TokenOffsets]) -> list[list[int]]:
-    words: list[list[int]] = []
-    for index in real:
-        if words and pieces[index].continues_word:
-            words[-1].append(index)
-        else:
-            words.append([index])
+def _word_scores(lines: FloatArray, firsts: list[int], aggregation: Aggregation) -> FloatArray:
+    """Return one line of scores for each word; `firsts` has the index of each word's first token.
+
+    `lines` has one line for each token.
+    """
+    words = lines[firsts]
+    if aggregation in ("average", "max"):
+        for number, (first, end) in enumerate(itertools.pairwise([*firsts, len(lines)])):
+            if end - first > 1:
+                word = lines[first:end]
+                is_mean = aggregation == "average"
+                words[number] = word.mean(axis=0) if is_mean else word[word.max(axis=1).argmax()]
     return words
-
-
-def _label(
-    word: list[int],
-    pieces: list[TokenOffsets],
-    scores: FloatArray,
-    labels: list[str],
-    aggregation: Aggregation,
-) -> TextEntity:
-    """Return a word as an entity, with one label for all its tokens."""
-    lines = scores[word]
-    if aggregation == "average":
-        line = lines.mean(axis=0)
-    elif aggregation == "max":
-        line = lines[int(lines.max(axis=1).argmax())]
-    else:
-        line = lines[0]
-    best = int(line.argmax())
-    return TextEntity(
-        label=labels[best],
-        score=float(line[best]),
-        start=pieces[word[0]].start,
-        end=pieces[word[-1]].end,
-    )
 
 
 def _group_entities(entities: list[TextEntity]) -> list[list[TextEntity]]:

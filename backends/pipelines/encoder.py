@@ -9,6 +9,7 @@ import numpy as np
 from backends.batching.coalescing import RowCaller, RowCoalescer
 from backends.errors import ItemRefused
 from backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_TOKEN, TokenReader
+from backends.pipelines.token_work import run_token_work
 from backends.pipelines.windows import (
     MAX_PAIRS,
     MAX_WINDOWS,
@@ -270,7 +271,8 @@ class Encoder:
         rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
         # Drop the special tokens before the text here, and those after it below.
         texts = [row[layout.before :] for row in rows]
-        return segment.pieces, join_windows(spans, texts)[: len(segment.ids)]
+        vectors = await run_token_work(len(segment.ids), join_windows, spans, texts)
+        return segment.pieces, vectors[: len(segment.ids)]
 
     async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:
         return self.finish(await self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))

@@ -10,6 +10,7 @@ from backends.batching.coalescing import RowCaller
 from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
+from backends.pipelines.token_work import run_token_work
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.repository.manifest import HeadManifest
 from backends.repository.model import Model
@@ -101,7 +102,7 @@ class Head:
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets and the logits of every token of a text."""
         pieces, vectors = await self.encoder.token_vectors(text, caller)
-        return pieces, self._weights.apply(vectors)
+        return pieces, await run_token_work(len(pieces), self._weights.apply, vectors)
 
 
 def read_head_weights(model: Model, manifest: HeadManifest, *, inputs: int) -> HeadWeights:

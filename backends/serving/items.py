@@ -92,10 +92,12 @@ class ItemAnswerer:
         caller = self.begin(item)
         try:
             body, time_left = self.admit(index, item, caller)
-            async with asyncio.timeout(time_left), self._memory_of(body, item, caller):
+            async with asyncio.timeout(time_left), self._memory_of(body, item, caller) as size:
                 ask = AlgorithmContext(self.pipelines, caller)
                 answer = await self.algorithm.run(body, self.parameters, ask)
-            return self.done(index, caller, answer)
+                # To encode the result of a large item would hold the event loop.
+                result = await asyncio.to_thread(encode_result, answer) if size else None
+            return self.done(index, caller, answer, result)
         except asyncio.CancelledError:
             self.cancelled(index, caller)
             raise
@@ -105,8 +107,11 @@ class ItemAnswerer:
             return self.failed(index, caller, error)
 
     @contextlib.asynccontextmanager
-    async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[None]:
-        """Reserve the memory of a large item in the `with` block; wait until its deadline."""
+    async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[int]:
+        """Reserve the memory of a large item in the `with` block; wait until its deadline.
+
+        Yields the reserved bytes; 0 for a small item.
+        """
         size = item_bytes(
             self.call.task,
             body,
@@ -115,13 +120,13 @@ class ItemAnswerer:
             max_tokens=self._max_tokens,
         )
         if not size:
-            yield
+            yield 0
             return
         memory = self._core.memory
         check_fits(memory, size)
         await memory.hold(item.scope, size, caller.deadline)
         try:
-            yield
+            yield size
         finally:
             memory.release(item.scope, size)
 
@@ -159,13 +164,15 @@ class ItemAnswerer:
         """Return the error of an item whose deadline has passed."""
         return DeadlineExceeded(detail, retry_after=self._work.backlog())
 
-    def done(self, index: int, caller: RowCaller, answer: Any) -> Outcome:
-        """End an item with its result."""
+    def done(
+        self, index: int, caller: RowCaller, answer: Any, result: bytes | None = None
+    ) -> Outcome:
+        """End an item with its answer; `result` is the encoded answer, if it was encoded before."""
         if caller.revision is not None:
             caller.label = first_label(answer)
         outcome = Done(
             index=index,
-            result=encode_result(answer),
+            result=encode_result(answer) if result is None else result,
             rows=caller.rows,
             tokens=caller.tokens,
             known=caller.cached,

@@ -102,7 +102,10 @@ _PROCESS: Final = (
              "`kind`: `corrected`, `uncorrected`.", "device", "uuid", "kind"),
     _gauge("row_cache_bytes", "Size of the row cache."),
     _gauge("row_cache_rows", "Rows in the row cache."),
-    _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second."),
+    _histogram("event_loop_lag_seconds", "Delay of an event-loop timer, measured ten times a "
+               "second."),
+    _histogram("event_loop_held_seconds", "How long code held the event loop, at least: the delay "
+               "without the time that the loop's thread waited for a core."),
     _gauge("resident_memory_bytes", "Resident memory of the process."),
     _counter("cpu_seconds_total", "CPU time of the process."),
     _counter("spans_total", "Spans. `outcome`: `exported`, `failed`, `dropped` (the queue was "

@@ -131,9 +131,10 @@ class BackendMetrics(Collector):
         yield phases
 
     def _of_process(self) -> Iterator[Metric]:
-        lags = self._histogram("event_loop_lag_seconds")
-        _add_durations(lags, (), self._process.lags.seen())
-        yield lags
+        for name, delays in (("lag", self._process.lags), ("held", self._process.holds)):
+            histogram = self._histogram(f"event_loop_{name}_seconds")
+            _add_durations(histogram, (), delays.seen())
+            yield histogram
         yield self._gauge("resident_memory_bytes", self._process.resident_bytes())
         yield self._labelled("cpu_seconds_total", [((), self._process.processor_seconds())])
         spans = msgspec.structs.asdict(self._read_tracing())

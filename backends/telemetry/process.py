@@ -1,25 +1,24 @@
-"""Measures a backend's process: event-loop lag, memory and CPU time."""
+"""Measures a backend's process: the delays of its event loop, memory and CPU time."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import Final
 
 from backends.durations import DurationCounts
+from backends.loop_delays import measured_loop
 from backends.telemetry.catalogue import SECONDS
 
-_INTERVAL: Final = 0.5
 _STATM: Final = Path("/proc/self/statm")
 
 
 class ProcessFigures:
-    """Records event-loop lag, and reads memory and CPU time on demand."""
+    """Counts the delays of the event loop, and reads memory and CPU time on demand."""
 
     def __init__(self) -> None:
         self.lags = DurationCounts(SECONDS)
+        self.holds = DurationCounts(SECONDS)
 
     def resident_bytes(self) -> int:
         """Return the resident memory, or 0 if the system does not tell."""
@@ -35,20 +34,11 @@ class ProcessFigures:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the lag of the running event loop twice a second, in the `with` block."""
-        loop = asyncio.get_running_loop()
-        due = perf_counter() + _INTERVAL
-        timer: asyncio.TimerHandle
+        """Measure the running event loop in the `with` block; see `measured_loop`."""
 
-        def look() -> None:
-            nonlocal timer, due
-            now = perf_counter()
-            self.lags.add(max(0.0, now - due))
-            due = now + _INTERVAL
-            timer = loop.call_later(_INTERVAL, look)
+        def count(late: float, held: float) -> None:
+            self.lags.add(late)
+            self.holds.add(held)
 
-        timer = loop.call_later(_INTERVAL, look)
-        try:
+        with measured_loop(count):
             yield
-        finally:
-            timer.cancel()

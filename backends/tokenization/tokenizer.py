@@ -38,6 +38,9 @@ _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
 _TOKEN_KINDS = get_args(_TokenKind)
+# These make Python objects of each token, which takes up to four times as long as a row.
+_SLOW_KINDS = {"segments", "shown row", "shown ids"}
+_SLOWNESS = 4
 Texts = Sequence[RowInput]
 
 
@@ -185,7 +188,7 @@ class Tokenizer:
     async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
         """Return a list for each group, or its error; short texts are tokenized on the loop."""
         characters = _count(groups)
-        if self._fits_iteration(characters):
+        if self._fits_iteration(characters * _SLOWNESS if kind in _SLOW_KINDS else characters):
             return self._tokenize_groups(groups, kind)
         queue = self._token_queue if kind in _TOKEN_KINDS else self._row_queue
         try:

@@ -1,24 +1,21 @@
 """Measures a process: the delays of its event loop, resident memory and CPU time."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from backends.durations import DurationCounts
+from backends.loop_delays import measured_loop
 from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.instruments import Instruments
 
-INTERVAL: Final = 0.1
 PUBLISHED_EVERY: Final = 0.5
 _STATM: Final = Path("/proc/self/statm")
-_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
-_NANOSECOND: Final = 1e-9
 
 
 class ProcessMetrics:
@@ -33,8 +30,8 @@ class ProcessMetrics:
 
     def late(self, seconds: float, *, held: float) -> None:
         """Count a timer that was `seconds` late because code held the loop for at least `held`."""
-        self._lags.add(max(0.0, seconds))
-        self._holds.add(max(0.0, held))
+        self._lags.add(seconds)
+        self._holds.add(held)
 
     def publish(self) -> None:
         """Publish event-loop delays, memory and CPU time."""
@@ -53,36 +50,19 @@ class ProcessMetrics:
 async def measured_process(
     role: str, registry: CollectorRegistry = REGISTRY
 ) -> AsyncIterator[None]:
-    """Measure this process ten times a second, with a timer on the running event loop."""
+    """Measure this process and its running event loop in the `with` block."""
     metrics = ProcessMetrics(registry, role=role)
-    loop = asyncio.get_running_loop()
-    due, published_at = perf_counter() + INTERVAL, perf_counter()
-    waited, ran = _waited(), thread_time()
-    timer: asyncio.TimerHandle
+    published_at = perf_counter()
 
-    def look() -> None:
-        nonlocal timer, due, published_at, waited, ran
-        now, waits, runs = perf_counter(), _waited() - waited, thread_time() - ran
-        waited, ran = waited + waits, ran + runs
-        # Some waits, and some of the processor time, were before the timer was due.
-        metrics.late(now - due, held=max(now - due - waits, runs - INTERVAL))
-        if now - published_at >= PUBLISHED_EVERY:
+    def count(late: float, held: float) -> None:
+        nonlocal published_at
+        metrics.late(late, held=held)
+        if perf_counter() - published_at >= PUBLISHED_EVERY:
             metrics.publish()
-            published_at = now
-        due = perf_counter() + INTERVAL
-        timer = loop.call_later(INTERVAL, look)
+            published_at = perf_counter()
 
-    timer = loop.call_later(INTERVAL, look)
     try:
-        yield
+        with measured_loop(count):
+            yield
     finally:
-        timer.cancel()
         metrics.publish()
-
-
-def _waited() -> float:
-    """Return for how many seconds this thread has waited for a processor core (proc(5))."""
-    try:
-        return int(_SCHEDSTAT.read_bytes().split()[1]) * _NANOSECOND
-    except (OSError, IndexError):  # this kernel has no schedstat
-        return 0.0

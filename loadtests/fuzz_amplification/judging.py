@@ -8,7 +8,8 @@ import msgspec
 MOST_LOOP_DELAY = 0.1
 MOST_HIT_P99 = 0.05
 _DELAYS = re.compile(
-    r'^sluicegate_event_loop_(lag|held)_seconds_bucket\{le="([^"]+)",role="gateway"\} (\S+)',
+    r"^sluicegate_(?:backend_)?event_loop_(lag|held)_seconds_bucket"
+    r'\{le="([^"]+)"(?:,role="gateway")?\} (\S+)',
     re.MULTILINE,
 )
 _FAULTS = (0, 500, 502)
@@ -24,7 +25,7 @@ class Observed(msgspec.Struct, kw_only=True):
     calm_hits: list[float] = []
     """How long they took before, on the same machine."""
     late_timers: int = 0
-    """How many timers of workers' event loops were later than is allowed."""
+    """How many timers of the event loops of workers and backends were later than is allowed."""
     calm_late_timers: int = 0
     """How many were so before."""
     held_timers: int = 0
@@ -91,7 +92,7 @@ def late_timers(before: str, after: str, kind: str, *, bound: float = MOST_LOOP_
 
 
 def _counts(page: str, kind: str) -> Mapping[float, float]:
-    """Return the counts of the buckets, of all workers together."""
+    """Return the counts of the buckets, of all workers and backends together."""
     counts: dict[float, float] = {}
     for edge, count in (found[1:] for found in _DELAYS.findall(page) if found[0] == kind):
         counts[float(edge)] = counts.get(float(edge), 0) + float(count)

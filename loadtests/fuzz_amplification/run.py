@@ -87,8 +87,11 @@ class _Run:
                 yield f"{process.role} {process.index}", process.role, process.pid
 
     def _metrics(self) -> str:
+        """Return the metrics of the gateway and of every backend."""
+        backends = self._system.processes("backend")
         with self._system.admin() as admin:
-            return admin.get("/metrics").text
+            urls = ["/metrics", *(f"{backend.address}/metrics" for backend in backends)]
+            return "".join(admin.get(url).raise_for_status().text for url in urls)
 
 
 def _new_key(system: System, tenant: str) -> str:

@@ -13,6 +13,8 @@ sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="gateway"} %d
 sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="billing"} 99
 sluicegate_event_loop_held_seconds_bucket{le="0.1",role="gateway"} %d
 sluicegate_event_loop_held_seconds_bucket{le="+Inf",role="gateway"} %d
+sluicegate_backend_event_loop_held_seconds_bucket{le="0.1"} %d
+sluicegate_backend_event_loop_held_seconds_bucket{le="+Inf"} %d
 """
 
 
@@ -48,12 +50,17 @@ def test_everything_that_is_wrong_is_named() -> None:
 
 def test_late_timers_are_those_of_the_run_alone() -> None:
     before, after, later = (
-        PAGE % counts for counts in ((5, 6, 7, 7, 7), (15, 16, 17, 17, 17), (15, 16, 20, 19, 20))
+        PAGE % counts
+        for counts in (
+            (5, 6, 7, 7, 7, 1, 1),
+            (15, 16, 17, 17, 17, 3, 3),
+            (15, 16, 20, 19, 20, 4, 6),
+        )
     )
 
     assert late_timers(before, after, "lag") == 0
     assert late_timers(before, later, "lag") == 3
-    assert late_timers(before, later, "held") == 1
+    assert late_timers(before, later, "held") == 3
 
 
 def test_p99_leaves_out_one_of_a_hundred() -> None:

@@ -6,7 +6,8 @@ from time import thread_time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.process_metrics import INTERVAL, ProcessMetrics, measured_process
+from backends.loop_delays import INTERVAL
+from gateway.telemetry.process_metrics import ProcessMetrics, measured_process
 
 _HELD = 2 * INTERVAL + 0.1
 
