@@ -306,7 +306,9 @@ class Tokenizer:
     def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
         # Files do not always mark special tokens. The layout knows those that rows have.
         kept = ids if is_whole else self.layout.inner(np.array(ids, dtype=np.int32)).tolist()
-        text: str = self._copy(None).decode(kept, skip_special_tokens=not is_whole)
+        # Only `decode_batch` releases the interpreter lock.
+        texts = self._copy(None).decode_batch([kept], skip_special_tokens=not is_whole)
+        text: str = texts[0]
         return text
 
     def _read_words(self, words: list[str]) -> list[list[int]]:

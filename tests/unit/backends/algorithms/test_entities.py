@@ -11,6 +11,7 @@ from backends.batching.coalescing import RowCaller
 from backends.protocol import Aggregation, EntitiesParameters
 from backends.types import FloatArray, TokenOffsets
 from tests.support.fake_models import FakeModel, asking
+from tests.support.loop_turns import longest_hold
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
 
@@ -149,3 +150,15 @@ async def test_an_accent_apart_from_its_letter_is_in_one_entity(aggregation: Agg
     places = [(e["start"], e["end"]) for e in answer["entities"]]
     assert ((3, 4) if aggregation == "none" else (3, 5)) in places
     assert all(one[1] <= other[0] for one, other in pairwise(places))
+
+
+@pytest.mark.anyio
+async def test_a_long_text_does_not_hold_the_event_loop() -> None:
+    pieces = [piece(place, place + 1) for place in range(20_000)]
+    lines = scores(*[(number % len(LABELS), 0.9) for number in range(len(pieces))])
+    model, parameters = TokenModel(pieces, lines), EntitiesParameters(aggregation="average")
+    algorithm = Entities(model="m", labels=LABELS, function="softmax")
+
+    hold = await longest_hold(algorithm.run("a" * 20_000, parameters, asking(m=model)))
+
+    assert hold < 0.5

@@ -25,6 +25,7 @@ from backends.types import Encoding, Text
 from testing.model_repository import DIMENSIONS, make_tokenizer, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend
+from tests.support.loop_turns import longest_hold
 
 pytestmark = pytest.mark.anyio
 P = ParamSpec("P")
@@ -104,8 +105,8 @@ async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
     async with Repository(tools) as repository:
         backend = Backend(make_routes(repository, settings, NO_TRACING), repository)
         pool.shutdown()
-        (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
-        many = await backend.ask("tiny", Task.EMBED, ["good film"] * 256, remaining=5.0)
+        (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=60.0)
+        many = await backend.ask("tiny", Task.EMBED, ["good film"] * 256, remaining=60.0)
         ready = await backend.get("/health/ready")
         live = await backend.get("/health/live")
         later = await backend.exchange(backend.call("tiny", Task.EMBED, ["good"])).run()
@@ -208,3 +209,14 @@ class WatchedTokenizer(Tokenizer):
     def encode_now(self, texts: Sequence[Any]) -> list[Encoding]:
         self._seen += texts
         return super().encode_now(texts)
+
+
+async def test_many_tokens_are_decoded_without_the_interpreter_lock(
+    file: Path, pool: ThreadPoolExecutor
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    (ids,) = await tokenizer.ids(["good film"])
+
+    hold = await longest_hold(tokenizer.decode(ids.tolist() * 100_000, skip_special_tokens=True))
+
+    assert hold < 0.5
