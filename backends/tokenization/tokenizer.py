@@ -30,7 +30,7 @@ _TEXT = 32
 # kilobyte until the call's result is freed.
 _PORTION = 32 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
-_MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
+_MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
 # What to make of a text: a row with special tokens ("rows"), token ids ("ids"), ids with offsets
 # ("segments"), the number of tokens ("count"), or JSON with or without special tokens ("shown row",
 # "shown ids"). What to make of token ids: text, with special tokens ("whole text") or without.
