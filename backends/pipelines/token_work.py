@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar, TypeVarTuple
 
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
 # Work on this many tokens takes about 0.5 ms, and a request can have many such texts.
-_FEW_TOKENS = 128
+_FEW_TOKENS: Final = 128
+# One thread for the process, because more threads would keep the interpreter lock from the loop.
+_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="token-work")
 
 
 async def run_token_work(
@@ -17,4 +21,4 @@ async def run_token_work(
     """Return `work(*arguments)`, whose duration grows with the number of `tokens`."""
     if tokens <= _FEW_TOKENS:
         return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))

@@ -11,6 +11,7 @@ import msgspec
 from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
+from backends.pipelines.token_work import run_token_work
 from backends.protocol import (
     CALL_PATH,
     ITEMS,
@@ -95,8 +96,7 @@ class ItemAnswerer:
             async with asyncio.timeout(time_left), self._memory_of(body, item, caller) as size:
                 ask = AlgorithmContext(self.pipelines, caller)
                 answer = await self.algorithm.run(body, self.parameters, ask)
-                # To encode the result of a large item would hold the event loop.
-                result = await asyncio.to_thread(encode_result, answer) if size else None
+                result = await run_token_work(size, encode_result, answer)
             return self.done(index, caller, answer, result)
         except asyncio.CancelledError:
             self.cancelled(index, caller)
@@ -167,7 +167,7 @@ class ItemAnswerer:
     def done(
         self, index: int, caller: RowCaller, answer: Any, result: bytes | None = None
     ) -> Outcome:
-        """End an item with its answer; `result` is the encoded answer, if it was encoded before."""
+        """End an item with its answer; `result` is the encoded answer, if it is encoded already."""
         if caller.revision is not None:
             caller.label = first_label(answer)
         outcome = Done(

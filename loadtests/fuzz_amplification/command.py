@@ -27,10 +27,11 @@ def show(observed: Observed) -> None:
     answer, of_answer = observed.largest_answer
     print(f"\nlargest expansion: {expansion:,} bytes of answer a byte of request ({of_expansion})")
     print(f"largest answer: {answer:,} bytes ({of_answer})")
-    print(
-        f"timers of event loops that were over 100 ms late: {observed.calm_late_timers} before,"
-        f" {observed.late_timers} meanwhile, {observed.held_timers} of these not for want of a core"
-    )
+    for role, held in observed.held_timers.items():
+        print(
+            f"timers of {role}s that were over 100 ms late: {observed.calm_late_timers[role]} before,"
+            f" {observed.late_timers[role]} meanwhile, {held} of these not for want of a core"
+        )
     for when, times in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
         hits = sorted(times)
         print(

@@ -8,7 +8,7 @@ import msgspec
 MOST_LOOP_DELAY = 0.1
 MOST_HIT_P99 = 0.05
 _DELAYS = re.compile(
-    r"^sluicegate_(?:backend_)?event_loop_(lag|held)_seconds_bucket"
+    r"^sluicegate_(backend_)?event_loop_(lag|held)_seconds_bucket"
     r'\{le="([^"]+)"(?:,role="gateway")?\} (\S+)',
     re.MULTILINE,
 )
@@ -24,12 +24,12 @@ class Observed(msgspec.Struct, kw_only=True):
     """How long hits of another customer took."""
     calm_hits: list[float] = []
     """How long they took before, on the same machine."""
-    late_timers: int = 0
+    late_timers: dict[str, int] = {}
     """How many timers of the event loops of workers and backends were later than is allowed."""
-    calm_late_timers: int = 0
+    calm_late_timers: dict[str, int] = {}
     """How many were so before."""
-    held_timers: int = 0
-    """How many were so although the loop's thread had a core."""
+    held_timers: dict[str, int] = {}
+    """How many were so although the loop's thread had a core: of gateways and of backends."""
     memory: dict[str, int] = {}
     """The most that each process had resident."""
     bounds: dict[str, int] = {}
@@ -56,11 +56,12 @@ class Observed(msgspec.Struct, kw_only=True):
 
 def findings(observed: Observed) -> Iterator[str]:
     """Yield the faults of a run."""
-    if observed.held_timers:
-        yield (
-            f"{observed.held_timers} times an event loop was held for more than"
-            f" {MOST_LOOP_DELAY * 1e3:.0f} ms"
-        )
+    for role, held in observed.held_timers.items():
+        if held:
+            yield (
+                f"{held} times the event loop of a {role} was held for more than"
+                f" {MOST_LOOP_DELAY * 1e3:.0f} ms"
+            )
     if observed.hits and (slow := p99(observed.hits)) > MOST_HIT_P99:
         yield f"the p99 of another customer's hits was {slow * 1e3:.1f} ms"
     for name, most in sorted(observed.memory.items()):
@@ -80,20 +81,26 @@ def p99(times: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
-def late_timers(before: str, after: str, kind: str, *, bound: float = MOST_LOOP_DELAY) -> int:
-    """Return how many timers between two pages of metrics were later than `bound`.
+def late_timers(before: str, after: str, kind: str) -> dict[str, int]:
+    """Return how many timers of each role were later than is allowed, between two pages of metrics.
 
     With the kind `held`, the time that the loop's thread waited for a core does not count.
     """
-    first, last = _counts(before, kind), _counts(after, kind)
-    in_time = max((edge for edge in last if edge <= bound), default=0.0)
-    every = last.get(float("inf"), 0) - first.get(float("inf"), 0)
-    return int(every - (last.get(in_time, 0) - first.get(in_time, 0)))
+    return {
+        role: _late(_counts(after, kind, role)) - _late(_counts(before, kind, role))
+        for role in ("gateway", "backend")
+    }
 
 
-def _counts(page: str, kind: str) -> Mapping[float, float]:
-    """Return the counts of the buckets, of all workers and backends together."""
+def _late(counts: Mapping[float, float]) -> int:
+    in_time = max((edge for edge in counts if edge <= MOST_LOOP_DELAY), default=0.0)
+    return int(counts.get(float("inf"), 0) - counts.get(in_time, 0))
+
+
+def _counts(page: str, kind: str, role: str) -> Mapping[float, float]:
+    """Return the counts of the buckets, of all processes of the role together."""
     counts: dict[float, float] = {}
-    for edge, count in (found[1:] for found in _DELAYS.findall(page) if found[0] == kind):
-        counts[float(edge)] = counts.get(float(edge), 0) + float(count)
+    for prefix, found, edge, count in _DELAYS.findall(page):
+        if found == kind and bool(prefix) == (role == "backend"):
+            counts[float(edge)] = counts.get(float(edge), 0) + float(count)
     return counts

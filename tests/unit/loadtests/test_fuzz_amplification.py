@@ -31,8 +31,8 @@ def test_a_calm_run_has_no_findings() -> None:
 def test_everything_that_is_wrong_is_named() -> None:
     observed = Observed(
         hits=[0.002] * 90 + [0.2] * 10,
-        late_timers=3,
-        held_timers=2,
+        late_timers={"gateway": 3},
+        held_timers={"gateway": 2, "backend": 0},
         memory={"worker 0": 7, "backend 0": 9},
         bounds={"worker 0": 6},
         replaced=["worker 0"],
@@ -40,7 +40,7 @@ def test_everything_that_is_wrong_is_named() -> None:
     observed.add_answer("native choose", 502, sent=10, received=100)
 
     assert list(findings(observed)) == [
-        "2 times an event loop was held for more than 100 ms",
+        "2 times the event loop of a gateway was held for more than 100 ms",
         "the p99 of another customer's hits was 200.0 ms",
         "worker 0 took 7 bytes; its bound is 6",
         "worker 0 was replaced",
@@ -58,9 +58,9 @@ def test_late_timers_are_those_of_the_run_alone() -> None:
         )
     )
 
-    assert late_timers(before, after, "lag") == 0
-    assert late_timers(before, later, "lag") == 3
-    assert late_timers(before, later, "held") == 3
+    assert late_timers(before, after, "lag") == {"gateway": 0, "backend": 0}
+    assert late_timers(before, later, "lag") == {"gateway": 3, "backend": 0}
+    assert late_timers(before, later, "held") == {"gateway": 1, "backend": 2}
 
 
 def test_p99_leaves_out_one_of_a_hundred() -> None:
