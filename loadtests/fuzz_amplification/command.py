@@ -28,9 +28,10 @@ def show(observed: Observed) -> None:
     print(f"\nlargest expansion: {expansion:,} bytes of answer a byte of request ({of_expansion})")
     print(f"largest answer: {answer:,} bytes ({of_answer})")
     for role, held in observed.held_timers.items():
+        calm, late = observed.calm_late_timers[role], observed.late_timers[role]
         print(
-            f"timers of {role}s that were over 100 ms late: {observed.calm_late_timers[role]} before,"
-            f" {observed.late_timers[role]} meanwhile, {held} of these not for want of a core"
+            f"timers of {role}s that were over 100 ms late: {calm} before, {late} meanwhile,"
+            f" {held} of these not for want of a core"
         )
     for when, times in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
         hits = sorted(times)
