@@ -25,7 +25,7 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the result that `model` gives over the API; `task` defaults to its first task."""
+        """Return the API's result of `model`; `task` defaults to the first task of the model."""
         ...
 
 

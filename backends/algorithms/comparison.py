@@ -23,8 +23,8 @@ _NONE = Difference()
 def compare(one: Any, other: Any) -> Difference:
     """Compare two results, as parsed JSON.
 
-    Two rankings agree if they have the same labels and the same first label. All other values
-    must be equal, apart from floats.
+    Two rankings agree if they have the same labels and the same first label. Of other values, only
+    floats may differ.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))
@@ -69,7 +69,7 @@ def _worst(differences: list[Difference]) -> Difference:
 
 
 def _is_ranking(values: list[Any]) -> bool:
-    """Return whether these are distinct labels with scores and no other field, as entities have."""
+    """Return whether `values` are distinct labels, each with a score and no other field."""
     if not values or not all(isinstance(value, dict) for value in values):
         return False
     if any(value.keys() != {"label", "score"} for value in values):

@@ -25,7 +25,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     device: int
     keep_on_device: bool
-    """Whether the output is in device memory. A captured graph needs a fixed output address."""
+    """Whether the output is in device memory: captured graphs need a fixed output address."""
 
 
 class BoundTensors:

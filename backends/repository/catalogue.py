@@ -24,7 +24,7 @@ from backends.repository.triton import FILE as TRITON, read_triton
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all revisions of a model, and in `shares` the traffic weight of each serving revision.
+    """Holds all revisions of a model; `shares` has the traffic weights of those that answer.
 
     `shares` is empty if the file that selects the revisions cannot be read.
     """
@@ -101,7 +101,8 @@ class _CatalogueReader:
             reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
-        """Find the model of a folder, and the revisions that are served under their own names."""
+        """Read the model of a folder, and the revisions with names of their own, such as
+        `tiny@2`."""
         try:
             self._read(folder, _numbers(folder))
         except ModelProblem as error:
@@ -143,8 +144,8 @@ class _CatalogueReader:
     def find_upstreams(self, servers: Servers) -> None:
         """Note which models other servers run, and the fingerprints of those models.
 
-        The digest of a model without a local graph includes the fingerprint, because its files
-        alone do not tell two versions apart.
+        The digest of a model without a local graph includes the fingerprint, because the model's
+        files do not change when the server changes its version of the model.
         """
         prints, problems = self.catalogue.upstreams, self.catalogue.problems
         for name, own in self.found.items():
