@@ -12,7 +12,6 @@ _SECOND = 1e9
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how many seconds passed for a process, and for how many of them it waited for a core.
-    core.
 
     The delay does not count towards the time that a process is allowed. Whatever its delay, a
     process must end after ten times the allowed time.

@@ -57,7 +57,6 @@ class Admission:
         competing: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
         """`competing` maps seconds of own work to the seconds that other models work meanwhile."""
-        them."""
         self.name = name
         self._competing = competing
         self._queue = queue

@@ -170,7 +170,6 @@ class Device:
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
         """Give the slot back and charge its use. With `more`, the model briefly keeps its place."""
-        moment."""
         with self._changed:
             if more:
                 share.reserved_until = self.clock() + _RETURN_WINDOW

@@ -91,7 +91,6 @@ class FairQueue:
 
     def ahead(self, key: FlowKey, work: float) -> float:
         """Return the predicted seconds of waiting rows that run before a flow's new rows end.
-        rows.
 
         `work` is the predicted seconds of the new rows. Until their end, earlier rows of the flow
         run, and every other flow gets its fair share of the time.

@@ -157,7 +157,6 @@ class RowQueue:
 
     def ahead(self, flow: FlowKey, work: float) -> float:
         """Return the predicted seconds of waiting rows that run before a flow's new rows end.
-        rows.
 
         `work` is the predicted seconds of the new rows.
         """

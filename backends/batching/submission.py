@@ -70,8 +70,6 @@ class RoomQueue:
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
         """Wait until this item is first and `fits()` is true; return `False` after `max_wait` s.
-        seconds.
-        seconds.
 
         After `True`, the caller must submit before it awaits anything else.
         """

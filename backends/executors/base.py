@@ -39,7 +39,6 @@ class ModelExecutor(Protocol):
 
     def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
         """Run one batch. An executor that calls another server gives up after `time_left` s."""
-        seconds."""
         return self.run(batch)
 
     @abstractmethod

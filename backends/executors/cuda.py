@@ -72,7 +72,6 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def captured(self) -> list[Shape]:
         """Return the shapes to capture, largest first, so that smaller graphs reuse its memory."""
-        memory."""
         longest = self.buckets.max_length or self.graph_tokens
         return self.buckets.shapes(
             max_rows=self.graph_rows,

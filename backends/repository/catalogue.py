@@ -101,8 +101,7 @@ class _CatalogueReader:
             reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
-        """Read the model of a folder, and the revisions with names of their own, such as
-        `tiny@2`."""
+        """Read the model of a folder, and its revisions with names of their own (`tiny@2`)."""
         try:
             self._read(folder, _numbers(folder))
         except ModelProblem as error:

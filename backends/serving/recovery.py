@@ -171,8 +171,7 @@ class _Search:
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
         if self._before is not None and self._before.find(name) is not None:
-            return  # serving goes on with the present revision, which is newer than these
-            candidates
+            return  # the revision that this process serves is newer than these candidates
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
             if (newest is None or int(number) < newest) and last != {number: 1}:

@@ -27,8 +27,7 @@ class RevisionCounts:
         self._counts: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
 
     def count(self, revision: tuple[str, str], outcome: str, duration: float, label: str) -> None:
-        """Count an item that has ended; `revision` is the model's name and the revision's
-        number."""
+        """Count an item that has ended; `revision` is a model's name and its revision's number."""
         counts = self._counts[revision]
         counts.outcomes[outcome] += 1
         counts.durations[duration_bucket(duration)] += 1
