@@ -40,8 +40,8 @@ from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
 
 _SCOPE = "bulk"
-# The first text to run. It makes algorithms compute and cache vectors of the parameters always in
-# the same batch, whatever text comes first.
+# The first text to run. With it, algorithms compute and cache vectors of the parameters, such as
+# labels, in a batch that does not depend on the caller's texts.
 _FIRST_TEXT = "warm-up"
 # No item takes this long, but algorithm hosts need a finite time.
 _LONGEST = 3600.0

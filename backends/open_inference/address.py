@@ -53,8 +53,8 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
-    With `runs_graphs`, this server runs every graph of the repository. There, a model has the name
-    of its folder, and a version has the number of its revision.
+    With `runs_graphs`, this server runs every graph of the repository. On the server, a model has
+    the name of its folder here, and a version has the number of its revision here.
     """
 
     url: str = ""

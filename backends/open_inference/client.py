@@ -106,7 +106,7 @@ class UpstreamClient:
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # A proxy may expose only the models' routes.
+        # Accept "not found" for the server itself: a proxy may expose only the models' routes.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -227,7 +227,7 @@ def _time_left(until: float) -> float:
 
 
 class _DeadlineResponse(http.client.HTTPResponse):
-    """Is an HTTP response whose reads fail after the deadline of the call."""
+    """Represents an HTTP response whose reads fail after the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any

@@ -1,4 +1,4 @@
-"""Splits a long text into windows, merges the windows' outputs, and truncates texts. Pure."""
+"""Splits long texts into windows, merges the outputs of windows, and truncates texts."""
 
 from collections.abc import Sequence
 
