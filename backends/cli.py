@@ -148,7 +148,7 @@ def models_group() -> None:
     """Inspect, import, tune and copy the models of a repository."""
 
 
-# `sluicegate backend` shows its own name.
+# `sluicegate backend` calls the command by this name, so that its help shows the name.
 main.add_command(serve_command, "backend")
 models_group.add_command(tune_command)
 models_group.add_command(compare_command)

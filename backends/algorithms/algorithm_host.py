@@ -12,9 +12,9 @@ The backend kills a failed process and starts a new one. It refuses the item who
 and runs the other items again. If it cannot tell whose step was running, it runs the items again
 one at a time until one of them ends a process.
 
-The time of an item does not include steps of other items, calls to models, and waits for a
-processor core. A process that got too little of a core is starved. Then the backend blames no item,
-and callers may try again.
+The time of an item does not include steps of other items, calls to models, or waits for a processor
+core. A process that got too little of a core is starved. Then the backend blames no item, and
+callers may try again.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the API's result of `model`; `task` defaults to the first task of the model."""
+        """Return the result that the API gives for `model`; `task` defaults to its first task."""
         ...
 
 

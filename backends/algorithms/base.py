@@ -23,7 +23,7 @@ class Algorithm(Protocol):
     """
 
     version: int = 1
-    """The version of this code plus the versions of the algorithms it uses; in cache keys."""
+    """The version of this code plus the versions of the algorithms it uses. Part of cache keys."""
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
@@ -40,7 +40,7 @@ class QueryAlgorithm(Algorithm):
     """Answers an item from the vectors that one query of `model` returns.
 
     The backend answers the items of a call together, without a coroutine for each item.
-    `prompts` go before the texts and replace the model's own prompt.
+    `prompts` has one prompt for each text, which replaces the model's own prompt.
     """
 
     model: str

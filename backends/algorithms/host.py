@@ -200,7 +200,7 @@ class _Session(asyncio.Protocol):
         self._transport.write(encode_frame(message))
 
     async def call_model(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Call a model over the backend. If the caller is cancelled, cancel the call."""
+        """Call a model through the backend. If the caller is cancelled, cancel the call."""
         self._call_count += 1
         call = self._call_count
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
@@ -218,7 +218,7 @@ class _Session(asyncio.Protocol):
 
 
 class _HostAsk(Ask):
-    """Calls models on behalf of one item, over the backend."""
+    """Calls models on behalf of one item, through the backend."""
 
     def __init__(self, session: _Session, number: int) -> None:
         self._session = session

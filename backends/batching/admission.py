@@ -1,7 +1,7 @@
 """Admits items that are expected to end before their deadline, and reserves device time for them.
 
 An item may submit its rows in several steps. Its reservation covers the rows of all steps, so that
-items that are admitted later do not take this time.
+items that are admitted later do not take the reserved time.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ class BulkPause:
         return min(_LENGTH * self._interactive_seconds, self._longest)
 
     def began(self, lane: str, seconds: float, now: float) -> None:
-        """Record the begin of a batch that is predicted to take `seconds`."""
+        """Record the start of a batch that is predicted to take `seconds`."""
         if lane == INTERACTIVE:
             self._interactive_until = now + _INTERACTIVE_MEMORY
             self._interactive_seconds += _NEWEST * (seconds - self._interactive_seconds)

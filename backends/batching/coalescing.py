@@ -222,7 +222,7 @@ class RowCoalescer:
     async def wait_for_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> None:
-        """Wait until `has_room`. Afterwards, the caller must `begin` before it awaits anything.
+        """Wait until `has_room` is true. The caller must `begin` before it awaits anything else.
 
         Raises:
             Overloaded: the queue stayed full.

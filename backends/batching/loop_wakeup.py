@@ -30,7 +30,7 @@ class CoreAffinity(Protocol):
         ...
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with a native id to these cores; it moves immediately."""
+        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
         ...
 
 
@@ -50,7 +50,7 @@ class LinuxAffinity:
         return os.sched_getaffinity(0)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with a native id to these cores; it moves immediately."""
+        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
         os.sched_setaffinity(thread, cores)
 
 

@@ -66,15 +66,16 @@ def choose_batch(
 ) -> Choice:
     """Choose the rows that run with the first row, which has `anchor` tokens.
 
-    `waiting` counts the waiting rows of each length, including the first row. Rows join in order of
-    their difference in length. A row joins if it costs less here than in a batch of its own length,
-    if padding stays within its limit, and if the batch ends within `time_left`.
+    `waiting` counts the waiting rows of each length, including the first row. Rows join in the
+    order of their difference in length from the first row, the smallest difference first. A row
+    joins if it costs less here than in a batch of its own length, if padding stays within its
+    limit, and if the batch ends within `time_left`.
 
     `own` counts the rows of `waiting` that belong to the first row's request; these join first.
     `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
     join only if the request still ends in time. While the request has more rows to come, rows of
-    others must also add little time. Otherwise, requests that share all batches would all end late
-    together, and then leave the device idle together.
+    other requests must also add little time to the batch. Otherwise, all requests would share all
+    batches and end late together, and then the device would be idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:

@@ -34,7 +34,7 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _LengthIndex(msgspec.Struct, eq=False):
-    """Indexes waiting rows by length; `counts` excludes rows that were dequeued elsewhere."""
+    """Indexes waiting rows by length; `counts` excludes rows dequeued through another index."""
 
     by_length: dict[int, deque[Row]] = {}
     counts: dict[int, int] = {}

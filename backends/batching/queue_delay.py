@@ -25,7 +25,7 @@ class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
-    """Return the rows of the next batch if all callers send rows again and threads share equally.
+    """Return how many rows the next batch has if all callers send again and threads share equally.
 
     If no other batch runs, return the waiting rows, because the device would be idle in a delay.
     """

@@ -175,7 +175,7 @@ class SubmissionQueue:
     async def wait_for_room(
         self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
     ) -> None:
-        """Wait until the queue has room for an item's rows. The caller must then submit directly.
+        """Wait until the queue has room for an item's rows. Then submit before another await.
 
         `size` returns the number of rows and tokens, which may fall as other rows finish.
 

@@ -294,7 +294,7 @@ def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str
     """Return the configuration entries of a run."""
     entries = {}
     if options.graphs:
-        # -1 disables capture. ONNX Runtime's default graph is 0.
+        # The graph number -1 disables capture. By default, the number is 0.
         entries["gpu_graph_id"] = str(graph or -1)
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name

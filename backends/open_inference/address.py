@@ -37,12 +37,12 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def title(self) -> str:
-        """The name for callers, without the address."""
+        """How messages to callers name the model: without the server's address."""
         return self._named("another server")
 
     @override
     def __str__(self) -> str:
-        """Return the name for operators, with the address."""
+        """Return how messages to operators name the model: with the server's address."""
         return self._named(self.url)
 
     def _named(self, server: str) -> str:

@@ -1,8 +1,8 @@
 """Calls a server with the Open Inference Protocol, from threads and with persistent connections.
 
 It does not use httpx, for two reasons. The read timeout of httpx restarts with each chunk, so a
-slow response exceeds the deadline of the call. On a reused connection, httpx takes unsolicited
-bytes after a response for the response to the next call.
+slow response can exceed the deadline of the call. On a reused connection, httpx mistakes
+unsolicited bytes after a response for the response to the next call.
 """
 
 import contextlib

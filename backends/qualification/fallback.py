@@ -36,7 +36,7 @@ class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
 def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
     """Warn that a GPU runs a graph for CPUs, and try the graph once per digest and machine kind.
 
-    If the CPU cannot run the graph either, its outputs are only checked to be finite.
+    If this machine's CPU cannot run the graph, the GPU's outputs only have to be finite.
 
     Raises:
         ModelProblem: a trial batch fails on the GPU, or its outputs differ from a CPU's.

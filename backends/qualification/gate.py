@@ -144,7 +144,10 @@ def _flipped(
 
 
 def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float64]:
-    """Count by text, because tokens of a text are not independent: return each text's share."""
+    """Return for each text the share of its lines that changed.
+
+    The tokens of a text are not independent, so a text counts as one observation.
+    """
     counts = np.bincount(owners)
     found = counts > 0
     shares: NDArray[np.float64] = np.bincount(owners, changed)[found] / counts[found]

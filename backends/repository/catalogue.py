@@ -65,9 +65,9 @@ def read_catalogue(
     A broken model blocks only the models that build on it. With `assigned` patterns, only the
     matching models are read, and the models that they build on.
 
-    If `root` and `more` both have a model of one name, the model of `root` is read. `pinned` holds
-    revisions and their weights by model name. `pinned` takes precedence over `plans`, and `plans`
-    over the files in the model's folder.
+    If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
+    holds revisions and their weights by model name. `pinned` takes precedence over `plans`, and
+    `plans` over the files in the model's folder.
 
     Raises:
         StartProblem: `root` or `more` is not a directory.

@@ -37,7 +37,7 @@ class RevisionCounts:
             counts.labels[_OTHERS if is_new else label] += 1
 
     def statistics(self, shadows: ShadowStatistics) -> list[RevisionStatistics]:
-        """Return the counts by revision, and how the results of shadow revisions compare."""
+        """Return the counts by revision, and the comparisons with shadow revisions' results."""
         compared: defaultdict[tuple[str, str], dict[str, dict[str, int]]] = defaultdict(dict)
         for (model, revision, shadow, outcome), number in shadows.outcomes.items():
             compared[model, revision].setdefault(shadow.rpartition("@")[2], {})[outcome] = number
