@@ -44,7 +44,7 @@ def _compare_mappings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Diffe
         return _CHANGED
     return _worst(
         [
-            # An integer is a position or a choice: another integer is another result.
+            # An integer is a position or a choice, so results with different integers disagree.
             (_NONE if one[key] == other[key] else _CHANGED)
             if isinstance(one[key], int)
             else compare(one[key], other[key])

@@ -19,8 +19,9 @@ _PDEATHSIG, _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 1, 38, 22, 2
 NICENESS: Final = 10
 _MOST_FILES = 256
 
-# Classic BPF over `struct seccomp_data`: the system call, the architecture, the low half of each
-# argument (https://docs.kernel.org/userspace-api/seccomp_filter.html).
+# Constants of classic BPF, and the offsets of the system call, of the architecture and of the first
+# argument's low half in `struct seccomp_data`
+# (https://docs.kernel.org/userspace-api/seccomp_filter.html).
 _LOAD, _IF_EQUAL, _IF_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06
 _CALL, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026

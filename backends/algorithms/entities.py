@@ -91,8 +91,9 @@ def find_entities(
 
     1. `none`: every token is an entity, and its label keeps the prefix `B-` or `I-`.
     2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new one.
-    3. `first`, `average`, `max`: each word gets one label, from its first token, from the mean of
-       its tokens, or from its most certain token. Then words are grouped as in `simple`.
+    3. `first`, `average`, `max`: each word gets one label. It comes from the word's first token,
+       from the mean of its tokens, or from its most certain token. Then words are grouped as in
+       `simple`.
     """
     real = [index for index, piece in enumerate(pieces) if not piece.special]
     if aggregation in ("none", "simple"):

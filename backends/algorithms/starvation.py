@@ -37,7 +37,8 @@ class CoreDelays:
     """Reads how long the threads of a process waited for a processor core.
 
     The kernel counts a wait only when the wait ends. The length of an unfinished wait is estimated:
-    it is counted from the last reading before the process last ran, which is slightly too early.
+    it is counted from the last reading before the process last ran, so the estimate is slightly too
+    long.
 
     With several threads, one thread may wait while another runs. Only time in which no thread ran
     counts as a wait, so that a process with many busy threads cannot extend its time.

@@ -26,7 +26,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMarks:
-    """Maps the step marks of one host, in memory that host and backend share."""
+    """Reads and writes the step marks of one host, in memory that host and backend share."""
 
     def __init__(self, descriptor: int) -> None:
         self._words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")

@@ -142,7 +142,8 @@ class Admission:
     def note_late(self, request: RequestWork, rows: int) -> None:
         """Learn that an item of a request missed its deadline and wasted `rows` rows.
 
-        A request of one item that wasted no row is left out: `learn` counts its expired row.
+        This does nothing for a request of one item that wasted no row, because `learn` has counted
+        the expired row of such a request.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True

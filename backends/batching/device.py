@@ -169,7 +169,7 @@ class Device:
             return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
-        """Give the slot back and charge its use. With `more`, the model briefly keeps its place."""
+        """Give the slot back and charge its use. With `more`, the model keeps its turn briefly."""
         with self._changed:
             if more:
                 share.reserved_until = self.clock() + _RETURN_WINDOW

@@ -38,9 +38,9 @@ class Meter:
         # The work of the running batches, and their number.
         self.running = 0.0
         self._runs = 0
-        # The work done and the time passed while rows were waiting or expected.
+        # While rows were waiting or expected: the work done, and the time passed.
         self._paced, self._pacing = 0.0, 0.0
-        # The work done, and the time of the runs without the times between them.
+        # The work done by the runs, and the time of the runs without the times between them.
         self._ran, self._running_time = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None

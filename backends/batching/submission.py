@@ -204,8 +204,9 @@ class SubmissionQueue:
         self._note_arrival(rows * self._average_work)
 
     def _note_arrival(self, work: float) -> None:
-        # Refused rows count, too, because shares follow demand. Count predicted and not measured
-        # time: a model with small batches is slower than predicted, which must not raise its share.
+        # Refused rows count, too, because a model's share of the device follows the demand. The
+        # predicted time counts, not the measured time: a model with small batches is slower than
+        # predicted, and must not get a larger share for it.
         self._share.arrived(work)
 
     def is_full(self, flow: FlowKey) -> bool:

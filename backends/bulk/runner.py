@@ -315,10 +315,10 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Convert an error that would occur again to the outcome of its item.
+    """Convert an error to the outcome of its item, if a retry would fail, too.
 
     Raises:
-        BackendError: the error may be temporary, so that a retry may succeed.
+        BackendError: the error may be temporary, so a retry may succeed.
     """
     is_of_item = isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory)
     if error.retryable and not is_of_item:

@@ -66,7 +66,7 @@ class BoundTensors:
         return self._result.nbytes + sum(array.nbytes for array in self._staged.values())
 
     def run(self, batch: PaddedBatch, run: Callable[[Any], None]) -> FloatArray:
-        """Copy a batch in, call `run` with the binding, and return a copy of the real rows."""
+        """Copy a batch to the inputs, call `run`, and return a copy of the output's real rows."""
         self._fill(batch)
         run(self._binding)
         result = self._output.numpy() if self._on_device else self._result

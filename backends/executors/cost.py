@@ -41,7 +41,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     def padding(self, seconds: float, *, alone: float) -> float:
         """Return how many of the `seconds` of a batch are spent on padding.
 
-        `alone` is the sum of `self.alone(length)` over its rows.
+        `alone` is the sum of `self.alone(length)` over the rows of the batch.
         """
         # Rounding errors may make this negative.
         return max(0.0, seconds - self.base - alone)

@@ -36,7 +36,7 @@ class OnnxExecutor(ModelExecutor):
     The narrow session has one intra-op thread, so each run computes in its caller's thread. Up to
     `worker_threads` runs share its weights. ONNX Runtime's `run` is thread-safe and releases the
     GIL. The wide session runs one batch on `worker_threads` threads. It maps the same packed
-    weights, and does not exist if they cannot be cached on disk.
+    weights. If the packed weights cannot be cached on disk, there is no wide session.
     """
 
     shares_cores = True

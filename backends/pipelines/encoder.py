@@ -130,8 +130,8 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per pair: `first` with each of `seconds`.
 
-        `first` is tokenized once. If a pair is too long and the model truncates, the first text is
-        truncated with `cut_first_only`, and the longer text without it.
+        `first` is tokenized once. If a pair is too long and the model truncates, `cut_first_only`
+        truncates the first text. Otherwise, the longer text is truncated.
 
         Raises:
             ItemRefused: a pair is empty or too long.

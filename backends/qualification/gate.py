@@ -33,8 +33,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds how far the outputs of a candidate may differ from fp32.
 
     `flips` is the largest share of outputs that may change. `accuracy_loss` is by how much the
-    share of correct labels may fall. For 99 % of the texts, the cosine between both vectors must be
-    larger than `cosine`. `logit` is the largest allowed change of any logit.
+    share of correct labels may fall. For 99 % of the texts, the cosine between the vectors of the
+    candidate and of fp32 must be larger than `cosine`. `logit` is the largest allowed change of any
+    logit.
     """
 
     flips: float = 0.01

@@ -375,7 +375,7 @@ class ServingCore:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers for the metrics. Of two encoders with one name, the newer counts."""
+        """Return the numbers for the metrics; of encoders with the same name, only the newest."""
         encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,

@@ -97,7 +97,7 @@ class Repository:
         await self._stop(list(self._started.values()))
 
     async def reload(self, plans: ServingPlans | None = None) -> None:
-        """Load the repository's present files, and return when calls get them.
+        """Load the repository's present files, and return once calls use them.
 
         If requests come during a reload, one further reload serves all of them. `plans` take effect
         unless newer plans came before.

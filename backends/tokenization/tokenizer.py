@@ -167,7 +167,7 @@ class Tokenizer:
         return learn_prompt(self._copy(None), prompt)
 
     def unknown_id(self, ids: Sequence[int]) -> int | None:
-        """Return the first id that is not in the vocabulary."""
+        """Return the first id that is not in the vocabulary, or `None`."""
         array = np.array(ids, dtype=np.int64)
         is_known = self._is_known.take(array, mode="clip") & (array < len(self._is_known))
         strange = array[~is_known]
@@ -184,7 +184,7 @@ class Tokenizer:
         return result
 
     async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
-        """Return a list for each group, or its error; short texts are tokenized on the loop."""
+        """Return each group's results or its error; the event loop tokenizes short texts itself."""
         characters = _count(groups)
         if self._fits_iteration(characters):
             return self._tokenize_groups(groups, kind)
