@@ -15,7 +15,7 @@ from backends.batching.queue import DequeuedBatch, RowQueue
 from backends.batching.row import RequestWork
 from backends.errors import Overloaded
 
-# Of one request, at most this many late rows change the lateness margin.
+# At most this many late rows of one request count towards the lateness margin.
 _MAX_WASTED_ROWS = 8
 # The least `retry_after`, in seconds.
 MIN_RETRY_AFTER = 0.1
@@ -203,7 +203,7 @@ class Admission:
         """Return by how many seconds `work` would end late; negative if it would be in time.
 
         The recent pace already includes the time that other models used the device. The result also
-        considers the admitted work of other models, because an overload appears there first.
+        considers the admitted work of other models, because an overload appears first in that work.
         """
         late = work * factor / self._meter.pace - time_left
         if late > 0.0:

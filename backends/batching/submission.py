@@ -175,9 +175,10 @@ class SubmissionQueue:
     async def wait_for_room(
         self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
     ) -> None:
-        """Wait until the queue has room for an item's rows. Then submit before another await.
+        """Wait until the queue has room for an item's rows.
 
-        `size` returns the number of rows and tokens, which may fall as other rows finish.
+        The caller must then submit the rows before it awaits anything else. `size` returns the
+        number of rows and tokens, which may fall as other rows finish.
 
         Raises:
             Overloaded: the queue stays full, or too many rows wait for room already.
@@ -206,7 +207,7 @@ class SubmissionQueue:
     def _note_arrival(self, work: float) -> None:
         # Refused rows count, too, because a model's share of the device follows the demand. The
         # predicted time counts, not the measured time: a model with small batches is slower than
-        # predicted, and must not get a larger share for it.
+        # predicted, and that must not increase its share.
         self._share.arrived(work)
 
     def is_full(self, flow: FlowKey) -> bool:

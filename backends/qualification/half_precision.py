@@ -75,7 +75,7 @@ def choose_precision(
     kind of machine.
 
     Raises:
-        ExecutorDied: the fp16 graph broke the device. It is not tried again.
+        ExecutorDied: the fp16 graph broke the device. The graph is not tried again.
     """
     source = subject.source
     if provider not in GPU_PROVIDERS or source.precision != "fp32" or source.upstream is not None:
