@@ -225,7 +225,7 @@ def at_device(
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
-    """Reload changed certificates in the `async with` block: on SIGHUP, or within seconds."""
+    """Reload changed certificates while the `async with` block runs: on SIGHUP, or in seconds."""
     loop = asyncio.get_running_loop()
     reload_requested = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
@@ -238,7 +238,7 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[None]:
-    """Push metrics in the `async with` block, if the environment configures it."""
+    """Push metrics while the `async with` block runs, if the environment configures that."""
     if not settings.pushes_metrics:
         yield
         return

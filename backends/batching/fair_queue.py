@@ -1,10 +1,10 @@
 """Chooses the first row of the next batch with weighted fair queueing.
 
-A flow is the rows of one scope (tenant) in one traffic class (interactive or bulk; `lane` in
-names). Each flow has a virtual clock. The clock advances by the predicted seconds of each row that
-leaves the flow, and ten times as fast for bulk. The flow with the lowest clock goes next. A new
-flow starts at the clock that the last chosen flow had, so that it has no advantage. Within a flow,
-the row with the earliest `due` time goes first.
+A flow is the rows of one scope (tenant) in one traffic class: interactive or bulk. Names in the
+code call the traffic class `lane`. Each flow has a virtual clock. The clock advances by the
+predicted seconds of each row that leaves the flow, and ten times as fast for bulk. The flow with
+the lowest clock goes next. A new flow starts at the clock that the last chosen flow had, so that it
+has no advantage. Within a flow, the row with the earliest `due` time goes first.
 """
 
 import heapq

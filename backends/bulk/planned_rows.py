@@ -2,7 +2,7 @@
 
 A serving backend batches the rows that happen to wait, so results may differ in rounding. But a
 resumed bulk job must give the same results as an uninterrupted job. So a bulk job divides the rows
-of each part of the job into batches by their lengths.
+of each part of the job, which is one file of its output, into batches by their lengths.
 """
 
 import asyncio
