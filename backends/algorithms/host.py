@@ -1,6 +1,6 @@
 """Runs as an algorithm host: the process that runs one model owner's algorithm.
 
-`HostProcess` starts it with `python -m backends.algorithms.host SPEC`.
+`host_process.start_host` starts this program: `python -m backends.algorithms.host SPEC`.
 """
 
 import asyncio

@@ -79,7 +79,10 @@ def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[Floa
 def largest_difference(
     expected: Sequence[FloatArray], found: Sequence[FloatArray], batches: Sequence[PaddedBatch]
 ) -> float:
-    """Return the largest difference, relative to the largest value; infinite for NaN."""
+    """Return the largest difference of outputs, relative to the largest expected value.
+
+    It is infinite if an output has NaN or another shape.
+    """
     return max(
         _difference(right, other, batch.mask)
         for right, other, batch in zip(expected, found, batches, strict=True)
