@@ -44,7 +44,7 @@ from backends.telemetry.spans import NO_TRACING, Tracing
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
 _DEVICE_FAILED = 70
-# Timeout in seconds for the GPU driver if models run on the CPU.
+# Timeout in seconds for the GPU driver if models run on the CPU, so that GPUs are only measured.
 _METRICS_PATIENCE = 5.0
 
 
@@ -193,7 +193,7 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for the GPU that they name, which `read` describes.
+    """Return the settings with defaults for their GPU; `read` describes a GPU by its number.
 
     Raises:
         StartProblem: the repository's folder is missing.
@@ -225,7 +225,7 @@ def at_device(
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
-    """Reload changed certificates in the `async with` block: on SIGHUP, or within seconds."""
+    """Reload changed certificates while the `async with` block runs: on SIGHUP, or in seconds."""
     loop = asyncio.get_running_loop()
     reload_requested = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
@@ -238,7 +238,7 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[None]:
-    """Push metrics in the `async with` block, if the environment configures it."""
+    """Push metrics while the `async with` block runs, if the environment configures that."""
     if not settings.pushes_metrics:
         yield
         return
@@ -271,7 +271,7 @@ async def run_until_stopped(
     parent: int,
     watch: DeviceWatch | None = None,
 ) -> None:
-    """Serve until a signal, or until the parent process ends with `exit_with_parent`; then drain.
+    """Serve until a signal or, with `exit_with_parent`, until the parent ends; then drain.
 
     If `watch` reports that the device has failed, the process ends immediately. Runs on the device
     may hang, and gateways retry calls elsewhere as soon as their connections end.
@@ -315,7 +315,7 @@ async def leave(
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
-    """Report not ready but serve for `shutdown_delay`; then refuse connections and drain."""
+    """Serve for `shutdown_delay` while not ready; then refuse connections and drain."""
     if server.started:
         core.leaving = True
         server.make_answers_last()

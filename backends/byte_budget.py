@@ -30,8 +30,8 @@ class _Waiting:
 class SharedBytes:
     """Counts the bytes of `limit_bytes` that each key holds. Belongs to one event loop.
 
-    Waiting keys take turns. While a key that holds nothing waits, no other request gets bytes.
-    `exhausted` creates the error of a request that finds no room.
+    Waiting keys take turns. While a key that holds nothing waits, the requests behind it get no
+    bytes. `exhausted` creates the error of a request that finds no room.
     """
 
     def __init__(

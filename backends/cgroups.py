@@ -9,9 +9,10 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield version and folder of each cgroup of this process, and of the groups above it.
+    """Yield the version and folder of each cgroup of this process and of the groups above it.
 
-    Groups of version 1 are only those of `controller`. `root` has `/proc` and `/sys`.
+    Of version 1, only the groups of `controller` are included. `root` is the folder of `/proc` and
+    `/sys`.
     """
     try:
         own, mounts = _lines(root / "proc/self/cgroup"), _lines(root / "proc/self/mountinfo")

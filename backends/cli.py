@@ -49,7 +49,7 @@ _MODELS = click.option(
 _MORE_MODELS = click.option(
     "--more-models",
     type=click.Path(path_type=Path),
-    help="A second repository. If both have a model with the same name, the first one wins.",
+    help="A second repository. The first one takes precedence for models with the same name.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _EXAMPLES = {
@@ -92,7 +92,7 @@ def main() -> None:
 @click.option(
     "--provider", type=click.Choice(get_args(Provider)), help="Runtime that runs the models."
 )
-@click.option("--drain", type=float, help="Seconds to finish calls in flight after SIGTERM.")
+@click.option("--drain", type=float, help="Seconds that calls in flight have to end after SIGTERM.")
 @click.option(
     "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
 )
@@ -148,7 +148,7 @@ def models_group() -> None:
     """Inspect, import, tune and copy the models of a repository."""
 
 
-# `sluicegate backend` shows its own name.
+# `sluicegate backend` calls the command by this name, so that its help shows the name.
 main.add_command(serve_command, "backend")
 models_group.add_command(tune_command)
 models_group.add_command(compare_command)

@@ -19,7 +19,7 @@ _BYTES_PER_TOKEN = 64 * 1024
 # The fraction of device memory for libraries, captured graphs and the CUDA context.
 _RESERVE = 0.1
 _GRAPH_ROWS = 4
-# Matches the graph variants that CUDA can capture: their shapes depend only on input shapes.
+# Matches the device graphs that CUDA can capture: their shapes depend only on input shapes.
 _CAPTURED = re.compile(r"\.cuda-(fused|heads|ranges)(-\w+)?\.onnx$")
 
 
@@ -33,14 +33,14 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 def with_device_defaults(
     settings: BackendSettings, *, gpu_memory_bytes: int, encoders: int, processes: int
 ) -> BackendSettings:
-    """Return the settings with a default for `gpu_memory_bytes`, the arena size of a model.
+    """Return the settings with a default for the setting `gpu_memory_bytes`, a model's arena size.
 
-    `gpu_memory_bytes` is the memory of the device, or 0 if the driver does not tell it. `processes`
-    processes with `encoders` encoders each share the device.
+    The argument `gpu_memory_bytes` is the memory of the device, or 0 if the driver does not report
+    it. The device is shared by `processes` processes with `encoders` encoders each.
     """
     if settings.provider not in GPU_PROVIDERS or settings.gpu_memory_bytes:
         return settings
-    # One more encoder, because a new revision is loaded while the old one serves.
+    # Count one more encoder, because a new revision is loaded while the old one serves.
     shares = processes * (encoders + 1)
     arena = int(gpu_memory_bytes * (1 - _RESERVE)) // shares
     return msgspec.structs.replace(settings, gpu_memory_bytes=arena)
@@ -74,7 +74,8 @@ def batch_bounds(settings: BackendSettings) -> BatchBounds:
 def graph_rows(settings: BackendSettings, graph: Path) -> int:
     """Return the maximum rows of batches that run as captured CUDA graphs; 0 disables capture.
 
-    By default, only graph variants that can be captured are, and only with the provider `cuda`.
+    By default, batches are captured only with the provider `cuda`, and only for device graphs that
+    CUDA can capture.
     """
     if settings.gpu_graph_rows is not None:
         return settings.gpu_graph_rows

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 
 
 class DurationCounts:
-    """Counts durations in buckets with these upper `bounds`, and one bucket above. Not thread-safe.
-
-    `add` takes half a microsecond.
-    """
+    """Counts durations in buckets with upper `bounds`, and in one bucket above. Not thread-safe."""
 
     __slots__ = ("_bounds", "counts", "total")
 

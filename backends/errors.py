@@ -11,8 +11,8 @@
     ├── ItemRefused                     422     (its own)            no
     ├── AlgorithmFailed                 500     algorithm_failed     no
     ├── ModelFailed                     500     model_failed         yes
-    │   ├── OutOfMemory                 500     model_failed         yes (as fewer rows)
-    │   └── UpstreamFailed              500     model_failed         yes (as fewer rows)
+    │   ├── OutOfMemory                 500     model_failed         yes (fewer rows)
+    │   └── UpstreamFailed              500     model_failed         yes (fewer rows)
     ├── Overloaded                      503     overloaded           yes (call or item)
     ├── ExecutorDied                    503     executor_died        yes
     ├── UpstreamUnavailable             503     upstream_unavailable yes
@@ -56,7 +56,7 @@ class Unauthorized(CallRefused):
 
 
 class ModelNotFound(CallRefused):
-    """Reports that the backend does not serve this model or this task of it."""
+    """Reports that the backend does not serve this model, or that the model lacks the task."""
 
     status = 404
     code = "model_not_found"

@@ -18,7 +18,7 @@ LEAST_DRIVER: Final = 580
 """The first branch of the driver that supports this CUDA version."""
 LEAST_COMPUTE_CAPABILITY: Final = (7, 5)
 PATIENCE: Final = 30.0
-"""Timeout in seconds for the driver, which starts all cards first without persistence mode."""
+"""Timeout in seconds for the driver. Without persistence mode, it first starts all cards."""
 
 _MANAGEMENT, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 # Folders of the driver's libraries in containers and WSL, which are often not on a search path.
@@ -38,8 +38,8 @@ _REFUSALS: Final = {
 class Gpu:
     """A device that models can run on: a card, or a MIG device of a card.
 
-    `index` is the driver's number of the card; all MIG devices of a card have the same. Only one
-    process at a time can use a device that is exclusive (compute mode `EXCLUSIVE_PROCESS`).
+    `index` is the driver's number of the card; all MIG devices of a card have the same number. Only
+    one process at a time can use a device that is exclusive (compute mode `EXCLUSIVE_PROCESS`).
     """
 
     index: int
@@ -76,10 +76,10 @@ class Memory(ctypes.Structure):
 
 
 def find_gpus(patience: float = PATIENCE) -> GpusFound:
-    """Return the GPUs of this machine that are visible by `CUDA_VISIBLE_DEVICES`.
+    """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` makes visible.
 
-    A child process calls the driver, for up to `patience` seconds, because a process that calls a
-    hanging driver cannot end. This does not create a CUDA context.
+    A child process calls the driver, for up to `patience` seconds: if the driver hangs, a process
+    that called it cannot end. This does not create a CUDA context.
     """
     if driver_library() is None:
         return _none("this machine has no NVIDIA driver")

@@ -1,8 +1,8 @@
 """Declares the metrics of gateways and backends.
 
 The lists are in `gateway/telemetry/catalogue.py` and `backends/telemetry/catalogue.py`. They define
-the exported metrics and the page `docs/reference/metrics.md`. Tests compare dashboards and rules
-with them.
+the exported metrics and the page `docs/reference/metrics.md`. Tests check that dashboards and rules
+use only metrics of these lists.
 """
 
 from enum import StrEnum

@@ -37,8 +37,8 @@ _KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMe
 
 
 MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
-"""Returns spans. If the queue `takes_encoded`, they may be encoded as fields of `ScopeSpans`, for
-the queue's `resource` and `SCOPE`."""
+"""Returns spans. If `takes_encoded` is true for the queue, they may be encoded as fields of
+`ScopeSpans`, for the queue's `resource` and `SCOPE`."""
 
 
 class SpanQueue(SpanProcessor):
@@ -83,8 +83,8 @@ class SpanQueue(SpanProcessor):
         """Queue sampled spans, or drop all of them if the queue is full.
 
         The exporting thread calls a `MakeSpans`, because code that rarely runs is slow in the
-        thread that answers requests. A `MakeSpans` for n spans must follow n - 1 times `None`, so
-        that the queue counts its spans.
+        thread that answers requests. If a `MakeSpans` returns n spans, n - 1 times `None` must
+        precede it in `spans`, so that the queue counts all of its spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:

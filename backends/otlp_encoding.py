@@ -26,7 +26,8 @@ _LINK_FLAGS = struct.Struct("<cI")
 _DOUBLE = struct.Struct("<cd")
 _HALF = (1 << 64) - 1
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
-# The encoding of attributes is cached. Most values come from small sets, but request ids do not.
+# The encoding of attributes is cached. Most values come from small sets, but request ids do not, so
+# the cache is bounded.
 _MOST_REMEMBERED = 4096
 _LONGEST_REMEMBERED = 24
 _KINDS = frozenset({str, bool, int, float})
@@ -168,7 +169,7 @@ def _attribute(name: str, value: Any) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return an encoded `AnyValue`; zeros are encoded, too, because the field gives the type."""
+    """Return an encoded `AnyValue`. Zeros are encoded, too: which field is set tells the type."""
     if isinstance(value, str):
         return _field(b"\x0a", value.encode())
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
 """Pushes metrics over OTLP, configured by the `OTEL_*` variables; gateways and backends use it.
 
-It pushes the metrics of a scrape, as cumulative sums, gauges and histograms.
+It pushes the metrics that a scrape would return, as cumulative sums, gauges and histograms.
 """
 
 import asyncio
@@ -123,8 +123,8 @@ def open_pusher(
 ) -> MetricPusher:
     """Return the pusher that the process's environment (`environ`) configures.
 
-    `counted_since` is the time (ns) since which counters count; the default is now. A wrong time
-    would look like a reset of the counters to a collector, which would then count twice.
+    `counted_since` is the time in nanoseconds at which the counters began to count; the default is
+    now. With a wrong time, a collector would see a reset of the counters and count twice.
 
     Raises:
         TracingProblem: the exporter is not installed, or a variable has an invalid value.

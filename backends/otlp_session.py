@@ -27,8 +27,8 @@ _ARGUMENTS: Final = {"headers", "data", "timeout", "allow_redirects", "verify", 
 class ExportSession(requests.Session):
     """Posts bodies to an `http` URL without a proxy; `requests` sends all other requests.
 
-    It reads the environment, such as proxies and `.netrc`, once per URL. It raises the exceptions
-    of `requests`. Belongs to one thread.
+    This class reads the environment, such as proxies and `.netrc`, once per URL, and raises the
+    exceptions of `requests`. An object belongs to one thread.
     """
 
     def __init__(self) -> None:

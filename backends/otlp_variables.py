@@ -1,7 +1,7 @@
 """Reads the `OTEL_*` variables of traces and metrics as OpenTelemetry specifies them.
 
-Empty variables count as unset. Invalid variables are ignored with a warning. The SDK would raise
-instead when it is imported, so call `drop_unusable` first.
+Empty variables count as unset. Invalid variables are ignored with a warning. The SDK would raise an
+error for them when it is imported, so call `drop_unusable` before importing it.
 """
 
 import logging
@@ -16,7 +16,7 @@ _EXPORTERS = frozenset({"otlp", "console"})
 _NUMBERS = ("TIMEOUT", "LIMIT")
 _HEADERS = "HEADERS"
 _PAIRS = "OTEL_RESOURCE_ATTRIBUTES"
-# Matches headers that the SDK accepts. It would log other headers, which may contain secrets.
+# Matches headers that the SDK accepts. The SDK would log others, which may contain secrets.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def is_push_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def otlp_variable(environ: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
-    """Return a variable of the exporter; the variable of one signal overrides the general one."""
+    """Return a variable of the exporter; the variable of `signal` overrides the general one."""
     return environ.get(f"{OTLP}{signal}_{name}") or environ.get(OTLP + name, "")
 
 

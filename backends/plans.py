@@ -22,7 +22,7 @@ RevisionNumber = Annotated[str, msgspec.Meta(max_length=20)]
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describes a shadow revision, which gets copies of `share` per cent of the items.
 
-    Its results count as the same if no number differs by more than `tolerance`.
+    Its result for an item counts as the same if no number differs by more than `tolerance`.
     """
 
     revision: Revision
@@ -61,9 +61,9 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Tells a backend which models to serve, as name patterns.
 
-    `until` has models that move away; the backend serves them until other backends do. If `models`
-    is empty, the backend's own setting applies. A backend uses the highest `version` that it has
-    received. Within a version, `until` only shrinks.
+    `until` has models that move to other backends; this backend serves them until the others do. If
+    `models` is empty, the backend's own setting applies. A backend uses the highest `version` that
+    it has received. Within a version, `until` only shrinks.
     """
 
     version: int = 0
@@ -103,7 +103,8 @@ class RevisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     largest: dict[str, float] = {}
 
 
-# The bounds of duration buckets: 0.1 ms, and each further bound is 2^(1/4) times as large.
+# The first bound of duration buckets is 0.1 ms. Each further bound is 2^(1/4) times the previous
+# one.
 _SHORTEST = 0.0001
 _PER_DOUBLING = 4
 

@@ -1,13 +1,14 @@
 """Defines the protocol between gateway and backend.
 
 A *call* is one HTTP request, `POST /v1/call`. Its body is a msgpack `Call`: items for one model,
-each with its remaining time. The response is a stream of frames. A frame is a 4-byte little-endian
-length and a msgpack `Frame`. The backend sends each item's outcome as soon as it is ready.
+each with the time until its deadline. The response is a stream of frames. A frame is a 4-byte
+little-endian length and a msgpack `Frame`. The backend sends the outcome of each item as soon as
+the outcome is ready.
 
-A `Report` is the last frame. Further reports follow outcomes, or come every second while batches
-run, as a sign that the call does not hang. If a stream ends without a final report, it was cut, and
-items without an outcome may be retried. A call that is refused as a whole gets a status other than
-200, with a `Refusal`.
+The last frame is a `Report`. Other reports come after outcomes, and every second while batches run,
+as a sign that the call does not hang. If a stream ends without a final report, it was cut short,
+and items without an outcome may be retried. If the whole call is refused, the status is not 200,
+and the body is a `Refusal`.
 
 - `GET /v1/state` returns a msgpack `ServingState`: the backend's models and load.
 - `POST /v1/models/reload` reads the repository again, and returns the state once the new models
@@ -89,7 +90,7 @@ class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options of vectors: keep the first `dimensions` values, then normalize."""
+    """Holds options of vectors: the first `dimensions` values are kept, and then normalized."""
 
     normalize: bool = True
     dimensions: int | None = None
@@ -102,7 +103,7 @@ class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects how tokens are grouped to entities, like in Hugging Face's pipeline."""
+    """Selects how tokens are grouped into entities, as in Hugging Face's pipeline."""
 
     aggregation: Aggregation = "simple"
 
@@ -114,7 +115,7 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options for the tokens of a text; windows overlap by `overlap` tokens."""
+    """Holds options of tokenization; the windows that are counted overlap by `overlap` tokens."""
 
     counts_only: bool = False
     add_special_tokens: bool = True
@@ -122,7 +123,7 @@ class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DetokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options for the text of tokens; by default, without special tokens."""
+    """Holds an option of detokenization: by default, the text has no special tokens."""
 
     skip_special_tokens: bool = True
 
@@ -175,7 +176,7 @@ ITEMS: dict[Task, Any] = {
 }
 
 
-# The results of the tasks, as JSON. The backend encodes a result, and nobody decodes it again.
+# The results of the tasks, as the backend encodes them in JSON:
 #   classify, zero-shot  {"labels": [{"label": str, "score": float}, ...]}      best first
 #   choose               {"choice": int, "scores": [float, ...]}
 #   embed                {"embedding": [float, ...]}
@@ -188,7 +189,7 @@ ITEMS: dict[Task, Any] = {
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Holds one item: its msgpack body, its remaining seconds, and its cache scope.
+    """Holds one item: its msgpack body, the seconds until its deadline, and its cache scope.
 
     `traceparent` and `tracestate` are the W3C trace headers of its request, if it has any.
     """
@@ -248,7 +249,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Holds an item's failure; `code` is part of the API.
 
-    If it is `retryable`, another backend may succeed. `arm` is the same as in `Done`.
+    If the failure is `retryable`, another backend may succeed. `arm` is the same as in `Done`.
     """
 
     index: int
@@ -263,7 +264,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Reports the load of the backend, in every response to a call and in its state.
 
-    `queued_seconds` is the predicted time of the waiting interactive rows of the longest queue.
+    `queued_seconds` is how long the interactive rows of the longest queue are predicted to take.
     `device_busy_share` is the utilization of the device over the last seconds. `releases` counts
     batches by the reason why no more rows joined them.
     """
@@ -297,9 +298,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `revision` is a digest (12 hex digits) of all files that determine results, including the
       files of models that it builds on.
     - `algorithm` and `algorithm_version` identify the code that answers.
-    - `earlier` has replaced revisions, for which calls are still answered for a while.
-    - `serving` has the model's traffic split and other revisions. It is `None` for a revision that
-      is named itself, such as `name@1`.
+    - `earlier` has revisions that were replaced a short while ago. Calls may still name them.
+    - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
+      a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
     """
 
@@ -334,9 +335,9 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the state of a GPU, as the driver reports it.
 
     A field is `None` if the driver does not report it, as for MIG devices. `device` is the driver's
-    number of the card; all MIG devices of a card have the same. `utilization` is the fraction of
-    time that the GPU was busy. `throttling` has the reasons for reduced clocks. `ecc_errors` are
-    the corrected and the uncorrected errors since the driver was loaded.
+    number of the card; all MIG devices of a card have the same number. `utilization` is the
+    fraction of time that the GPU was busy. `throttling` has the reasons for reduced clocks.
+    `ecc_errors` are the corrected and the uncorrected errors since the driver was loaded.
     """
 
     device: int
@@ -357,7 +358,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     - `problems` has the problems of models and revisions, whether they are served or not.
     - A backend that is `leaving` is not ready, but still answers calls.
     - `plans` is the version of the `ServingPlans` in effect.
-    - `assignment` tells which models to serve.
+    - `assignment` is the latest assignment of models that a gateway has sent.
     - `arms` counts items by revision.
     """
 
@@ -395,7 +396,7 @@ class MessageReader(Generic[_Message]):
         self._rest = bytearray()
 
     def feed(self, chunk: bytes, messages: list[_Message] | None = None) -> list[_Message]:
-        """Decode the frames that `chunk` completes, append them to `messages` and return it.
+        """Decode the frames that `chunk` completes. Append them to `messages`, and return the list.
 
         Raises:
             msgspec.DecodeError: the bytes are not a valid frame.

@@ -33,10 +33,11 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: Path = Path("models")
     """The folder of the model repository."""
     more_models: Path | None = None
-    """A second model repository. If both have a model of the same name, the first one's is used."""
+    """A second model repository. If both have a model of the same name, the model of the first is
+    used."""
     serves: str = "*"
-    """The models to serve: names and patterns, separated by commas; `-`: none until a gateway
-    assigns some. The backend also loads the models that these build on."""
+    """The models to serve: names and patterns, separated by commas. With `-`, none are served until
+    a gateway assigns some. The backend also loads the models that these models build on."""
     host: str = "127.0.0.1"
     """The address of the listener for gateways."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
@@ -47,18 +48,18 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The name of the backend, unique in its region."""
     threads: Share = 0
     """The number of batches that each encoder runs at a time, with one thread each. 0: the result
-    of `sluicegate models tune` on this machine, else one for each core. The cores are those of the
-    process, or of its container's quota, rounded up."""
+    of `sluicegate models tune` on this machine, else one for each core. If the container has a
+    quota, its number of cores is the quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
-    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, it does while no
-    other batch runs, if that is faster."""
+    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, it does if no
+    other batch runs and all threads are faster than one."""
     tokenizer_threads: Positive = 2
     """The number of threads that tokenize."""
     provider: Provider = "cpu"
     """What runs the graphs: `cpu` (ONNX Runtime), `openvino`, `cuda`, `tensorrt`, or
-    `open_inference` (another server). If the chosen one is missing, the backend does not start. It
-    does not fall back to the CPU. `paced` is for tests: it computes nothing and takes a set
-    time."""
+    `open_inference` (another server). If the chosen runtime is missing, the backend does not
+    start, and does not fall back to the CPU. `paced` is for tests: it computes nothing and takes
+    a set time."""
     device: Share = 0
     """The index of the GPU."""
     gpu_runs: Annotated[int, msgspec.Meta(ge=1, le=3)] = 2
@@ -66,12 +67,12 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_processes: Positive = 1
     """The number of backends that share the GPU."""
     gpu_memory_bytes: Share = 0
-    """The most GPU memory of an encoder's arena. 0: a share of nine tenths of the device's memory.
-    Each of the `GPU_PROCESSES` backends counts one share for each encoder that it serves, and one
-    for a new revision that is loaded while the old one serves. The last tenth is for libraries and
-    captured graphs."""
+    """The most GPU memory of an encoder's memory arena. 0: a share of nine tenths of the device's
+    memory. Each of the `GPU_PROCESSES` backends counts one share for each encoder that it serves,
+    and one for a new revision that is loaded while the old one serves. The last tenth is for
+    libraries and captured graphs."""
     gpu_arena: Arena = "kSameAsRequested"
-    """How the arena grows: `kSameAsRequested` or `kNextPowerOfTwo`."""
+    """How the memory arena grows: `kSameAsRequested` or `kNextPowerOfTwo`."""
     gpu_length_multiple: Positive = 8
     """The length of a batch is rounded up to a multiple of this many tokens."""
     gpu_bucket_steps: Positive = 4
@@ -79,32 +80,33 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     a power of two and the next."""
     gpu_graph_rows: Share | None = None
     """The most rows of a batch that runs as a CUDA graph; 0: no batch does. Unset: 4 with the
-    provider `cuda` and a graph that can be captured, else 0. The kernels of a small batch take less
-    time than starting them one by one, and a CUDA graph starts them together. Larger batches gain
-    nothing. Each captured shape takes memory, and time at the start."""
+    provider `cuda` and a graph that can be captured, else 0. For a small batch, starting the
+    kernels one by one takes longer than the kernels themselves, and a CUDA graph starts them
+    together. Larger batches gain nothing. Each captured shape takes memory, and time at the
+    start."""
     gpu_graph_tokens: Positive = 2048
     """The most tokens, with padding, of a batch that runs as a CUDA graph."""
     gpu_attention_kernels: Share = 0
     """The value of ONNX Runtime's option `sdpa_kernel`; 0: ONNX Runtime chooses."""
     gpu_fp16: bool = True
-    """Whether a GPU runs a model in fp16 that is stored in fp32, if the outputs are close enough.
-    fp16 halves the memory traffic, and uses the fastest tensor cores. The model's `profile` is then
-    `fp16`. Set `false` if a GPU must give the same results as CPUs."""
+    """Whether a GPU computes in fp16 for a model that is stored in fp32, if its outputs stay close
+    enough to fp32. fp16 halves the memory traffic, and uses the fastest tensor cores. The model's
+    `profile` is then `fp16`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_tf32: bool = True
     """Whether a GPU multiplies matrices in TF32 for a model in fp32 that does not run in fp16. TF32
     has the 10 bits of fp16 and the range of fp32. Tensor cores do not support fp32, and products
-    without them take several times as long. The model's `profile` is then `tf32`. Set `false` if a
-    GPU must give the same results as CPUs."""
+    without tensor cores take several times as long as products in TF32. The model's `profile` is
+    then `tf32`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_engine_cache: Path | None = None
     """The folder in which TensorRT keeps the engines that it has built, because building them takes
     minutes. Unset: `.engines` in the model repository."""
     upstream_url: str = ""
     """The URL of a server that speaks the Open Inference Protocol v2. With the provider
-    `open_inference`, it runs all graphs. With another provider, it runs the models whose `upstream`
-    has no `url`."""
+    `open_inference`, this server runs all graphs. With another provider, it runs the models whose
+    `upstream` has no `url`."""
     upstream_token: str = ""
     """The bearer token for the server at `SLUICEGATE_BACKEND_UPSTREAM_URL`. No other server gets
-    it. It is read from the environment only."""
+    the token. It is read from the environment only."""
     upstream_runs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
     """With the provider `open_inference`, the most batches of a graph in flight on the other
     server."""
@@ -125,9 +127,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tls_client_ca: Path | None = None
     """The file with the CAs of gateways, PEM. If set, calls need a client certificate."""
     shutdown_delay: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """Seconds that a backend still serves after SIGTERM, while it reports that it is not ready. It
-    must exceed 1.2 times the gateways' probe interval, which grows with the number of backends: use
-    more than 5 from 1,600 backends on, and at least 7 for 2,000."""
+    """Seconds that a backend still serves after SIGTERM, while it reports that it is not ready.
+    This time must exceed 1.2 times the gateways' probe interval, which grows with the number of
+    backends: use more than 5 from 1,600 backends on, and at least 7 for 2,000."""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """Seconds that calls in flight have to end after the shutdown delay."""
     heartbeat_fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -139,13 +141,13 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_body_bytes: Positive = 32 * 1024 * 1024
     """The largest body of a call; larger calls are refused."""
     expanded_bytes: Positive = 256 * 1024 * 1024
-    """Memory for large items: with labels in a template, with choices, or with tokens to show or
-    count. Tenants share it fairly. An item waits for room until its deadline, and then gets 503. An
-    item above 8/9 of this size is refused."""
+    """Memory for items that take much more memory than their bodies: with labels in a template,
+    with choices, or with tokens to show or count. Tenants share this memory fairly. An item waits
+    for room until its deadline, and then gets 503. An item above 8/9 of this size is refused."""
     max_batch_rows: Share = 0
     """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
-    on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs this many short rows
-    to be busy."""
+    on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs 256 short rows to be
+    busy."""
     max_batch_tokens: Share = 0
     """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
     256 rows of 128 tokens. With a small arena, a GPU's default is less: the largest power of two
@@ -153,11 +155,11 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     4,096."""
     batch_order: Literal["length", "arrival"] = "length"
     """`length` batches rows of similar lengths. `arrival` batches the oldest rows of one traffic
-    class and output, whatever their lengths. It is a baseline for measurements."""
+    class and output, whatever their lengths. `arrival` is a baseline for measurements."""
     bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
     """The share of the time in which bulk batches run, until 10 s after the last interactive batch.
     Bulk rows are those of batch jobs, refreshes of stale results, and shadow revisions. Bulk
-    batches then run one at a time, with pauses of at most 2 s. A batch that runs is not
+    batches run one at a time until then, with pauses of at most 2 s. A batch that runs is not
     interrupted, so a larger share makes callers wait longer, and a smaller share makes batch jobs
     slower. Without interactive work, bulk batches may use the whole device."""
     max_queue_rows: Positive = 4096
@@ -280,8 +282,8 @@ def quiet_libraries() -> None:
 def limit_blas_threads() -> None:
     """Make numpy multiply matrices in the calling thread; call this before importing numpy.
 
-    By default, OpenBLAS starts a thread per core, and a product waits for all of them. They compete
-    with the threads that run models, so a product may take tenths of a second.
+    By default, OpenBLAS starts a thread per core, and a product waits for all of them. These
+    threads compete with the threads that run models, so a product may take tenths of a second.
     """
     for name in _BLAS_THREADS:
         os.environ.setdefault(name, "1")

@@ -14,7 +14,7 @@ _PARENT_CHECK = 0.5
 def heartbeat(descriptor: int | None) -> Iterator[None]:
     """Write a byte to `descriptor` at every interval, from the event loop, in the `with` block.
 
-    It does nothing if `descriptor` is `None`. It uses a timer, because a task could fail.
+    This does nothing if `descriptor` is `None`. It uses a timer, because a task could fail.
     """
     if descriptor is None:
         yield

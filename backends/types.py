@@ -39,8 +39,8 @@ class OutputKind(StrEnum):
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the token ids and type ids of a row.
 
-    `type_ids` is `None` if all are zero. `key` is unique for both. If the text was truncated,
-    `truncated_from` is the length in tokens of the whole text.
+    `type_ids` is `None` if all type ids are zero. `key` identifies the combination of both. If the
+    text was truncated, `truncated_from` is the length in tokens of the whole text.
     """
 
     ids: IntArray
@@ -68,8 +68,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the present size of a batcher's queue, and counts since the start.
 
-    `work` is the predicted seconds of all batches without their fixed cost. `wasted` is the padding
-    in `work` (`CostModel.padding`).
+    `work` is the predicted seconds of all batches without their fixed cost. `wasted` is the part of
+    `work` that padding takes (`CostModel.padding`).
     """
 
     queued_rows: int = 0
@@ -102,7 +102,7 @@ def padding_waste_ratio(*queues: QueueStatistics) -> float:
 
 
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts rows by where they came from, and describes the row cache."""
+    """Counts rows that were cached, coalesced and computed, and describes the row cache."""
 
     cached_rows: int = 0
     coalesced_rows: int = 0

@@ -1,12 +1,20 @@
 """Runs items in the process of a model owner's algorithm, and restarts the process when it fails.
 
-A process has failed when it ends, runs one step beyond the item's time, ignores a cancellation, or
-uses too much memory or too many threads. The backend kills a failed process. It refuses the item
-whose step ran for a while, and runs the other items again in a new process. If it does not know
-whose step ran, it runs the items again one at a time until one of them ends a process.
+A step is the code that a task runs between two awaits. The backend treats a process as failed when
+the process
 
-An item's time excludes steps of other items, calls to models, and waits for a processor core.
-A process that waits too long for a core is starved. No item is blamed, and callers may try again.
+- ends,
+- is still in a step of an item some time after the item's time is over,
+- ignores a cancellation, or
+- uses too much memory or too many threads.
+
+The backend kills a failed process and starts a new one. It refuses the item whose step was running,
+and runs the other items again. If it cannot tell whose step was running, it runs the items again
+one at a time until one of them ends a process.
+
+The time of an item does not include steps of other items, calls to models, or waits for a processor
+core. A process that got too little of a core is starved. Then the backend blames no item, and
+callers may try again.
 """
 
 import asyncio
@@ -47,12 +55,15 @@ _WORN_THREADS, _WORN = 24, 0.8
 _OVER = 1.25
 _MOST_RUNS = 4
 _WATCH_INTERVAL = 0.2
-# Seconds that a step may run after its item's time, and that a cancellation may take.
+# Seconds that a step may continue after its item's time, and that it may take to react to a
+# cancellation.
 _GRACE = 0.1
 _CANCELLATION = 1.0
 # Seconds before an equal error is logged again, and how many errors are remembered.
 _LOG_INTERVAL, _MOST_LOGGED = 10.0, 64
-# Seconds to wait before a second restart, doubled up to the longest; reset after a quiet time.
+# Delays of restarts in seconds. The first restart is immediate, the second has the first delay, and
+# each later one has twice the previous delay, up to the longest. After a quiet time without
+# failures, a restart is immediate again.
 _FIRST_DELAY, _LONGEST_DELAY, _QUIET = 0.25, 10.0, 30.0
 
 
@@ -91,7 +102,7 @@ class AlgorithmHost:
         self._long_step_delay = 0.0
 
     def open(self) -> None:
-        """Start the process, unless it runs.
+        """Start the process if it is not running.
 
         Raises:
             ValueError: the code cannot be imported.
@@ -99,7 +110,7 @@ class AlgorithmHost:
         with self._lock:
             if self._process is None:
                 self._process = self._start(self._lost_at >= 0)
-                if self._delay:  # its code failed more than once
+                if self._delay:  # earlier processes failed in quick succession
                     self._process.lower_priority()
 
     def close(self) -> None:
@@ -148,7 +159,7 @@ class AlgorithmHost:
                 self._lose("worn by earlier items", None)
             return
         while self._waiting and self._slots:
-            # Suspects are at the front of the queue. Each of them runs alone.
+            # Suspects, which may have ended a process, are at the front of the queue and run alone.
             is_alone = self._waiting[0].is_suspect
             if self._running and (is_alone or any(i.is_suspect for i in self._running.values())):
                 return
@@ -199,7 +210,7 @@ class AlgorithmHost:
         item.started = loop.time()
         process = self._live()
         item.busy_before = process.marks.busy_of_others(item.slot)
-        item.delay_before = process.delays.known  # from the last watch; a new reading takes 0.1 ms
+        item.delay_before = process.delays.known  # `_watch` read it; reading again takes 0.1 ms
         item.begin()
         self._running[item.number] = item
         item.timer = loop.call_later(self._budget.time, self._on_time, item)
@@ -251,7 +262,7 @@ class AlgorithmHost:
         item.outcome.set_exception(error)
 
     def _log_failure(self, trace: str) -> None:
-        """Log an error of the code, but not each repetition: a caller could flood the log."""
+        """Log an error of the algorithm's code. Skip repetitions, which could flood the log."""
         now = asyncio.get_running_loop().time()
         if self._logged.get(trace, -_LOG_INTERVAL) > now - _LOG_INTERVAL:
             return
@@ -273,7 +284,7 @@ class AlgorithmHost:
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
     def _clock(self, item: HostedItem) -> ProcessTime:
-        """Return the item's time so far, and how much of it the process waited for a core."""
+        """Return the seconds since the item began, and how many of them waited for a core."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
@@ -289,7 +300,7 @@ class AlgorithmHost:
         item.timer = asyncio.get_running_loop().call_later(delay, check, item, *values)
 
     def _on_time(self, item: HostedItem) -> None:
-        """End an item whose time is over, or check again when its time was extended."""
+        """End an item whose time is over, or check again later if waits extended its time."""
         clock = self._clock(item)
         if (left := clock.left(self._budget.time)) > 0:
             self._check_again(item, left, self._on_time)
@@ -331,7 +342,7 @@ class AlgorithmHost:
     def _on_not_cancelled(self, item: HostedItem, clock: ProcessTime) -> None:
         """Kill the process if it ignored the cancellation of an item.
 
-        While a step of another item runs, the process cannot react, so it gets more time.
+        While a step of another item runs, the process cannot react, so the process gets more time.
         """
         step, since = self._live().marks.step(), self._clock(item).since(clock)
         if step is not None and step.slot != item.slot:
@@ -344,7 +355,7 @@ class AlgorithmHost:
             self._lose("held after its time", item if self._is_known(item) else None)
 
     def _is_known(self, item: HostedItem) -> bool:
-        """Return whether only this item can be the one that blocks the process."""
+        """Return whether it is certain that this item blocks the process."""
         return self._live().marks.are_exact or list(self._running.values()) == [item]
 
     def _watch(self) -> None:
@@ -359,7 +370,8 @@ class AlgorithmHost:
         is_idle, self._was_used = not (self._was_used or self._running), bool(self._running)
         memory = usage.resident_bytes / self._budget.memory_bytes
         has_recovered = self._is_low and loop.time() - self._lost_at >= _QUIET
-        # Usually, RLIMIT_DATA stops allocations first. Resident memory also includes libraries.
+        # RLIMIT_DATA usually stops allocations before this check finds too much memory. The check
+        # allows more than the budget, because resident memory includes libraries.
         if memory > _OVER:
             self._lose("over its memory", None)
         elif usage.threads > _MOST_THREADS:
@@ -371,7 +383,7 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step runs for long, or threads compute without step marks."""
+        """Return whether one step takes long, or threads without step marks compute."""
         process = self._live()
         step, before = process.marks.step(), self._long_step
         if step is None or before is None or step.began != before.began:
@@ -385,7 +397,7 @@ class AlgorithmHost:
             self._lose("ended", None)
 
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
-        """Kill the process, refuse the item that blocked or ended it, and run the others again.
+        """Kill the process, refuse the item that blocked or ended it, and rerun the other items.
 
         If `is_blamed` is false, `item` has an outcome already and its caller may send it again.
         """

@@ -25,7 +25,7 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the result that `model` gives over the API; `task` defaults to its first task."""
+        """Return the result that the API gives for `model`; `task` defaults to its first task."""
         ...
 
 

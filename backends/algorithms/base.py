@@ -18,19 +18,19 @@ class Algorithm(Protocol):
 
     `run` returns a JSON value, which may contain arrays of floats. It raises `ItemRefused` for an
     invalid item or invalid parameters, and passes on any `BackendError` of a model. Rows of every
-    `await ask` are batched with the rows of other callers. Raise `version` when the code would give
-    another result for the same item.
+    `await ask` are batched with the rows of other callers. Increase `version` when a change of the
+    code changes the result of any item.
     """
 
     version: int = 1
-    """The version of this code plus the versions of the algorithms below it; part of cache keys."""
+    """The version of this code plus the versions of the algorithms it uses. Part of cache keys."""
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
         """This algorithm if it is a `QueryAlgorithm`, else `None`."""
         return None
 
-    # `protocol.ITEMS` and `protocol.PARAMETERS` give the types of both for each task.
+    # `protocol.ITEMS` and `protocol.PARAMETERS` give the types of `item` and `parameters` by task.
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         """Return the result of one item."""
         ...
@@ -40,7 +40,7 @@ class QueryAlgorithm(Algorithm):
     """Answers an item from the vectors that one query of `model` returns.
 
     The backend answers the items of a call together, without a coroutine for each item.
-    `prompts` go before the texts and replace the model's own prompt.
+    `prompts` has one prompt for each text, which replaces the model's own prompt.
     """
 
     model: str
@@ -87,6 +87,6 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as error:
-        # All of them may fail for the same reason; one error is enough.
+        # Several coroutines may fail for one reason; one error is enough.
         raise error.exceptions[0] from None
     return [task.result() for task in tasks]

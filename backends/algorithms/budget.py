@@ -8,8 +8,8 @@ import msgspec
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits the resources of an algorithm.
 
-    `time` (seconds) and `rows` (over all models) are per item; `memory_bytes` and `import_time`
-    (seconds) are per process.
+    An item may take `time` seconds, and `rows` rows over all models together. A process may use
+    `memory_bytes` bytes of memory, and take `import_time` seconds to import the code.
     """
 
     time: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0

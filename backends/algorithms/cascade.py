@@ -12,8 +12,9 @@ from backends.types import FloatArray, Text
 class Cascade(Labeller):
     """Calls the large model only if the small model's confidence is below `threshold`.
 
-    See Chow 1970 for rejection by confidence, and Viola and Jones 2001 for cascades. The threshold
-    applies to scores by the small model's own function, also if the caller requests another one.
+    See Chow 1970 for rejection by confidence, and Viola and Jones 2001 for cascades. The confidence
+    always comes from the small model's own score function, even if the caller requests another
+    function.
     """
 
     def __init__(self, *, small: Labeller, large: Labeller, threshold: float) -> None:
@@ -31,7 +32,7 @@ class Cascade(Labeller):
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)
         if function is not None:
-            # The row cache has this row by now.
+            # This does not run the model again: the row cache has this row by now.
             scores = await self._small.scores(text, ask, function)
         return reorder(scores, self._small.labels, self.labels)
 

@@ -56,7 +56,7 @@ class Labeller(Algorithm):
 
     @abstractmethod
     def confidence(self, scores: FloatArray) -> float:
-        """Return the model's confidence in a label, from 0 to 1.
+        """Return how certain the model is of its result, from 0 to 1.
 
         `scores` come from the model's own function.
         """

@@ -23,8 +23,8 @@ _NONE = Difference()
 def compare(one: Any, other: Any) -> Difference:
     """Compare two results, as parsed JSON.
 
-    Two rankings agree if they have the same labels and the same first label. All other values
-    must be equal, apart from floats.
+    Two rankings agree if they have the same labels and the same first label. Of other values, only
+    floats may differ.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))
@@ -44,7 +44,7 @@ def _compare_mappings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Diffe
         return _CHANGED
     return _worst(
         [
-            # An integer is a position or a choice: another integer is another result.
+            # An integer is a position or a choice, so results with different integers disagree.
             (_NONE if one[key] == other[key] else _CHANGED)
             if isinstance(one[key], int)
             else compare(one[key], other[key])
@@ -69,7 +69,7 @@ def _worst(differences: list[Difference]) -> Difference:
 
 
 def _is_ranking(values: list[Any]) -> bool:
-    """Return whether these are distinct labels with scores and no other field, as entities have."""
+    """Return whether `values` are distinct labels, each with a score and no other field."""
     if not values or not all(isinstance(value, dict) for value in values):
         return False
     if any(value.keys() != {"label", "score"} for value in values):

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Final
 
 _PDEATHSIG, _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 1, 38, 22, 2
-# A tenth of the scheduling weight of the threads that run models.
+# With this niceness, a process has a tenth of the scheduling weight of threads that run models.
 NICENESS: Final = 10
 _MOST_FILES = 256
 
-# Classic BPF over `struct seccomp_data`: the system call, the architecture, the low half of each
-# argument (https://docs.kernel.org/userspace-api/seccomp_filter.html).
+# Constants of classic BPF, and the offsets of the system call, of the architecture and of the first
+# argument's low half in `struct seccomp_data`
+# (https://docs.kernel.org/userspace-api/seccomp_filter.html).
 _LOAD, _IF_EQUAL, _IF_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06
 _CALL, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 _CLONE_THREAD = 0x00010000
-# The audit architecture, then the numbers of `clone`, of `kill` and `tgkill`, and of the calls
-# that only start processes.
+# By machine: the audit architecture, then the numbers of the system calls `clone`, `kill` and
+# `tgkill`, `fork` and `vfork`.
 _CALLS = {
     "x86_64": (0xC000003E, 56, (62, 234), (57, 58)),
     "aarch64": (0xC00000B7, 220, (129, 131), ()),
@@ -63,7 +64,8 @@ def _forbid_processes(libc: ctypes.CDLL) -> None:
     code = ctypes.create_string_buffer(b"".join(program))
     rules = _Program(len(program), ctypes.cast(code, ctypes.c_void_p))
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    # A kernel without seccomp filters refuses this call. The backend kills the whole process group.
+    # A kernel without seccomp filters refuses this call. Code can then start child processes, which
+    # the backend kills with the process group.
     libc.prctl(_SECCOMP, _FILTER, ctypes.byref(rules), 0, 0)
 
 
@@ -75,8 +77,8 @@ def _program(
         _instruction(_IF_EQUAL, architecture, otherwise=0, then=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD, _CALL),
-        # A filter cannot read the flags of `clone3`, so report it as missing. Libraries then call
-        # `clone`.
+        # A filter cannot read the flags of `clone3`, so report this call as missing. Libraries then
+        # use `clone`.
         *_rule(_CLONE3, [_instruction(_RETURN, _ENOSYS)]),
     ]
     for call in starts:

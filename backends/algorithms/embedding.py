@@ -70,7 +70,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     ) -> FloatArray:
         _check_query(parameters)
         for_query, for_document = self.prompts or (None, None)
-        # An empty prompt also replaces the model's own prompt.
+        # An empty string is a prompt, too: it replaces the model's own prompt.
         own = None if for_query is None else [for_query]
         queries = await ask(self.model, [parameters.query], own)
         documents = await windows.of_text(self.model, item, ask, prompt=for_document)
@@ -84,6 +84,6 @@ def _check_query(parameters: RerankParameters) -> None:
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:
-    """Return the first `dimensions` values of each vector, normalized if the caller wants it."""
+    """Return the first `dimensions` values of each vector, normalized if `parameters` say so."""
     shortened = vectors[:, :dimensions]
     return normalize(shortened) if parameters.normalize else shortened

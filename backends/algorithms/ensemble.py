@@ -20,9 +20,9 @@ Combination = Literal["mean", "weighted", "vote"]
 class Ensemble(Labeller):
     """Combines several classifiers (Dietterich 2000, "Ensemble Methods in Machine Learning").
 
-    With `mean` and `weighted`, a label's score is the mean of all models' scores, by `weights`.
-    With `vote`, it is the fraction of models, by weight, whose best label it is. The mean score
-    orders labels with equal votes.
+    With `mean` and `weighted`, a label's score is the mean of its scores from all models, weighted
+    by `weights`. With `vote`, a label's score is the fraction of models, weighted by `weights`,
+    that score this label highest. Labels with equal votes are ordered by their mean scores.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ensemble(Labeller):
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the mean scores of the models, and the result's scores: this mean, or votes."""
+        """Return each label's mean score, and its score in the result: the mean, or its votes."""
         if self._combine == "vote" and function is not None:
             detail = "this model counts votes, so it does not take a `function`; leave it out"
             raise ItemRefused("bad_function", detail)
@@ -83,7 +83,7 @@ class Ensemble(Labeller):
 
 
 def reorder(scores: FloatArray, have: Sequence[str], want: Sequence[str]) -> FloatArray:
-    """Return scores that are in the order of the labels `have` in the order of `want`."""
+    """Reorder scores from the order of the labels `have` to the order of `want`."""
     if list(have) == list(want):
         return scores
     place = {label: index for index, label in enumerate(have)}

@@ -92,14 +92,15 @@ def _with_accents(entity: TextEntity, text: str) -> TextEntity:
 def find_entities(
     pieces: list[TokenOffsets], scores: FloatArray, labels: list[str], aggregation: Aggregation
 ) -> list[TextEntity]:
-    """Return the entities of a text, and leave out those with the label `O`.
+    """Return the entities of a text, without entities of the label `O`.
 
     `scores` has one row for each token. `aggregation` selects how tokens become entities:
 
-    1. `none`: every token is an entity, and its label keeps the `B-` or `I-`.
-    2. `simple`: neighbouring tokens of one type are one entity. A `B-` begins a new entity.
-    3. `first`, `average`, `max`: each word gets one label, from its first token, from the mean of
-       its tokens, or from its most certain token. Then words are grouped as in `simple`.
+    1. `none`: every token is an entity, and its label keeps the prefix `B-` or `I-`.
+    2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new one.
+    3. `first`, `average`, `max`: each word gets one label. It comes from the word's first token,
+       from the mean of its tokens, or from its most certain token. Then words are grouped as in
+       `simple`.
     """
     real = [index for index, piece in enumerate(pieces) if not piece.special]
     if not real:

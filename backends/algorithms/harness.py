@@ -43,8 +43,8 @@ def answer(
     """Return the algorithm's result for `item`, as a caller would get it.
 
     `code` is the value of `code` in `model.yaml`; a file is relative to the working directory.
-    Each model is a function. It takes the item of an `ask.answer`, or one text of an `ask`.
-    Do not call this in an event loop.
+    In `models`, a function replaces each model. It is called with the item of an `ask.answer`, or
+    with each text of an `ask`. Do not call this in an event loop.
 
     Raises:
         ValueError: the code is not a valid algorithm.
@@ -79,7 +79,7 @@ async def _run(
     try:
         return encode_result(await custom.run(item, parameters, ask))
     finally:
-        # Their sockets belong to this event loop, so close them before it ends.
+        # The hosts' sockets belong to this event loop, so close them before it ends.
         hosts.close()
 
 

@@ -1,6 +1,6 @@
-"""Is the program of an algorithm host: the process that runs one model owner's algorithm.
+"""Runs as an algorithm host: the process that runs one model owner's algorithm.
 
-`HostProcess` starts it with `python -m backends.algorithms.host SPEC`.
+`host_process.start_host` starts this program: `python -m backends.algorithms.host SPEC`.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     spec = msgspec.json.decode(arguments[0], type=HostSpec)
     link = socket.socket(fileno=spec.socket)
     marks = StepMarks(spec.marks)
-    # Only the backend ends this process. A raised SIGINT would end the event loop.
+    # Only the backend ends this process. Without this, SIGINT would end the event loop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confine(parent=spec.parent, memory_bytes=spec.memory_bytes)
     link.sendall(encode_frame(StartReply()))
@@ -92,7 +92,7 @@ class _Marked:
 
 
 def _task_factory(marks: StepMarks) -> Any:
-    """Return a task factory that marks steps, also of tasks that an item's code creates."""
+    """Return a task factory that marks the steps of an item's tasks, however they were created."""
 
     def create(
         loop: asyncio.AbstractEventLoop,
@@ -133,7 +133,7 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
         try:
             return step(*values)
         except (SystemExit, KeyboardInterrupt) as error:
-            # From a task, these exceptions would end the event loop.
+            # Raised by a task, these exceptions would end the event loop.
             raise RuntimeError from error
         finally:
             self._marks.end(slot)
@@ -200,7 +200,7 @@ class _Session(asyncio.Protocol):
         self._transport.write(encode_frame(message))
 
     async def call_model(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Call a model over the backend. If the caller is cancelled, cancel the call."""
+        """Call a model through the backend. If the caller is cancelled, cancel the call."""
         self._call_count += 1
         call = self._call_count
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
@@ -218,7 +218,7 @@ class _Session(asyncio.Protocol):
 
 
 class _HostAsk(Ask):
-    """Calls models on behalf of one item, over the backend."""
+    """Calls models on behalf of one item, through the backend."""
 
     def __init__(self, session: _Session, number: int) -> None:
         self._session = session

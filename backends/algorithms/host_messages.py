@@ -1,9 +1,9 @@
 """Defines the messages between a backend and an algorithm host: msgpack frames on a socket.
 
 The backend starts the host with a `HostSpec`. The host sends one `StartReply` when it runs, and a
-second one when it has imported the code or failed to. The host answers each `RunRequest` with one
-`RunReply`, also after a `CancelRequest`. Meanwhile, it calls models with `ModelRequest`, one for
-all texts of a call.
+second one when it has imported the code or failed to import it. The host answers each `RunRequest`
+with one `RunReply`, even after a `CancelRequest`. While an item runs, the host calls models with
+`ModelRequest`. One `ModelRequest` carries all texts of a call.
 """
 
 from typing import Any, Literal
@@ -58,7 +58,7 @@ class StartReply(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """Calls a model on behalf of an item: for raw outputs of `texts`, or for a result of `item`."""
+    """Asks a model, on behalf of an item, for raw outputs of `texts` or the result of `item`."""
 
     number: int
     call: int

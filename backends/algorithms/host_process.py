@@ -23,13 +23,14 @@ from backends.algorithms.step_marks import StepMarks
 from backends.protocol import MessageReader
 from backends.settings import foreign_environment
 
-# Seconds for the start of Python and its libraries. `import_time` bounds the import of the code.
+# Seconds for the start of Python and its libraries. The budget's `import_time` bounds the import of
+# the algorithm's code.
 _START_TIMEOUT = 60.0
 _LOWEST = 19
 _CHUNK_BYTES = 65_536
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Keeps libraries from starting a thread per core, which would compete with the models.
+# Keeps libraries from starting a thread for each core. Such threads would compete with models.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
@@ -70,16 +71,16 @@ class HostProcess:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
     def delay(self) -> float:
-        """Return the seconds that its threads have waited for a processor core so far."""
+        """Return the seconds that the process's threads have waited for a processor core so far."""
         return self.delays.read(has_threads=not self.marks.are_exact)
 
     def usage(self) -> HostUsage | None:
-        """Return its present resource usage, or `None` if the process has ended."""
+        """Return the present resource usage of the process, or `None` if the process has ended."""
         try:
             content = (self._folder / "stat").read_text()
         except OSError:
             return None
-        # The name in field 2 may contain spaces. Field 3 of proc(5) follows its bracket.
+        # Field 2, the name in brackets, may contain spaces. So read from field 3 of proc(5) on.
         fields = content.rpartition(") ")[2].split()
         return HostUsage(
             busy=(int(fields[11]) + int(fields[12])) / _TICKS,
@@ -133,9 +134,9 @@ def start_host(
 ) -> HostProcess:
     """Start a host process and wait until it has imported the code.
 
-    A restarted process imports with a low priority, because the import takes most of a start.
+    The import takes most of a start, so a restarted process imports the code with a low priority.
     `fork` must run its argument in a thread that outlives the host: Linux kills the host when the
-    thread that started it ends.
+    thread that started the host ends.
 
     Raises:
         ValueError: the code cannot be imported, or is not a valid algorithm. The message continues
@@ -162,8 +163,9 @@ def start_host(
                 # The host finds the same modules as this process, and gets no secrets.
                 env=foreign_environment() | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=(theirs.fileno(), descriptor),
-                # A process group, so that `kill` reaches all. Not a session: Linux's autogroup
-                # scheduling would give a session as much time as the whole backend.
+                # In its own process group, so that `kill` reaches its children. Not in its own
+                # session: Linux's autogroup scheduling would give the session as much time as the
+                # whole backend.
                 process_group=0,
             )
         )
@@ -213,7 +215,7 @@ class _Replies:
         """Return the next reply, or `None` if the process ended.
 
         Raises:
-            TimeoutError: no reply came in `time` seconds, waits for a processor core excluded.
+            TimeoutError: no reply came within `time` seconds, not counting waits for a core.
         """
         host, began, delay = self._host, monotonic(), self._host.delay()
         while not self._received:

@@ -16,7 +16,8 @@ from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import Text
 
 _log = logging.getLogger(__name__)
-# Model calls that an item may make beyond its rows: calls that are refused or need no rows.
+# How many more calls to models an item may make than it may compute rows. Some calls are refused or
+# need no rows.
 _SPARE_CALLS = 256
 ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 
@@ -153,7 +154,7 @@ class HostedItem:
 
 
 def convert(value: Any, kind: Any, code: str = "bad_item") -> Any:
-    """Convert a value from an algorithm to the type a model takes, or raise `ItemRefused`."""
+    """Convert a value from an algorithm to the type that a model takes, or raise `ItemRefused`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

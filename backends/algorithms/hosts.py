@@ -17,13 +17,14 @@ HostKey = tuple[str, str]
 
 
 class AlgorithmHosts:
-    """Opens hosts and keeps them over reloads: an unchanged model keeps its process."""
+    """Opens hosts and keeps them across reloads: an unchanged model keeps its process."""
 
     def __init__(self, *, shows_output: bool = False) -> None:
         self._shows_output = shows_output
         self._hosts: dict[HostKey, AlgorithmHost] = {}
         self._lost: Counter[tuple[str, str]] = Counter()
-        # Linux ends a host with the thread that started it, so one long-lived thread starts all.
+        # Linux ends a host when the thread that started the host ends, so one long-lived thread
+        # starts all hosts.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="algorithm-starter")
 
     def __enter__(self) -> Self:
@@ -38,7 +39,7 @@ class AlgorithmHosts:
         self.close()
 
     def open(self, key: HostKey, *, code: str, folder: Path, budget: Budget) -> AlgorithmHost:
-        """Return the host of a model with a running process. Safe in any thread.
+        """Return a model's host, and start its process if none runs. Safe in any thread.
 
         Raises:
             ValueError: the code cannot be imported, or is not a valid algorithm.
@@ -68,7 +69,7 @@ class AlgorithmHosts:
         return dict(self._lost)
 
     def keep(self, used: Collection[HostKey]) -> None:
-        """Close the hosts of all models but `used`."""
+        """Close the hosts of all models that are not in `used`."""
         for key in [key for key in self._hosts if key not in used]:
             self._hosts.pop(key).close()
 

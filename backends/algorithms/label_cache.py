@@ -1,4 +1,4 @@
-"""Caches the vectors of label sets, so that their labels are not tokenized again."""
+"""Caches the vectors of label sets, so that repeated labels are not tokenized again."""
 
 from collections import OrderedDict
 

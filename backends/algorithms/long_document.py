@@ -1,4 +1,4 @@
-"""Answers for texts longer than the model reads, by combining scores of overlapping windows."""
+"""Answers for texts that are too long for one row, by combining scores of overlapping windows."""
 
 from typing import Any
 

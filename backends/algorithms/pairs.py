@@ -34,7 +34,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
 
     See Yin, Hay and Roth 2019 (arXiv:1909.00161). There is one row per label. The scores are a
     softmax over the entailment logits of all labels. With `multi_label`, or for a single label,
-    they are a softmax over entailment and contradiction of each label.
+    each score is a softmax over the entailment and the contradiction logit of its label alone.
     """
 
     def __init__(self, *, model: str, labels: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ def _multiple_choice(model: Model, below: Sequence[ModelAlgorithms]) -> Algorith
 def _cross_encoder(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     judge = _only(below, Classify, _CLASSIFIER)
-    # The model's own cross-encoder knows its `rerank_function`.
+    # Prefer the model's own cross-encoder, which knows the `rerank_function` of the model.
     return {Task.RERANK: _find(below, CrossEncode) or CrossEncode(model=judge.model)}
 
 
@@ -195,7 +195,7 @@ def _options(model: Model, kind: type[Options]) -> Options:
 
 
 def _find(below: Sequence[ModelAlgorithms], kind: type[Kind]) -> Kind | None:
-    """Return the algorithm of type `kind` if there is one model below and it has one."""
+    """Return the algorithm of type `kind` if there is exactly one model below, and it has one."""
     if len(below) != 1:
         return None
     found = (algorithm for algorithm in below[0].algorithms.values() if isinstance(algorithm, kind))

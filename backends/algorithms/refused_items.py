@@ -9,7 +9,7 @@ _MOST = 4_096
 
 
 class RefusedItems:
-    """Holds the digests of refused items, each for `time` seconds, and at most the last `most`."""
+    """Holds the digests of the last `most` refused items, each for `time` seconds."""
 
     def __init__(self, *, time: float = _TIME, most: int = _MOST) -> None:
         self._time = time

@@ -27,8 +27,8 @@ from backends.repository.manifest import (
 )
 from backends.repository.model import Model
 
-# Covers the layers below every algorithm: tokenization, pipelines, batching, executors. Raise it
-# when a change there changes results.
+# The version of the layers below every algorithm: tokenization, pipelines, batching, executors.
+# Increase it when a change of these layers changes results.
 _FOUNDATION_VERSION = 2
 _SPLIT = "split"
 
@@ -63,7 +63,7 @@ def build_served_model(
 def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     """Refuse to build on a model with a traffic split: its revisions may differ in labels.
 
-    A model owner's algorithm may build on it, because it only uses results.
+    A model owner's algorithm may build on such a model, because the algorithm only uses results.
     """
     manifest = model.manifest
     if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == CUSTOM:
@@ -98,7 +98,7 @@ def _serve(
     labels: list[str] | None = None,
     dimensions: int | None = None,
 ) -> ModelAlgorithms:
-    """Return the served model of algorithms that use its own graph or the models `below`."""
+    """Return a model whose algorithms use the model's own graph or the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
     if isinstance(manifest, GraphManifest):
         profile, max_tokens, encoder = manifest.profile, manifest.max_tokens, model.name

@@ -1,4 +1,4 @@
-"""Reviews a message with three models: mood, topics, and for a complaint the intent."""
+"""Reviews a message with three models, for its mood, its topics, and the intent of a complaint."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class Reviewer(Algorithm):
 
     1. Mood and topics run concurrently, on the same row.
     2. A message is a complaint if its mood is `negative` with a score of at least `threshold`.
-       Only then is the intent computed, from the cached row.
+       Only then does the backend find the intent, from the cached row.
     """
 
     def __init__(self, *, mood: Labeller, topics: ZeroShotTask, intent: Labeller) -> None:

@@ -29,8 +29,8 @@ _ALL = 100
 class Mirror:
     """Owns the tasks that mirror items, and counts how their results differ.
 
-    It never queues items. While `most` mirrored items run or the device is busy, it skips items and
-    counts them.
+    A mirror never queues items. While `most` mirrored items run or the device is busy, the mirror
+    skips items and counts the skipped items.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Mirror:
         answer: Any,
         ask: AlgorithmContext,
     ) -> None:
-        """Mirror an answered item in the background, or skip it if the mirror is full."""
+        """Mirror an answered item in the background, or skip it if the mirror or device is busy."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, ask.revision, "skipped")
             return

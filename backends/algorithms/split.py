@@ -22,8 +22,8 @@ class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
 class Split(Algorithm):
     """Passes each item to one of several algorithms.
 
-    The choice is a hash of scope and item. So equal items of a tenant go to the same revision, and
-    a revision whose weight grows keeps its items.
+    A hash of scope and item makes the choice, so equal items of a tenant go to the same revision.
+    Of two revisions, the one whose weight grows keeps its items.
     """
 
     def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:
@@ -49,7 +49,7 @@ class Split(Algorithm):
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
-    """Hash an item of a scope to a number in [0, 1); purposes hash independently."""
+    """Hash an item of a scope to a number in [0, 1); each purpose gets independent numbers."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
@@ -60,8 +60,8 @@ def split_tasks(
 ) -> dict[Any, Algorithm]:
     """Return a `Split` for each task that all revisions answer.
 
-    `tasks` has the algorithms of each revision. `weights` maps `name@number` to the weight of the
-    revision, in the same order.
+    `tasks` has the algorithms of each revision. `weights` maps `name@number` to the weight of each
+    revision, in the order of `tasks`.
     """
     common = [task for task in tasks[0] if all(task in algorithms for algorithms in tasks)]
     return {

@@ -11,10 +11,10 @@ _SECOND = 1e9
 
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the elapsed seconds of a process, and `delay`: how many it waited for a core.
+    """Holds how many seconds passed for a process, and for how many of them it waited for a core.
 
-    The delay does not count towards the time that a process is allowed. After ten times the allowed
-    time, the process must end all the same.
+    The delay does not count towards the time that a process is allowed. Whatever its delay, a
+    process must end after ten times the allowed time.
     """
 
     elapsed: float
@@ -25,7 +25,7 @@ class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
         return ProcessTime(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
-        """Return the least seconds until the allowed time ends; negative if it has ended."""
+        """Return how many seconds the process has left at least; negative if its time is over."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:
@@ -36,11 +36,12 @@ class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
 class CoreDelays:
     """Reads how long the threads of a process waited for a processor core.
 
-    The kernel counts a wait only when the wait ends. An unfinished wait is estimated: it is counted
-    from the last reading before the thread's latest run, which is slightly too long.
+    The kernel counts a wait only when the wait ends. The length of an unfinished wait is estimated:
+    it is counted from the last reading before the process last ran, so the estimate is slightly too
+    long.
 
-    With several threads, a new wait is at most the time in which no thread ran. So a process that
-    computes in many threads does use up its time.
+    With several threads, one thread may wait while another runs. Only time in which no thread ran
+    counts as a wait, so that a process with many busy threads cannot extend its time.
     """
 
     def __init__(

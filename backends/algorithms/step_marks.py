@@ -1,7 +1,7 @@
 """Records in shared memory which item's step an algorithm host runs, and the time of all steps.
 
-A step is the code that a task runs between two awaits. The host writes and the backend reads, even
-if the host hangs or has died. Times are nanoseconds of the system's monotonic clock.
+A step is the code that a task runs between two awaits. The host writes the marks. The backend can
+read them even if the host hangs or has died. Times are nanoseconds of the system's monotonic clock.
 """
 
 import mmap
@@ -26,7 +26,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMarks:
-    """Maps the step marks of one host, in memory that host and backend share."""
+    """Reads and writes the step marks of one host, in memory that host and backend share."""
 
     def __init__(self, descriptor: int) -> None:
         self._words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")

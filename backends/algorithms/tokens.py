@@ -12,7 +12,7 @@ from backends.protocol import DetokenizeParameters, Task, TokenizeParameters
 
 
 class Tokenize(Algorithm):
-    """Returns the tokens of a text, their count, and whether they fit into the model's length."""
+    """Returns the tokens of a text, their count, and whether the model reads them in one row."""
 
     def __init__(self, *, encoder: str) -> None:
         self._encoder = encoder

@@ -109,7 +109,8 @@ class _Knockout:
     def _winner(self, pair: Sequence[int]) -> int | None:
         """Return the winner of a pair; `None` if the documents were not compared yet.
 
-        A document that is already ranked is -1. It loses, and two of them have the winner -1.
+        The number -1 stands for a document that is already ranked. It loses against every other
+        document. The winner of two ranked documents is -1.
         """
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair

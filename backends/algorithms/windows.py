@@ -15,7 +15,7 @@ Combination = Literal["mean", "max", "first"]
 
 
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
-    """Defines how windows overlap (in tokens) and how their scores are combined.
+    """Defines by how many tokens windows overlap, and how the scores of windows are combined.
 
     Scores are combined as in Dai and Callan 2019 (arXiv:1905.09217): mean (AvgP), maximum (MaxP) or
     first window (FirstP).

@@ -20,7 +20,7 @@ from backends.pipelines.scores import normalize, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
 
-# Minimizes the log loss on Banking77; see the model's page.
+# This value minimizes the log loss on the data set Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)
 # Halfway between typical cosines of correct and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
@@ -79,7 +79,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
 
 
 class Choose(WindowedAlgorithm):
-    """Picks the choice whose embedding is nearest to the prompt's."""
+    """Picks the choice whose embedding is nearest to the embedding of the prompt."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model
@@ -107,7 +107,7 @@ class Choose(WindowedAlgorithm):
 
 
 def _scores(rows: FloatArray, directions: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
-    """Return the scores of labels, one row for each row of the text."""
+    """Return the scores of all labels, in one row for each of `rows`."""
     cosines: FloatArray = (directions @ normalize(rows).T).T
     if parameters.multi_label:
         return sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE)

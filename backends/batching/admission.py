@@ -1,7 +1,7 @@
 """Admits items that are expected to end before their deadline, and reserves device time for them.
 
-An item may submit its rows in several steps. Its reservation covers all of them, so that items that
-are admitted later do not take its time.
+An item may submit its rows in several steps. Its reservation covers the rows of all steps, so that
+items that are admitted later do not take the reserved time.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from backends.batching.queue import DequeuedBatch, RowQueue
 from backends.batching.row import RequestWork
 from backends.errors import Overloaded
 
-# At most this many late rows of one request count.
+# At most this many late rows of one request count towards the lateness margin.
 _MAX_WASTED_ROWS = 8
-# The least `retry_after`.
+# The least `retry_after`, in seconds.
 MIN_RETRY_AFTER = 0.1
 
 
@@ -42,8 +42,9 @@ class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
 class Admission:
     """Predicts when rows would end, from the rows before them and the measured pace.
 
-    "Work" is the time of rows in predicted seconds of the cost model. This class belongs to the
-    event loop. Only `learn` runs in worker threads, which also change queue and meter concurrently.
+    "Work" is the time that the cost model predicts for rows, in seconds. The pace is the work done
+    per second. This class belongs to the event loop. Only `learn` runs in worker threads, which
+    also change queue and meter concurrently.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Admission:
         margin: LatenessMargin,
         competing: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`competing` returns how many seconds other models work while this model works some."""
+        """`competing` maps seconds of own work to the seconds that other models work meanwhile."""
         self.name = name
         self._competing = competing
         self._queue = queue
@@ -75,12 +76,12 @@ class Admission:
         return (self._queue.interactive_seconds + self.incoming) / self._meter.pace
 
     def pending(self) -> float:
-        """Return the seconds that all admitted work keeps the device busy. Safe in any thread."""
+        """Return for how many seconds all admitted work would keep the device busy. Thread-safe."""
         waiting = self._queue.interactive_seconds + self.incoming
         return (waiting + self._meter.running + self.reserved) / self._meter.own_pace
 
     def backlog(self) -> float:
-        """Return the seconds until all waiting rows have run, and at least 0.1."""
+        """Return the seconds until all waiting rows have run, but at least 0.1."""
         return max(MIN_RETRY_AFTER, (self._queue.seconds + self.incoming) / self._meter.pace)
 
     def admit(
@@ -118,7 +119,8 @@ class Admission:
         excess = work - reservation.remaining
         self.give_back(reservation, min(work, reservation.remaining))
         if excess > 0.0 and not reservation.is_begun:
-            # Reservations are estimates of the mean. Now refuse only rows that are surely late.
+            # The reservation was an estimate, and more work than estimated is normal. Refuse the
+            # rows only if they would be late even without the safety factor.
             time_left = deadline - self._meter.clock()
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
         reservation.is_begun = True
@@ -140,7 +142,8 @@ class Admission:
     def note_late(self, request: RequestWork, rows: int) -> None:
         """Learn that an item of a request missed its deadline and wasted `rows` rows.
 
-        The queue itself counts a request of a single row that expired or ran late.
+        This does nothing for a request of one item that wasted no row, because `learn` has counted
+        the expired row of such a request.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
@@ -199,8 +202,8 @@ class Admission:
     def _lateness(self, work: float, factor: float, time_left: float) -> float:
         """Return by how many seconds `work` would end late; negative if it would be in time.
 
-        The recent pace includes the time that other models took on the device. The admitted work of
-        other models also counts, because it shows the beginning of an overload.
+        The recent pace already includes the time that other models used the device. The result also
+        considers the admitted work of other models, because an overload appears first in that work.
         """
         late = work * factor / self._meter.pace - time_left
         if late > 0.0:

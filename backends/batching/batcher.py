@@ -28,8 +28,8 @@ _NO_WORK = 1e-9
 class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configures batches, the queue and the worker threads.
 
-    `worker_threads` defaults to the executor's number and cannot be larger. `always_wide` runs
-    every batch on all cores.
+    `worker_threads` defaults to the executor's number of threads, and cannot be larger. With
+    `always_wide`, every batch runs on all cores.
     """
 
     batch: BatchLimits = BatchLimits()
@@ -42,7 +42,7 @@ class Batcher:
     """Batches the rows of one executor.
 
     `submissions` takes rows, and worker threads run them while the context manager is open. Models
-    with the same `device` share its time.
+    with the same `device` share the time of this device.
     """
 
     def __init__(

@@ -7,9 +7,10 @@ import math
 
 from backends.batching.fair_queue import INTERACTIVE
 
-# Seconds after an interactive batch in which more interactive batches are expected.
+# For this many seconds after an interactive batch, more interactive batches are expected.
 _INTERACTIVE_MEMORY = 10.0
-# A bulk batch may then take this many times as long as an average interactive batch.
+# While interactive batches are expected, a bulk batch may take this many times as long as an
+# average interactive batch.
 _LENGTH = 2.0
 # Weight of the newest interactive batch in the moving average.
 _NEWEST = 0.2
@@ -21,12 +22,13 @@ BULK_SHARE = 0.04
 class BulkPause:
     """Decides how long a bulk batch may take, and when the next bulk batch may begin.
 
-    While interactive batches come, bulk batches run one at a time and take `share` of the time.
-    Each takes at most twice as long as an interactive batch. So few interactive requests meet a
-    bulk batch that their p95 latency hardly changes. A single long row may exceed `share`, because
-    pauses are bounded.
+    While interactive batches are expected, bulk batches run one at a time and take `share` of the
+    time. Each bulk batch takes at most twice as long as an average interactive batch. Therefore,
+    only few interactive requests wait for a bulk batch, and the p95 latency of interactive requests
+    hardly changes. A single long bulk row may take more than `share` of the time, because pauses
+    are bounded.
 
-    Threads use it without a lock: a lost update changes little.
+    Threads use this object without a lock: a lost update changes little.
     """
 
     def __init__(self, share: float = BULK_SHARE) -> None:
@@ -44,7 +46,7 @@ class BulkPause:
         return min(_LENGTH * self._interactive_seconds, self._longest)
 
     def began(self, lane: str, seconds: float, now: float) -> None:
-        """Record that a batch began that should take `seconds`."""
+        """Record the start of a batch that is predicted to take `seconds`."""
         if lane == INTERACTIVE:
             self._interactive_until = now + _INTERACTIVE_MEMORY
             self._interactive_seconds += _NEWEST * (seconds - self._interactive_seconds)

@@ -1,4 +1,4 @@
-"""Looks rows up in the row cache, coalesces equal rows in flight, and submits all others."""
+"""Looks rows up in the row cache, coalesces equal rows in flight, and submits all other rows."""
 
 import asyncio
 import math
@@ -17,7 +17,8 @@ from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
 # Bytes of Python objects per cache entry, without the value itself.
 _ENTRY_BYTES = 400
-# A caller waits for a row in flight that is due at most this many seconds after its deadline.
+# A caller shares a row in flight if the row is due at most this many seconds after the caller's
+# deadline.
 _WAIT_TOLERANCE = 0.25
 
 
@@ -41,11 +42,11 @@ class RowCache:
         return value
 
     def holds(self, key: RowKey) -> bool:
-        """Return whether a row is cached; does not count as a use."""
+        """Return whether a row is cached; this does not count as a use."""
         return key in self._values
 
     def put(self, key: RowKey, value: FloatArray) -> None:
-        """Add an output; evict the least recently used ones."""
+        """Add an output; evict the least recently used outputs if the cache is full."""
         size = _size(key, value)
         if key in self._values or size > self._max_bytes:
             return
@@ -76,9 +77,9 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     - `work` is the predicted seconds of rows that were queued under `reservation`.
     - `wasted` counts rows that were withdrawn, or computed although the item failed or was late.
     - `rows_left` is the remaining row budget of a model owner's algorithm.
-    - `hosted` is shared by the items of a call.
-    - `revision` is the name of a model and the number of its revision that answers. `shadow` is the
-      number of the revision to which the item is mirrored.
+    - `hosted` counts the items of a call in algorithm hosts; all items of a call share it.
+    - `revision` has two parts: the name of a model, and the number of the revision that answers.
+      `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     """
 
@@ -116,7 +117,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
 
 
 class RowCoalescer:
-    """Returns the rows of one encoder. All encoders of a process share one `cache`."""
+    """Returns the outputs of one encoder's rows. All encoders of a process share one `cache`."""
 
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
@@ -192,7 +193,7 @@ class RowCoalescer:
             caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
-        """Return where rows came from; sizes are of the shared cache."""
+        """Count rows that were cached, coalesced and computed, and the size of the shared cache."""
         return RowStatistics(
             cached_rows=self._cached,
             coalesced_rows=self._coalesced,
@@ -221,7 +222,7 @@ class RowCoalescer:
     async def wait_for_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> None:
-        """Wait until `has_room`. Afterwards, the caller must `begin` before it awaits anything.
+        """Wait until `has_room` is true. The caller must `begin` before it awaits anything else.
 
         Raises:
             Overloaded: the queue stayed full.

@@ -1,7 +1,8 @@
 """Divides a device's time among models with weighted fair queueing.
 
-A model's weight is its recently arrived work, with a minimum. So an overload slows all models
-equally, and no model starves. A model without competition gets all the time.
+The weight of a model is the amount of work that recently arrived for it, with a minimum. So an
+overload slows all models equally, and no model starves. A model without competition gets all the
+time.
 """
 
 import math
@@ -19,8 +20,9 @@ _MEMORY = 2.0
 _FLOOR = 0.02
 # The weight of a model without any arrived work.
 _LEAST_WEIGHT = 1e-9
-# A worker thread with more rows to run comes back soon. For these seconds, its model keeps its
-# place in the order. Otherwise, a waiting model would always go next.
+# After a batch, a worker thread with more rows to run soon asks for a slot again. For this many
+# seconds, its model keeps its place in the order. Otherwise, a model that already waits would
+# always go next.
 _RETURN_WINDOW = 0.005
 
 
@@ -41,8 +43,7 @@ class DeviceShare:
     def competing(self, seconds: float) -> float:
         """Return how many seconds of other models' work run while this model works `seconds`.
 
-        The other models share the device by weight. None gets more time than its admitted work
-        takes.
+        The models share the device by weight. No model gets more time than its admitted work takes.
         """
         return self._device.competing(self, seconds)
 
@@ -52,7 +53,7 @@ class DeviceShare:
         return self._device.is_full
 
     def close(self) -> None:
-        """Remove the model. No thread may wait for a slot any more."""
+        """Remove the model. No thread may still wait for a slot on its behalf."""
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
@@ -78,8 +79,8 @@ class DeviceShare:
 class SlotUse(msgspec.Struct, kw_only=True, eq=False):
     """Tells how a slot is used.
 
-    `alone` means that no other slot is in use, `more` that the model has more rows to run.
-    `seconds` is the predicted time of the use.
+    `alone` means that no other slot is in use. `more` means that the model has more rows to run.
+    `seconds` is the predicted time for which the slot is used.
     """
 
     alone: bool
@@ -89,6 +90,8 @@ class SlotUse(msgspec.Struct, kw_only=True, eq=False):
 
 class Device:
     """Owns the run slots of a device, and gives a free slot to the model with the lowest clock.
+
+    The clock of a model advances by the time of its runs, divided by the model's weight.
 
     `bulk` limits the bulk batches of all models.
     """
@@ -147,7 +150,7 @@ class Device:
         """Take a slot when it is this model's turn; return whether all other slots are free."""
         with self._changed:
             if not (share.waiting or share.running or share.reserved_until > self.clock()):
-                # An idle model earns no credit.
+                # A model earns no credit while it is idle.
                 share.clock = max(share.clock, self._now)
             share.reserved_until = -math.inf
             share.waiting += 1
@@ -166,7 +169,7 @@ class Device:
             return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
-        """Return the slot and charge its use. With `more`, the model keeps its place."""
+        """Give the slot back and charge its use. With `more`, the model keeps its turn briefly."""
         with self._changed:
             if more:
                 share.reserved_until = self.clock() + _RETURN_WINDOW

@@ -1,9 +1,10 @@
 """Chooses the first row of the next batch with weighted fair queueing.
 
-A flow is a traffic class (interactive or bulk; `lane` in names) of a scope (tenant). Each flow has
-a virtual clock, which advances by the predicted seconds of its rows, and ten times as fast for
-bulk. The flow with the lowest clock goes next. A new flow starts at the clock of the others. Within
-a flow, the row with the earliest `due` time goes first.
+A flow is the rows of one scope (tenant) in one traffic class: interactive or bulk. Names in the
+code call the traffic class `lane`. Each flow has a virtual clock. The clock advances by the
+predicted seconds of each row that leaves the flow, and ten times as fast for bulk. The flow with
+the lowest clock goes next. A new flow starts at the clock that the last chosen flow had, so that it
+has no advantage. Within a flow, the row with the earliest `due` time goes first.
 """
 
 import heapq
@@ -18,7 +19,8 @@ from backends.batching.row import Row
 FlowKey = tuple[str, str]
 INTERACTIVE: Final = "interactive"
 BULK: Final = "bulk"
-# The clock of a bulk flow runs this many times faster, so bulk gets a tenth of the time.
+# The clock of a bulk flow runs this many times as fast as the clock of an interactive flow. So a
+# bulk flow gets a tenth of the time that an interactive flow gets.
 _BULK_PACE = 10.0
 
 
@@ -31,7 +33,7 @@ class _Flow(msgspec.Struct, kw_only=True, eq=False):
 
 
 class FairQueue:
-    """Queues rows by flow; skips rows that other indexes have dequeued."""
+    """Queues rows by flow; skips rows that were dequeued by way of other indexes."""
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, _Flow] = {}
@@ -88,10 +90,10 @@ class FairQueue:
         return flow.waiting if flow is not None else 0
 
     def ahead(self, key: FlowKey, work: float) -> float:
-        """Return how many seconds of waiting rows run before the last new row of a flow.
+        """Return the predicted seconds of waiting rows that run before a flow's new rows end.
 
-        `work` is the predicted seconds of the new rows. Earlier rows of the flow run first, and
-        each other flow gets its fair share in that time.
+        `work` is the predicted seconds of the new rows. Until their end, earlier rows of the flow
+        run, and every other flow gets its fair share of the time.
         """
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)

@@ -1,7 +1,7 @@
 """Learns a safety factor for predicted waits from rows that missed their deadlines.
 
-The factor is needed because predictions are means. Rows of rare lengths wait longer, since rows of
-frequent lengths join the batches before them.
+Predictions are means, so some rows wait longer than predicted. For example, rows of rare lengths
+wait longer, because rows of frequent lengths join earlier batches.
 """
 
 import math
@@ -18,7 +18,7 @@ _LEAST, _FIRST, _MOST = 1.2, 1.4, 4.0
 
 
 class LatenessMargin:
-    """Holds a factor for predicted waits. It rises with each late row and falls with each other.
+    """Holds a factor for predicted waits. Late rows raise it, and timely rows lower it.
 
     The factor is stable if the fraction of late rows is `_LATE_SHARE`: it estimates a quantile by
     stochastic approximation (Robbins and Monro, 1951). Over time, it returns to its initial value.
@@ -34,7 +34,8 @@ class LatenessMargin:
         Bulk rows do not count, because they are admitted without a prediction.
         """
         if self.factor > _FIRST:
-            # The cause may be over, and with a high factor few rows are admitted to learn from.
+            # The cause of late rows may be over. With a high factor, too few rows are admitted to
+            # find out.
             fade = math.exp(min(0.0, self._learned - ended) / _MEMORY)
             self.factor = _FIRST + (self.factor - _FIRST) * fade
         self._learned = ended

@@ -1,8 +1,9 @@
 """Wakes the event loop on the core of the calling worker thread.
 
 Linux wakes a thread on the core where it last ran, unless another core is idle. When a worker
-thread finishes a batch, its core is not idle yet. So Linux often lets the loop's thread interrupt
-another worker thread, which loses milliseconds while the first thread's core becomes idle.
+thread finishes a batch, its core is not idle yet. So Linux often wakes the loop's thread on the
+core of another worker thread. This other thread loses milliseconds, although the core of the first
+thread becomes idle at once.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ class CoreAffinity(Protocol):
         ...
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with a native id to these cores; it moves immediately."""
+        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
         ...
 
 
@@ -49,7 +50,7 @@ class LinuxAffinity:
         return os.sched_getaffinity(0)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with a native id to these cores; it moves immediately."""
+        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
         os.sched_setaffinity(thread, cores)
 
 
@@ -93,8 +94,8 @@ class LoopWakeup:
         if affinity is None or not allowed:
             self._schedule(callback)
             return
-        # Both sides lift the restriction. If the loop runs first, threads that it starts must not
-        # inherit the restriction.
+        # This thread and the loop both lift the restriction. The loop may run first, and threads
+        # that it starts would inherit the restriction.
         try:
             self._schedule(partial(self._call_on, affinity, allowed, callback))
         finally:

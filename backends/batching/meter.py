@@ -10,15 +10,15 @@ from backends.executors.cost import CostModel
 from backends.telemetry.catalogue import SECONDS
 from backends.types import QueueStatistics
 
-# The time constant, in seconds of work, of the rates of rows and tokens.
+# The time constant of the rates of rows and tokens, in seconds in which a batch runs.
 _MEMORY = 5.0
 # The time constant of the pace, which changes quickly when other models use the device.
 _PACE_MEMORY = 2.0
-# The longest time in seconds between two steps of an item.
+# The longest expected time between two steps of an item, in seconds.
 _STEP = 0.02
-# Bounds of the slowness.
+# Bounds of the slowness, which is the measured time of batches divided by the predicted time.
 _SLOWEST, _QUICKEST = 20.0, 0.05
-# The minimum pace, for a slow device that other models use nearly completely.
+# The minimum pace. It is low, because other models may use a slow device nearly all the time.
 _LEAST_PACE = 0.002
 
 
@@ -38,9 +38,9 @@ class Meter:
         # The work of the running batches, and their number.
         self.running = 0.0
         self._runs = 0
-        # The work done and the time passed while rows were waiting or expected.
+        # While rows were waiting or expected: the work done, and the time passed.
         self._paced, self._pacing = 0.0, 0.0
-        # The work done and the time of the runs alone, without other models' runs in between.
+        # The work done by the runs, and the time of the runs without the times between them.
         self._ran, self._running_time = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
@@ -51,7 +51,7 @@ class Meter:
     ) -> None:
         """Count a batch of rows of these lengths that ran for `took` seconds.
 
-        `late` rows began after their deadline. The first row had `waited` seconds in the queue.
+        `late` rows began after their deadline. The row that came first waited for `waited` seconds.
         """
         rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         seconds = self._cost.seconds(rows=rows, longest=longest, tokens=tokens)
@@ -74,7 +74,7 @@ class Meter:
     def begin(self, work: float, *, waiting_since: float) -> float:
         """Count work as running and return the time.
 
-        `waiting_since` is the time since which the queue was never empty.
+        The queue has not been empty since the time `waiting_since`.
         """
         now = self.clock()
         with self._lock:
@@ -107,9 +107,9 @@ class Meter:
     ) -> None:
         """Count the end of a batch.
 
-        If rows wait (`has_waiting`), other models use the device until the next batch, and this
-        time counts for the pace. If reserved rows are not queued yet (`has_reserved`), an item is
-        between two steps. This time counts, too.
+        If rows wait (`has_waiting`), other models use the device until this model's next batch. The
+        pace includes this time. If reserved rows are not queued yet (`has_reserved`), an item is
+        between two of its steps. The pace includes this time, too.
         """
         now = self.clock()
         with self._lock:
@@ -122,8 +122,9 @@ class Meter:
             if self._last_end is not None:
                 self._pass(work, now - self._last_end)
             else:
-                # Nothing waited before this batch. Count it all the same: with a pace that is too
-                # low, most rows are refused, so that hardly any row ever waits.
+                # No row waited before this batch. Count the batch all the same, so that a pace that
+                # is too low can rise again: with such a pace, most rows are refused, and hardly any
+                # row ever waits.
                 self._pass(work * self._worker_threads, took)
             self._last_end = now if has_waiting or has_reserved else None
             self._has_waiting = has_waiting
@@ -148,14 +149,14 @@ class Meter:
 
     @property
     def pace(self) -> float:
-        """The predicted seconds of work done per second, while other models use the device."""
+        """The work done per second, while other models also use the device."""
         if self._pacing > 0:
             return max(self._paced / self._pacing, _LEAST_PACE)
         return self._worker_threads / self.slowness
 
     @property
     def own_pace(self) -> float:
-        """The predicted seconds of work done per second if no other model used the device."""
+        """The work that would be done per second if no other model used the device."""
         if self._running_time > 0:
             return max(self._ran / self._running_time, _LEAST_PACE)
         return self._worker_threads / self.slowness

@@ -11,12 +11,13 @@ import msgspec
 
 from backends.executors.cost import CostModel
 
-# The fraction of a batch's fixed cost that a row can expect to save in a later batch, too.
+# A row that joins a batch is expected to save this fraction of the fixed cost of a later batch.
 _EXPECTED_SAVING = 0.3
-# If a request has more rows to come, rows of other requests may add this many fixed costs.
+# If a request has more rows to come, rows of other requests may prolong its batch by this many
+# times the fixed cost of a batch.
 _FIXED_COSTS = 3.0
-# Ignore a request's remaining rows if they would take less than this fraction of the batch, because
-# estimates are inexact.
+# Ignore the remaining rows of a request if they would take less than this fraction of the batch's
+# time, because estimates are inexact.
 _ESTIMATE_ERROR = 0.5
 _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 
@@ -24,9 +25,9 @@ _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
-    `padding` is a fraction of the batch's time without its fixed cost. `by_arrival` takes up to
-    `rows` of the oldest rows of any length, without `choose_batch`. It is a baseline for
-    comparisons.
+    `padding` is the largest fraction of the batch's time, without its fixed cost, that padding may
+    take. With `by_arrival`, a batch is the oldest rows of any length, up to `rows`, and
+    `choose_batch` is not used. This is a baseline for comparisons.
     """
 
     rows: int = 16
@@ -42,7 +43,7 @@ class Release(StrEnum):
     FULL = "full"  # another row would exceed the limit of rows or tokens
     DEADLINE = "deadline"  # another row would make the batch late
     LENGTH = "length"  # the lengths of the waiting rows differ too much
-    OUTLIER = "outlier"  # the same for a batch of one row
+    OUTLIER = "outlier"  # no other waiting row has a similar length, so one row runs alone
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,22 +66,23 @@ def choose_batch(
 ) -> Choice:
     """Choose the rows that run with the first row, which has `anchor` tokens.
 
-    `waiting` counts the waiting rows of each length, including the first row. Rows join in order of
-    their difference in length. A row joins if it costs less here than in a batch of its own length,
-    if padding stays within its limit, and if the batch ends within `time_left`.
+    `waiting` counts the waiting rows of each length, including the first row. Rows join in the
+    order of their difference in length from the first row, the smallest difference first. A row
+    joins if it costs less here than in a batch of its own length, if padding stays within its
+    limit, and if the batch ends within `time_left`.
 
     `own` counts the rows of `waiting` that belong to the first row's request; these join first.
     `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
     join only if the request still ends in time. While the request has more rows to come, rows of
-    others must also add little time. Otherwise, requests that share all batches would all end late
-    together, and then leave the device idle together.
+    other requests must also add little time to the batch. Otherwise, all requests would share all
+    batches and end late together, and then the device would be idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
         batch.fill(own, {}, time_left)
         own_work -= batch.alone
     if batch.release not in _COMPLETE:
-        # The rest of the request runs after this batch.
+        # Leave time for the rest of the request, which runs after this batch.
         limit = time_left - max(0.0, own_work)
         if own_work > _ESTIMATE_ERROR * batch.seconds:
             limit = min(limit, batch.seconds + _FIXED_COSTS * cost.base)

@@ -20,8 +20,8 @@ _NONE: deque[Row] = deque()
 class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
-    `seconds` is the predicted time of the batch, and `work` the same without fixed cost and
-    padding. `more` means that other rows wait. The queue was never empty since `waiting_since`.
+    `seconds` is the predicted time of the batch. `work` is this time without fixed cost and
+    padding. `more` means that other rows wait. The queue has not been empty since `waiting_since`.
     """
 
     rows: list[Row]
@@ -34,7 +34,7 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _LengthIndex(msgspec.Struct, eq=False):
-    """Indexes waiting rows by length; `counts` excludes rows that were dequeued elsewhere."""
+    """Indexes waiting rows by length; `counts` excludes rows dequeued through another index."""
 
     by_length: dict[int, deque[Row]] = {}
     counts: dict[int, int] = {}
@@ -69,8 +69,8 @@ class RowQueue:
     """Queues rows by flow and by length; `SubmissionQueue` limits its size.
 
     Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
-    time of the waiting rows. `bulk` may be shared with other queues of the device. With `delay`,
-    threads wait shortly for the next rows of callers whose rows have just ended.
+    time of the waiting rows. Other queues of the device may share `bulk`. With `delay`, threads
+    wait for a short time for new rows from callers whose rows have just ended.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class RowQueue:
         self._least_due = 0.0
         self._waiting_since = clock()
         self._flows = FairQueue()
-        # By output and traffic class. Only rows that are equal in both can share a batch.
+        # The waiting rows by output and traffic class. Only rows that are equal in both can share a
+        # batch.
         self._classes: defaultdict[tuple[str, str], _LengthIndex] = defaultdict(_LengthIndex)
         self._requests: defaultdict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = (
             defaultdict(_LengthIndex)
@@ -113,7 +114,7 @@ class RowQueue:
 
     @property
     def runnable(self) -> int:
-        """The number of rows that could run now: all rows, or all but bulk rows in a pause."""
+        """The number of rows that could run now: all rows, but during a pause no bulk rows."""
         return self.rows - self._flows.bulk_rows if self.is_paused else self.rows
 
     @property
@@ -147,15 +148,15 @@ class RowQueue:
                 if self.rows >= self.awaited:
                     self._rows_arrived.notify()
                 return
-            # One thread is enough. It wakes another thread if its batch leaves rows.
+            # Wake only one thread. It wakes another thread if its batch does not take all rows.
             self._changed.notify()
 
     def waiting(self, flow: FlowKey) -> int:
-        """Return how many rows of a flow wait; reads without the lock, which may be held long."""
+        """Return how many rows of a flow wait. This does not wait for the lock."""
         return self._flows.waiting(flow)
 
     def ahead(self, flow: FlowKey, work: float) -> float:
-        """Return how many seconds of waiting rows run before the last new row of a flow.
+        """Return the predicted seconds of waiting rows that run before a flow's new rows end.
 
         `work` is the predicted seconds of the new rows.
         """
@@ -169,7 +170,8 @@ class RowQueue:
         """
         with self._changed:
             self.end_running(ended)
-            # Rows that arrive from now on may come from callers whose rows have just ended.
+            # Count now, because rows that arrive later may come from callers whose rows have just
+            # ended.
             load = FlightCounts(waiting=self.rows, running=self._running, ended=ended)
             since = self._clock()
             while not (self.is_closed or (self.runnable and not self.awaited)):

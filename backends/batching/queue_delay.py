@@ -1,7 +1,8 @@
 """Decides how long a worker thread delays its next batch, so that callers can send more rows.
 
-Closed-loop callers send their next request some milliseconds after the last result. Without a
-delay, batches are smaller. At full load, the event loop uses the core during the delay.
+Closed-loop callers send their next request some milliseconds after their last result. With a short
+delay, these rows join the next batch, and batches are larger. At full load, the delay costs little,
+because the event loop uses the core in the meantime.
 """
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 _MAX_SHARE = 0.3
 # Success is averaged over about this many delays.
 _MEMORY = 8
-# If delays fail, only one in this many is tried.
+# While delays fail, only one in this many is tried.
 _PROBE = 16
 _WORTH = 0.5
 
@@ -24,9 +25,9 @@ class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
-    """Return the rows of the next batch if all callers send rows again and threads share equally.
+    """Return how many rows the next batch has if all callers send again and threads share equally.
 
-    If no other batch runs, it returns the waiting rows, because the device would be idle.
+    If no other batch runs, return the waiting rows, because the device would be idle in a delay.
     """
     if not load.running:
         return load.waiting
@@ -41,8 +42,8 @@ def longest_delay(seconds: float) -> float:
 class QueueDelayPolicy:
     """Decides whether to delay a batch, and learns whether delays succeed.
 
-    Delays fail if callers do not send new rows after a result. Then only some delays are tried.
-    `RowQueue` calls it under its lock.
+    A delay fails if callers do not send new rows after a result. If delays fail often, most delays
+    are skipped. `RowQueue` calls this policy under its lock.
     """
 
     def __init__(self, *, threads: int) -> None:

@@ -19,9 +19,10 @@ _MISSING: Final[FloatArray] = np.empty(0, dtype=np.float32)
 class RowWaiter:
     """Waits for the rows of one caller.
 
-    When the last row has arrived or a row has failed, it calls `on_end` once, with the waiter and
-    the error. `pending` holds the rows that it waits for. It belongs to the loop's thread, but any
-    thread may read `is_awaited`, which is false once the waiter has ended or its caller has left.
+    When the last row has arrived or a row has failed, the waiter calls `on_end` once, with itself
+    and the error. `pending` holds the rows that have not arrived. The waiter belongs to the loop's
+    thread, but any thread may read `is_awaited`, which is false once the waiter has ended or its
+    caller has left.
     """
 
     __slots__ = (
@@ -72,8 +73,8 @@ class RowWaiter:
     def leave(self) -> "list[Row]":
         """Stop waiting and return the pending rows.
 
-        The owner calls this after every wait, also one that failed. It breaks reference cycles
-        between rows and waiters.
+        The owner calls this after every wait, even a failed one. It breaks reference cycles between
+        rows and waiters.
         """
         self.is_awaited = False
         pending, self.pending = self.pending, []

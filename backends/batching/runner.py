@@ -24,14 +24,15 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
 from backends.types import Encoding, FloatArray, OutputKind
 
-# This many consecutive batches must have run alone before one runs on all cores.
+# This many consecutive batches must have run alone before a batch runs on all cores.
 _ALONE_BEFORE_WIDE = 3
 
 
 class ParallelismChoice:
     """Chooses whether a batch runs on all cores or on one.
 
-    All cores are faster for a batch that runs alone; one core for each is faster under load.
+    A batch that runs alone is faster on all cores. Under load, throughput is higher if each batch
+    runs on one core.
     """
 
     def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:

@@ -17,13 +17,13 @@ from backends.telemetry.spans import NO_SPAN
 
 # Weight of a new submission in the moving average of predicted seconds per row.
 _AVERAGE_WEIGHT = 0.02
-# An item waits for room at most this fraction of its time left. The rest is for its rows, or for
-# another backend.
+# An item waits for room for at most this fraction of the time until its deadline. The rest is for
+# running its rows, or for another backend.
 _ROOM_WAIT_SHARE = 0.5
-# An eighth of a queue is reserved for flows that hold at most a 64th of its rows.
+# An eighth of a queue is reserved for flows that fill at most a 64th of the queue with rows.
 _RESERVE = 8
 _FEW = 64
-# Items that wait for room have at most this many times the rows of a full queue.
+# All items that wait for room have together at most this many times the rows of a full queue.
 _MAX_WAITING_QUEUES = 16
 
 
@@ -69,7 +69,7 @@ class RoomQueue:
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Wait until this item is first and `fits()`; return `False` after `max_wait` seconds.
+        """Wait until this item is first and `fits()` is true; return `False` after `max_wait` s.
 
         After `True`, the caller must submit before it awaits anything else.
         """
@@ -175,9 +175,10 @@ class SubmissionQueue:
     async def wait_for_room(
         self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
     ) -> None:
-        """Wait until the queue has room for an item's rows. The caller must then submit directly.
+        """Wait until the queue has room for an item's rows.
 
-        `size` returns the number of rows and tokens, which may fall as other rows finish.
+        The caller must then submit the rows before it awaits anything else. `size` returns the
+        number of rows and tokens, which may fall as other rows finish.
 
         Raises:
             Overloaded: the queue stays full, or too many rows wait for room already.
@@ -204,8 +205,9 @@ class SubmissionQueue:
         self._note_arrival(rows * self._average_work)
 
     def _note_arrival(self, work: float) -> None:
-        # Refused rows count, too, because shares follow demand. Count predicted and not measured
-        # time: a model with small batches is slower than predicted, which must not raise its share.
+        # Refused rows count, too, because a model's share of the device follows the demand. The
+        # predicted time counts, not the measured time: a model with small batches is slower than
+        # predicted, and that must not increase its share.
         self._share.arrived(work)
 
     def is_full(self, flow: FlowKey) -> bool:

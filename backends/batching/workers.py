@@ -22,8 +22,8 @@ class WorkerThreads:
     """Owns `count` threads, which run batches and send outcomes to the event loop.
 
     Threads do not wait for the loop between two batches. When the last thread has died, the queue
-    is closed and its rows fail; `failure` tells why. If all slots of the device are in use and
-    there is an `affinity`, the loop wakes up on the core of the thread that has run a batch.
+    is closed and its rows fail; `failure` tells why. With `affinity`, and if all slots of the
+    device are in use, the loop wakes up on the core of the thread that has just run a batch.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
-A serving backend batches the rows that happen to wait. A resumed bulk job must give the same
-results as an uninterrupted job. So here, the rows of a part of the job are divided into batches by
-their lengths.
+A serving backend batches the rows that happen to wait, so results may differ in rounding. But a
+resumed bulk job must give the same results as an uninterrupted job. So a bulk job divides the rows
+of each part of the job, which is one file of its output, into batches by their lengths.
 """
 
 import asyncio

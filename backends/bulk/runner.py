@@ -40,8 +40,8 @@ from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
 
 _SCOPE = "bulk"
-# The first text to run. It makes algorithms compute and cache vectors of the parameters always in
-# the same batch, whatever text comes first.
+# The first text to run. With it, algorithms compute and cache vectors of the parameters, such as
+# labels, in a batch that does not depend on the caller's texts.
 _FIRST_TEXT = "warm-up"
 # No item takes this long, but algorithm hosts need a finite time.
 _LONGEST = 3600.0
@@ -315,10 +315,10 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Convert an error that would occur again to the outcome of its item.
+    """Convert an error to the outcome of its item, if a retry would fail, too.
 
     Raises:
-        BackendError: the error may be temporary, so that a retry may succeed.
+        BackendError: the error may be temporary, so a retry may succeed.
     """
     is_of_item = isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory)
     if error.retryable and not is_of_item:

@@ -31,7 +31,7 @@ class ModelExecutor(Protocol):
     most_rows: int | None = None
     """The maximum rows of a batch; `None` if only memory limits them."""
     wide_cost: CostModel | None = None
-    """Predicts the time of `run_wide`; `None` if it is the same as `run`."""
+    """Predicts the time of `run_wide`; `None` if `run_wide` does the same as `run`."""
 
     def run_wide(self, batch: PaddedBatch) -> FloatArray:
         """Run one batch on all cores. The caller runs no other batch meanwhile."""

@@ -25,7 +25,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     device: int
     keep_on_device: bool
-    """Whether the output is in device memory. A captured graph needs a fixed output address."""
+    """Whether the output is in device memory: captured graphs need a fixed output address."""
 
 
 class BoundTensors:
@@ -66,7 +66,7 @@ class BoundTensors:
         return self._result.nbytes + sum(array.nbytes for array in self._staged.values())
 
     def run(self, batch: PaddedBatch, run: Callable[[Any], None]) -> FloatArray:
-        """Copy a batch in, call `run` with the binding, and return a copy of the real rows."""
+        """Copy a batch to the inputs, call `run`, and return a copy of the output's real rows."""
         self._fill(batch)
         run(self._binding)
         result = self._output.numpy() if self._on_device else self._result

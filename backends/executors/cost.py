@@ -13,7 +13,7 @@ from backends.executors.trial_shapes import CPU_TRIALS, Lengths
 from backends.types import OutputKind
 
 _REPEATS = 3
-# The cost model has this many terms.
+# A fit needs one sample for each term of the cost model.
 _LEAST_SAMPLES = 4
 # The longest trial row of a graph without a stated maximum.
 _MAX_TOKENS = 512
@@ -39,9 +39,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def padding(self, seconds: float, *, alone: float) -> float:
-        """Return the seconds that padding takes of a batch.
+        """Return how many of the `seconds` of a batch are spent on padding.
 
-        `alone` is the sum of `self.alone(length)` over its rows.
+        `alone` is the sum of `self.alone(length)` over the rows of the batch.
         """
         # Rounding errors may make this negative.
         return max(0.0, seconds - self.base - alone)
@@ -90,8 +90,8 @@ def measure_cost(
 ) -> CostModel:
     """Run trial batches and return the cost model that fits their times.
 
-    No more batches run after `seconds`, apart from the few that a fit needs. Batches that run out
-    of memory are left out. If a batch fails otherwise, the default cost model is returned.
+    After `seconds`, no more batches run, except the few that a fit needs. Batches that run out of
+    memory are left out. If a batch fails for another reason, the default cost model is returned.
     """
     samples: list[CostSample] = []
     began = clock()

@@ -32,9 +32,9 @@ _BINDING_BYTES = 256 * 1024 * 1024
 # ONNX Runtime captures a graph in its second run. The third run proves that it replays.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
-# Seconds to measure batches when a model is loaded.
+# For this many seconds, trial batches are measured when a model is loaded.
 _MEASURING = 10.0
-# Messages that report a broken device. No later run can succeed in this process.
+# Parts of messages that report a broken device, on which no later run of this process can succeed.
 _FATAL = (
     *("cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "device-side assert"),
     *("CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
@@ -52,9 +52,10 @@ _MEMORY = (
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the runs of an executor.
 
-    Up to `runs` batches are in flight. `batch` bounds all batches but single long rows. Batches of
-    up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs (0: none). After a
-    batch of more than `outsized_tokens`, the arena frees its unused memory (0: never).
+    Up to `runs` batches run at a time. `batch` bounds every batch, but a single row may be longer.
+    Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs (0:
+    none). After a batch of more than `outsized_tokens`, ONNX Runtime's memory arena frees its
+    unused memory (0: never).
     """
 
     runs: int = 2
@@ -70,7 +71,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, buckets=buckets)
 
     def captured(self) -> list[Shape]:
-        """Return the shapes to capture, the largest first: smaller graphs then reuse its memory."""
+        """Return the shapes to capture, largest first, so that smaller graphs reuse its memory."""
         longest = self.buckets.max_length or self.graph_tokens
         return self.buckets.shapes(
             max_rows=self.graph_rows,
@@ -200,7 +201,7 @@ class _RunSlot:
         return DeviceStatistics(**self._done, shapes=len(self._bindings))
 
     def _captured(self, output: OutputKind) -> list[Shape]:
-        # Capture only the output that most rows need. Graphs for each output need twice the memory.
+        # Capture only the output that most rows need. Graphs for two outputs need twice the memory.
         if not self._options.graphs or output is not self._source.first_output:
             return []
         return self._limits.captured()
@@ -233,7 +234,7 @@ class _RunSlot:
     def _options_of_run(self, graph: int, *, shrink: bool) -> Any:
         """Return run options that use the captured graph number `graph` (0: none).
 
-        With `shrink`, the arena frees its unused memory after the run.
+        With `shrink`, the memory arena frees its unused memory after the run.
         """
         if (made := self._run_options.get((graph, shrink))) is None:
             # Imported here because the library's environment is set when a session is opened.
@@ -293,7 +294,7 @@ def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str
     """Return the configuration entries of a run."""
     entries = {}
     if options.graphs:
-        # -1 disables capture. ONNX Runtime's default graph is 0.
+        # The graph number -1 disables capture. By default, the number is 0.
         entries["gpu_graph_id"] = str(graph or -1)
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name

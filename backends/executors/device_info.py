@@ -1,7 +1,7 @@
 """Reads a GPU's name and memory with the CUDA driver, which numbers devices like ONNX Runtime.
 
-NVIDIA's management library (NVML) ignores `CUDA_VISIBLE_DEVICES` in its numbers, and reports the
-memory of the whole card for a MIG slice.
+NVIDIA's management library (NVML) is not suitable: its device numbers ignore
+`CUDA_VISIBLE_DEVICES`, and for a MIG slice it reports the memory of the whole card.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _MAJOR, _MINOR = 75, 76
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a device; fields are empty if the driver does not tell."""
+    """Describes a device; a field that the driver does not report is empty."""
 
     name: str = ""
     memory_bytes: int = 0
@@ -25,7 +25,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_device(number: int) -> DeviceInfo:
-    """Return the name and memory of a device, as this machine's driver tells them."""
+    """Return the name and memory of a device, as this machine's driver reports them."""
     try:
         return device_info(cuda_library(), number)
     except AttributeError:  # the library or a function of it is missing
@@ -33,7 +33,7 @@ def read_device(number: int) -> DeviceInfo:
 
 
 def device_info(library: Any, number: int) -> DeviceInfo:
-    """Return the name and memory of a device, as `library` tells them.
+    """Return the name and memory of a device, as `library` reports them.
 
     `library` is the CUDA driver, loaded with `ctypes`. `number` is the driver's index of the
     device.

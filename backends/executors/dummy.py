@@ -74,8 +74,9 @@ class PacedExecutor(DummyExecutor):
 class SimulatedExecutor(ModelExecutor):
     """Sleeps `base` seconds per batch and `token` seconds per padded token.
 
-    Its outputs are rows of a fixed table, selected by a row's token ids. So it computes nearly
-    nothing, and benchmarks measure everything but the model. Mixed-up rows are still detected.
+    Each output is a row of a fixed table, selected by the token ids. So the executor computes
+    nearly nothing, and benchmarks measure everything except the model. Tests still notice mixed-up
+    rows.
     """
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:

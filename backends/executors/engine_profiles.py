@@ -17,7 +17,8 @@ from backends.executors.device_info import DeviceInfo
 from backends.executors.graph import GraphSource
 
 _log = logging.getLogger(__name__)
-# The version that ONNX Runtime's provider is linked to, ordered by dependency.
+# The libraries of the version to which ONNX Runtime's provider is linked, each after those that it
+# depends on.
 LIBRARIES: Final = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 _PACKAGE: Final = "tensorrt_libs"
 # The ratio of the longest rows of neighbouring profiles. A larger ratio saves memory, a smaller
@@ -54,8 +55,8 @@ def engine_profiles(
 ) -> list[EngineProfile]:
     """Return the profiles of a graph, from the shortest to the longest rows.
 
-    A profile has as many rows as fit into `bounds.tokens` at its longest length, and at least one.
-    The first profile is for rows that are short enough for a batch of `bounds.rows` rows.
+    A profile has as many rows of its longest length as fit into `bounds.tokens`, and at least one.
+    The first profile is for rows so short that `bounds.rows` of them fit into a batch.
     """
     most = max_tokens or _LONGEST
     longest = [min(most, max(1, bounds.tokens // bounds.rows))]
@@ -82,8 +83,8 @@ def engine_folder(
 ) -> Path:
     """Return the cache folder of an engine.
 
-    Its name contains everything that the engine depends on, such as the device and versions. So a
-    change of any of them leads to another folder and a new engine.
+    The folder's name contains everything that the engine depends on, such as the device and
+    versions. So a change of the device or of a version leads to another folder and a new engine.
     """
     words = (
         source.digest,

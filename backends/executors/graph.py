@@ -1,4 +1,4 @@
-"""Describes a graph file, and checks that its inputs and outputs are an encoder's."""
+"""Describes a graph file, and checks that it has the inputs and outputs of an encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a graph file and its outputs.
 
-    `max_tokens` is the longest row that the graph reads. `digest` identifies the model's files;
-    without it, packed weights are not cached. `precision` is the precision that the model declares.
-    With an `upstream`, another server runs the graph and there is no file.
+    `max_tokens` is the length of the longest row that the graph reads. `digest` identifies the
+    model's files; if it is empty, packed weights are not cached. `precision` is the precision that
+    the model declares. With an `upstream`, another server runs the graph and there is no file.
     """
 
     path: Path

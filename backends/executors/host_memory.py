@@ -1,4 +1,4 @@
-"""Allocates host memory for copies to and from a device; pinned memory for a GPU."""
+"""Allocates host memory for copies to and from a device: for a GPU, pinned (page-locked) memory."""
 
 import ctypes
 import math
@@ -42,16 +42,16 @@ class PageableMemory(HostMemory):
 class PinnedMemory(HostMemory):
     """Allocates page-locked memory, which a device can copy directly.
 
-    Each array has its own pages, because CUDA refuses copies from partly pinned memory. When this
-    object is collected, it unpins all its arrays. `runtime` is the CUDA runtime library. Arrays
-    that it cannot pin stay pageable and are counted in `refused`.
+    Each array has its own pages, because CUDA refuses copies from partly pinned memory. All arrays
+    are unpinned when this object is garbage-collected. `runtime` is the CUDA runtime library.
+    Arrays that CUDA cannot pin stay pageable and are counted in `refused`.
     """
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
         self._pinned: dict[int, Array] = {}
         self.refused = 0
-        # Not at interpreter exit: by then the CUDA library has released everything.
+        # Do not unpin at interpreter exit: by then, the CUDA library has released everything.
         weakref.finalize(self, _unpin_all, runtime, self._pinned).atexit = False
 
     @property

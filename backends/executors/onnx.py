@@ -36,7 +36,7 @@ class OnnxExecutor(ModelExecutor):
     The narrow session has one intra-op thread, so each run computes in its caller's thread. Up to
     `worker_threads` runs share its weights. ONNX Runtime's `run` is thread-safe and releases the
     GIL. The wide session runs one batch on `worker_threads` threads. It maps the same packed
-    weights, and does not exist if they cannot be cached on disk.
+    weights. If the packed weights cannot be cached on disk, there is no wide session.
     """
 
     shares_cores = True
@@ -54,7 +54,8 @@ class OnnxExecutor(ModelExecutor):
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
         run_trials(self, source)
-        # A narrow run computes in its caller's thread. Other processes do not affect thread time.
+        # A narrow run computes in its caller's thread, so measure thread time, which other
+        # processes do not affect.
         self.cost = self._measure(self._session, time.thread_time)
         if self._wide is not None:
             self.wide_cost = self._measure(self._wide, time.perf_counter)
@@ -94,7 +95,7 @@ def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:
 
 
 def _keep_packed(source: GraphSource) -> Path | None:
-    """Return the graph with weights packed for this machine, or `None` if it cannot be cached."""
+    """Return the graph with weights packed for this machine; `None` if this cannot be cached."""
     if not source.digest:
         return None
     return prepacked_graph(

@@ -48,7 +48,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         if source.upstream is not None:
             token = others.token_for(source.upstream)
             return UpstreamExecutor(source, source.upstream, token=token)
-        # With `open_inference`, a graph is opened here only for a comparison.
+        # With the provider `open_inference`, this process opens a graph only to compare outputs.
         if settings.provider in ("cpu", "openvino", "open_inference"):
             return _open_on_cpu(source, settings)
         if settings.provider == "paced":
@@ -66,7 +66,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
 def open_capturing(
     open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
 ) -> ModelExecutor:
-    """Open a graph with CUDA graphs. If capture fails and is only the default, open it without.
+    """Open a graph with CUDA graphs, or without them if capture fails and was not asked for.
 
     Raises:
         ModelProblem: the graph cannot be opened.
@@ -78,7 +78,7 @@ def open_capturing(
         if is_asked_for or not limits.graph_rows:
             raise
         _log.warning("cannot capture a CUDA graph; running without it", extra={"why": str(error)})
-    # The error refers to the opened sessions, which hold memory of the device.
+    # Free the sessions that the error refers to, because they hold memory of the device.
     gc.collect()
     return open_executor(msgspec.structs.replace(limits, graph_rows=0))
 
@@ -132,7 +132,7 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
         memory_bytes=settings.gpu_memory_bytes,
         arena=settings.gpu_arena,
         attention_kernels=settings.gpu_attention_kernels,
-        # A hidden folder is not taken for a model.
+        # The folder is hidden, so that it is not taken for a model.
         engine_cache=settings.gpu_engine_cache or settings.models / ".engines",
     )
 

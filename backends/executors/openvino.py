@@ -25,8 +25,8 @@ class OpenVinoExecutor(ModelExecutor):
     """Runs one compiled graph, with `worker_threads` single-threaded runs at a time.
 
     Each run has its own infer request, which owns its output arrays. Requests share the weights.
-    OpenVINO generates and keeps kernels for each new shape. To bound them, lengths are rounded up
-    to buckets, which costs little because OpenVINO's graph skips padding.
+    OpenVINO generates and keeps kernels for each new shape. To bound the number of shapes, lengths
+    are rounded up to buckets. This costs little, because OpenVINO's graph skips padding.
     """
 
     provider = "OpenVINOExecutionProvider"

@@ -113,7 +113,7 @@ def _properties(precision: str, threads: int) -> dict[str, object]:
         "INFERENCE_NUM_THREADS": threads,
         # Each shape has its own kernels. OpenVINO's default of 5,000 takes about 1 GB.
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNELS,
-        # Pinning hurts where containers move between cores.
+        # Pinning slows runs down where containers move between cores.
         "ENABLE_CPU_PINNING": False,
     }
 

@@ -1,4 +1,4 @@
-"""Packs the weights of a graph: `python -m backends.executors.packing GRAPH TARGET`.
+"""Packs a graph's weights for this CPU: `python -m backends.executors.packing GRAPH TARGET`.
 
 Large graphs are packed in a child process, because packing leaks tens of MiB.
 """

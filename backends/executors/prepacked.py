@@ -38,7 +38,7 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed `graph`. If it is missing, `save` writes it to a path.
+    """Return the packed `graph`. If there is none yet, `save` writes it to a path.
 
     The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """
@@ -61,8 +61,8 @@ def prepacked_graph(
 def _exclusive(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, so that one of several starting processes packs and others wait.
 
-    After a timeout, a process continues without the lock. That is safe, because all write equal
-    files.
+    After a timeout, a process continues without the lock. That is safe, because all processes write
+    equal files.
     """
     with (folder / _LOCK).open("w") as lock:
         for _ in range(int(_LOCK_TIMEOUT / _PAUSE)):

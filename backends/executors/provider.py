@@ -19,7 +19,8 @@ NAMES: dict[Provider, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-# On a CPU, the fused operator takes six times as long as the operators that it replaces.
+# On a CPU, the operator that this optimizer inserts takes six times as long as the operators that
+# it replaces.
 _UNWANTED = {"cpu": ["SkipLayerNormFusion"]}
 _REMEDIES = {
     "cuda": "install the GPU build of ONNX Runtime and its CUDA libraries",
@@ -30,10 +31,10 @@ _REMEDIES = {
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the execution provider of a session.
 
-    `memory_bytes` bounds the arena (0: the whole device). `graphs` enables CUDA graphs.
-    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). With the `precision`
-    `tf32`, TF32 matrix products are allowed; with `fp16` and `bf16`, TensorRT may use these types.
-    TensorRT builds an engine for the shapes of `profile` and caches it in `engine_cache`.
+    `memory_bytes` bounds ONNX Runtime's memory arena (0: the whole device). `graphs` enables CUDA
+    graphs. `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). The `precision`
+    `tf32` allows TF32 matrix products; `fp16` and `bf16` allow TensorRT to use these types.
+    TensorRT builds an engine for the shapes of `profile` and caches the engine in `engine_cache`.
     """
 
     provider: Provider = "cuda"
@@ -131,7 +132,7 @@ def shrink_arena(session: Any, feeds: Mapping[str, Any]) -> None:
     """Run a CPU session once more, and return the arena's free memory to the system."""
     options = _runtime().RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    with contextlib.suppress(Exception):  # it may be closed because its runs fail
+    with contextlib.suppress(Exception):  # the session may have been closed because it fails
         session.run(None, dict(feeds), options)
 
 
@@ -194,7 +195,7 @@ def check_build(path: Path, options: DeviceOptions) -> None:
     """Check that this build of ONNX Runtime has the requested provider.
 
     Raises:
-        ModelProblem: it does not.
+        ModelProblem: the build does not have the provider.
     """
     if NAMES[options.provider] not in _runtime().get_available_providers():
         raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
@@ -218,7 +219,7 @@ def read_input_names(path: Path) -> list[str]:
 
 
 def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
-    """Check that a session runs on the requested provider; ONNX Runtime itself only logs it.
+    """Check that a session runs on the requested provider. ONNX Runtime only logs if it does not.
 
     Raises:
         ModelProblem: the session runs on another provider.
@@ -251,7 +252,7 @@ def _session_options(onnxruntime: Any, options: DeviceOptions, *, threads: int) 
         _register_arena()
         found.add_session_config_entry("session.use_env_allocators", "1")
     if options.provider == "cuda" and options.graphs:
-        # A node placed on the CPU cannot be captured; fail when loading.
+        # A node that runs on the CPU cannot be captured, so refuse such a graph when it is loaded.
         found.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return found
 

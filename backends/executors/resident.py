@@ -23,12 +23,13 @@ _log = logging.getLogger(__name__)
 class SessionMemory:
     """Closes the least recently used sessions while open sessions use more than `max_bytes`.
 
-    It never closes a session in use, so busy models may exceed the limit.
+    A session in use is never closed, so busy models may exceed the limit.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        # Reentrant, because an executor may be collected, and so removed, while the lock is held.
+        # Reentrant: garbage collection of an executor calls `_remove`, perhaps while the lock is
+        # held.
         self._lock = threading.RLock()
         self._open: OrderedDict[weakref.ref[ResidentExecutor], int] = OrderedDict()
 
@@ -39,7 +40,7 @@ class SessionMemory:
             return sum(self._open.values())
 
     def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
-        """Count an executor that has just opened, and close others to make room."""
+        """Count an executor that has just opened, and close other executors to make room."""
         with self._lock:
             self._open[weakref.ref(executor, self._remove)] = size_bytes
             for reference in list(self._open):

@@ -1,9 +1,9 @@
 """Runs a graph with TensorRT: one engine per range of lengths, built when the graph is opened.
 
-TensorRT takes minutes to build an engine for a range of shapes. If ONNX Runtime is not given a
-range, it builds a new engine for each batch that is larger than all before. With a range, it builds
-the engine when a session is opened. A session can only have one range (onnxruntime pull request
-31624), so each range has its own session.
+TensorRT takes minutes to build an engine for a range of shapes. Without a given range, ONNX Runtime
+builds a new engine whenever a batch is larger than all earlier batches. With a range, it builds the
+engine when a session is opened. A session can only have one range (onnxruntime pull request 31624),
+so each range has its own session.
 """
 
 import time
@@ -32,7 +32,7 @@ from backends.executors.provider import DeviceOptions, check_build, runtime_vers
 from backends.executors.trial_shapes import device_trials
 from backends.types import FloatArray
 
-# Seconds to measure batches when a model is loaded.
+# For this many seconds, trial batches are measured when a model is loaded.
 _MEASURING = 10.0
 OpenOnDevice = Callable[[GraphSource, DeviceOptions, RunLimits], ModelExecutor]
 

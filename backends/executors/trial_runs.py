@@ -1,4 +1,4 @@
-"""Runs a graph once before it serves, to detect a graph that cannot run."""
+"""Runs a graph a few times before it serves, to detect a graph that cannot run."""
 
 import itertools
 

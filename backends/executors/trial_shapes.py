@@ -1,7 +1,7 @@
-"""Defines the batches that measure an executor, as the row lengths of each batch.
+"""Defines trial batches, which measure the speed of an executor, by the lengths of their rows.
 
-For a CPU, a few rows are enough. A GPU takes about as long for one row as for many: small batches
-only measure kernel launches, so its batches are up to the maximum size.
+For a CPU, batches of a few rows are enough. A GPU takes about as long for one row as for many, so
+small batches would only measure kernel launches. Trial batches for a GPU go up to the maximum size.
 """
 
 import numpy as np

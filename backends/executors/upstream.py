@@ -28,14 +28,15 @@ from backends.types import FloatArray, OutputKind
 _TRIAL_TOKENS = 4
 _AXES = 2  # rows, tokens
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
-# Either the batch is at fault or the server is broken. The server's readiness tells which.
+# With these statuses, either the batch is at fault or the server is broken. The server's readiness
+# tells which.
 _BATCH_STATUSES = frozenset({400, 413, 422, 500})
 _RETRY_AFTER = 0.1
 _BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
 
 
 class UpstreamExecutor(ModelExecutor):
-    """Runs a model of another server, `upstream.runs` runs at a time."""
+    """Runs a model of another server, with up to `upstream.runs` concurrent runs."""
 
     def __init__(
         self, source: GraphSource, upstream: RemoteModelServer, *, token: str = ""
@@ -48,7 +49,7 @@ class UpstreamExecutor(ModelExecutor):
         self._source = source
         self._upstream = upstream
         self._client = UpstreamClient(upstream, token=token)
-        # Executors have no `close`, so connections are closed when the executor is collected.
+        # Executors have no `close`, so garbage collection of the executor closes the connections.
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
         self.provider = "OpenInferenceExecutionProvider"
@@ -107,7 +108,7 @@ class UpstreamExecutor(ModelExecutor):
         return True
 
     def _check_version(self, version: str | None) -> None:
-        """Refuse a response of another model version than the first response."""
+        """Refuse a response of a model version that differs from that of the first response."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(
@@ -127,7 +128,7 @@ class UpstreamExecutor(ModelExecutor):
         return UpstreamUnavailable(answer)
 
     def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
-        """Return the maximum rows by the inputs' shapes and Triton's `max_batch_size`."""
+        """Return the maximum rows according to the inputs' shapes and Triton's `max_batch_size`."""
         batches = {tensor.shape[0] for tensor in metadata.inputs}
         if batches == {1}:
             return 1

@@ -37,12 +37,12 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def title(self) -> str:
-        """The name for callers, without the address."""
+        """How messages to callers name the model: without the server's address."""
         return self._named("another server")
 
     @override
     def __str__(self) -> str:
-        """Return the name for operators, with the address."""
+        """Return how messages to operators name the model: with the server's address."""
         return self._named(self.url)
 
     def _named(self, server: str) -> str:
@@ -53,8 +53,8 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
-    With `runs_graphs`, this server runs every graph of the repository. There, a model has the name
-    of its folder, and a version has the number of its revision.
+    With `runs_graphs`, this server runs every graph of the repository. On the server, a model has
+    the name of its folder here, and a version has the number of its revision here.
     """
 
     url: str = ""

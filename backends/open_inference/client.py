@@ -1,8 +1,8 @@
 """Calls a server with the Open Inference Protocol, from threads and with persistent connections.
 
 It does not use httpx, for two reasons. The read timeout of httpx restarts with each chunk, so a
-slow response exceeds the deadline of the call. On a reused connection, httpx takes unsolicited
-bytes after a response for the response to the next call.
+slow response can exceed the deadline of the call. On a reused connection, httpx mistakes
+unsolicited bytes after a response for the response to the next call.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ class UpstreamClient:
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # A proxy may expose only the models' routes.
+        # Accept "not found" for the server itself: a proxy may expose only the models' routes.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -227,7 +227,7 @@ def _time_left(until: float) -> float:
 
 
 class _DeadlineResponse(http.client.HTTPResponse):
-    """Is an HTTP response whose reads fail after the deadline of the call."""
+    """Represents an HTTP response whose reads fail after the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any

@@ -57,8 +57,8 @@ def encode(
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and headers of a request.
 
-    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds; servers
-    that support this parameter drop a request that has not begun after it.
+    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. Servers
+    that support this parameter drop a request that has not begun when the timeout is over.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []

@@ -60,7 +60,7 @@ class Pipeline(Protocol):
     ) -> FloatArray:
         """Return one vector per pair of a window and one of `others`, or raise `BackendError`.
 
-        All pairs of a window come together, in the order of `others`.
+        The pairs of each window follow each other, in the order of `others`.
         """
         ...
 
@@ -72,7 +72,7 @@ class Pipeline(Protocol):
 
 
 class AlgorithmContext:
-    """Runs models for one item; its rows are batched with the rows of other callers."""
+    """Runs models for one item; the item's rows are batched with the rows of other callers."""
 
     def __init__(self, pipelines: Mapping[str, Pipeline], caller: RowCaller) -> None:
         self._pipelines = pipelines
@@ -97,7 +97,7 @@ class AlgorithmContext:
             self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context for bulk traffic with the same scope; it charges the item nothing."""
+        """Return a context with the item's scope; its rows are bulk and not charged to the item."""
         caller = RowCaller(
             scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
         )
@@ -128,12 +128,12 @@ class AlgorithmContext:
         return self._caller.truncated_from > 0
 
     def count_cached(self, rows: int) -> None:
-        """Count rows that an algorithm took from its own cache; they are charged like others."""
+        """Count rows that an algorithm took from its own cache, and charge them like other rows."""
         self.spend(rows)
         self._caller.cached += rows
 
     def spend(self, rows: int) -> None:
-        """Charge rows to the item's budget; raises `ItemRefused` if it is used up."""
+        """Charge rows to the item's budget; raises `ItemRefused` if the budget is used up."""
         self._caller.spend(rows)
 
     def has_rows(self, model: str) -> bool:
@@ -211,7 +211,7 @@ class AlgorithmContext:
         return pipeline.token_reader
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
-        """Return the offsets of every token of `text`, and `model`'s raw outputs for it."""
+        """Return the offsets of every token of `text`, and `model`'s raw outputs for each token."""
         return await self._pipelines[model].token_vectors(text, self._caller)
 
 

@@ -37,8 +37,8 @@ class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
 class Encoder:
     """Runs one encoder and its tokenizer; all heads over the encoder share its rows.
 
-    A coroutine awaits `vectors`. Code that answers many items in one loop calls its steps instead:
-    `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
+    A coroutine awaits `vectors`. Code that answers many items in one loop instead calls the steps
+    of `vectors`: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per pair: `first` with each of `seconds`.
 
-        `first` is tokenized once. A model that truncates shortens the first text of a pair or,
-        without `cut_first_only`, the longer one.
+        `first` is tokenized once. If a pair is too long and the model truncates, `cut_first_only`
+        truncates the first text. Otherwise, the longer text is truncated.
 
         Raises:
             ItemRefused: a pair is empty or too long.
@@ -178,7 +178,8 @@ class Encoder:
         by default the model's own, is put before every window.
 
         Raises:
-            ItemRefused: the text is empty, has too many windows, or must not be truncated.
+            ItemRefused: the text is empty, has too many windows, or would be truncated against the
+                caller's wish.
         """
         self._check_whole(text)
         begin = self._prompt if prompt is None else prompt
@@ -209,14 +210,15 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per pair of a window of the text and one of `others`.
 
-        All pairs of a window come together. `others` are never truncated, and all are paired with
-        the same windows, which fit beside the longest of them. `most` works as in `windows`. With
-        `text_first`, the window is the first text of a pair. The model's prompt is put before the
-        first text of a pair.
+        The pairs of each window follow each other. `others` are never truncated. All are paired
+        with the same windows, which are so short that they fit beside the longest of `others`.
+        `most` works as in `windows`. With `text_first`, the window is the first text of a pair. The
+        model's prompt is put before the first text of a pair.
 
         Raises:
             ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
-                window, or the text has too many windows or must not be truncated.
+                window, or the text has too many windows or would be truncated against the caller's
+                wish.
         """
         self._check_lengths(text, others)
         before = [self._prompt] if text_first and self._prompt else []
@@ -254,7 +256,7 @@ class Encoder:
         """Return the offsets and the vector of every token of a text.
 
         A text that is too long for the model is read in windows that overlap by a quarter. A token
-        in two windows gets the vector of the window whose edges are farther from it.
+        in two windows gets the vector from the window in which it is farther from an edge.
 
         Raises:
             ItemRefused: the text is empty, or has too many windows.
@@ -269,7 +271,8 @@ class Encoder:
         spans = self._spans(len(segment.ids), size, size // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
         rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
-        # Drop the special tokens before the text here, and those after it below.
+        # Drop the special tokens before the text here. The slice below drops the special tokens
+        # after it.
         texts = [row[layout.before :] for row in rows]
         vectors = await run_token_work(len(segment.ids), join_windows, spans, texts)
         return segment.pieces, vectors[: len(segment.ids)]
@@ -374,7 +377,8 @@ class Encoder:
     ) -> None:
         """Note the token count of a truncated text; refuse it if the caller forbids truncation.
 
-        With `is_cut`, the text was truncated before it was tokenized, so it had more tokens.
+        With `is_cut`, the text was truncated before it was tokenized, so the whole text has more
+        tokens than `encoding`.
         """
         if is_cut:
             truncated_from = max(truncated_from, len(encoding.ids) + 1)

@@ -69,7 +69,7 @@ def apply_function(logits: FloatArray, function: Function) -> FloatArray:
 
 
 def relu(values: FloatArray) -> FloatArray:
-    """Return the values with negative ones set to zero."""
+    """Return the values, with zero in place of negative values."""
     return np.maximum(values, np.float32(0.0))
 
 
@@ -100,7 +100,7 @@ def rounded(scores: FloatArray) -> list[float]:
 
 
 def exact(score: float | np.floating[Any]) -> float:
-    """Return a float32 as the float with nine digits, which keeps the order of scores."""
+    """Return a float32 rounded to nine digits, which are enough to keep the order of scores."""
     return float(f"{score:.9g}")
 
 

@@ -9,7 +9,7 @@ from backends.tokenization.tokenizer import Tokenizer
 
 # A text is read in windows if it has at most this many characters for each token of the windows.
 CHARACTERS_PER_WINDOWED_TOKEN = 16
-# Each character may be a token, and a token takes half a kilobyte.
+# The most characters of a text. Each may be a token, and a token takes half a kilobyte.
 _MOST = 1024 * 1024
 
 

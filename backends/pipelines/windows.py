@@ -1,4 +1,4 @@
-"""Splits a long text into windows, merges the windows' outputs, and truncates texts. Pure."""
+"""Splits long texts into windows, merges the outputs of windows, and truncates texts."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _LONGEST_WORD = 1000
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
     """Return windows of `size` tokens; each repeats the last `overlap` tokens of the one before.
 
-    Like `stride` of Hugging Face's tokenizers. The last window may be shorter.
+    This works like `stride` of Hugging Face's tokenizers. The last window may be shorter.
     """
     step = max(1, size - overlap)
     spans = [(0, min(size, tokens))]

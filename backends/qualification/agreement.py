@@ -1,4 +1,4 @@
-"""Checks that an upstream server runs the same graph as this backend has."""
+"""Checks that an upstream server runs the same graph that this backend has in its repository."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ _MOST_TOKENS = 48
 
 
 def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecutor) -> None:
-    """Compare the server's outputs with local ones for a few rows, each run alone.
+    """Run a few rows one by one on the server and locally, and compare the outputs.
 
     Raises:
         ModelProblem: the outputs differ by more than the precision allows, or the server fails on

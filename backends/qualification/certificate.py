@@ -1,7 +1,7 @@
-"""Checks on this machine that a variant has the outputs with which it was accepted elsewhere.
+"""Checks that a variant has the same outputs here as on the machine where it was accepted.
 
-An int8 graph may silently overflow on a CPU that lacks instructions of the CPU that accepted it.
-The certificate of a variant holds the outputs of the accepting machine.
+An int8 graph may silently overflow on a CPU that lacks instructions of the CPU where the graph was
+accepted. The certificate of a variant holds its outputs on the accepting machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ FILE = "precision.json"
 _DECIMALS = 4
 # Few enough tokens that no model truncates the texts.
 _TOKENS = 12
-# Rounding in other kernels changes the fifth decimal of a cosine, an overflow the first.
+# Rounding in other kernels changes the fifth decimal of a cosine; an overflow changes the first.
 _LEAST_COSINE = 0.99
 
 Encode = Callable[[Sequence[str]], list[IntArray]]
@@ -55,7 +55,7 @@ def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> 
     found = [_run(executor, row, certificate.output) for row in encode(ORDINARY)]
     expected = [np.array(numbers, dtype=np.float32) for numbers in certificate.expected]
     if all(len(numbers) == 1 for numbers in expected):
-        # A single number has no direction, so the numbers of all texts make one vector.
+        # A single number has no direction, so compare one vector of the numbers of all texts.
         found, expected = [np.concatenate(found)], [np.concatenate(expected)]
     for here, there in zip(found, expected, strict=False):
         cosine = _cosine(here, there)

@@ -1,11 +1,11 @@
 """Finds the graph of a model that is quickest on this device.
 
-A device graph is a copy of a graph that is optimized for one kind of device, in a file beside it.
-Beside `model.onnx` there may be `model.cuda-heads.onnx` for CUDA, `model.cuda-heads-fp16.onnx` for
-CUDA in half precision, and `model.any-plain.onnx` for runtimes that compile a graph. A device graph
-is used only if it has the precision in which the model runs, and its outputs equal those of
-`model.onnx` within the tolerance of that precision. For a GPU, graphs are timed with batches of the
-size that it gets.
+A device graph is a copy of a graph that is optimized for one kind of device, in a file beside the
+graph. Beside `model.onnx` there may be `model.cuda-heads.onnx` for CUDA,
+`model.cuda-heads-fp16.onnx` for CUDA in half precision, and `model.any-plain.onnx` for runtimes
+that compile a graph. A device graph is used only if it has the precision in which the model runs,
+and its outputs equal the outputs of `model.onnx` within the tolerance of that precision. For a GPU,
+graphs are timed with batches as large as the GPU gets under load.
 """
 
 import logging
@@ -39,16 +39,16 @@ _log = logging.getLogger(__name__)
 RECORD = ".forms.json"
 DEVICE_GRAPH_FILES = "*.*-*.onnx"
 Device = Literal["cuda", "any"]
-# The device of the graphs for each provider. Graphs for `any` device are in fp32, and the runtime
-# rounds them.
+# For each provider, the device whose graphs it can use. Graphs for `any` device are in fp32, and
+# the runtime converts them to its precision.
 _SUITED: Mapping[str, Device] = MappingProxyType(
     {"cuda": "cuda", "tensorrt": "any", "openvino": "any"}
 )
 _HALVES = ("fp16", "bf16")
-# Part of the record's key. Raise it when the way to compare changes.
+# Part of the record's key. Increase it when the way to compare changes.
 _METHOD = "2"
-# Row lengths of the batches that are compared: a few short rows, which leave classes of lengths
-# empty, usual rows, and a row of the longest length.
+# Row lengths of three batches that are compared: a few short rows, many usual rows, and a longest
+# row. A graph groups rows by classes of lengths, and the short rows leave some classes empty.
 _FEW: Lengths = (3, 12, 1, 9)
 _MANY, _USUAL, _LONGEST = 24, 128, 1024
 # Every model has embeddings for ids below this.
@@ -100,8 +100,8 @@ def find_quickest(
     """Return the quickest graph of `source`, measured once per digest and kind of machine.
 
     The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
-    memory, the measurement is not recorded, because memory may suffice at the next start. By
-    default, graphs are tried in this process.
+    memory, the measurement is not recorded, because memory may suffice at the next start. Without
+    `try_graph`, graphs are tried in this process.
 
     Raises:
         ModelProblem: neither the graph nor a device graph runs correctly on this device.

@@ -1,8 +1,8 @@
 """Checks that a GPU can run the graph for CPUs, for models that have no graph for GPUs.
 
 The graph for CPUs groups rows by classes of lengths. A batch may leave a class empty, and some
-devices fail on attention over zero rows. So the graph is used on a GPU only after trial batches
-with every combination of classes had the same outputs there as on a CPU.
+devices fail on attention over zero rows. So a GPU may run the graph only after trial batches with
+every combination of classes have given the same outputs on the GPU as on a CPU.
 """
 
 import logging
@@ -20,7 +20,7 @@ from backends.qualification.records import machine_key, read_record, write_recor
 
 _log = logging.getLogger(__name__)
 RECORD = ".fallback.json"
-# Part of the record's key. Raise it when the trials change.
+# Part of the record's key. Increase it when the trials change.
 _METHOD = "1"
 # One length of each class. A batch of two rows leaves the third class empty.
 LENGTHS = (3, 15, 40)
@@ -34,9 +34,9 @@ class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
-    """Warn that a GPU runs a graph for CPUs, and try it once per digest and kind of machine.
+    """Warn that a GPU runs a graph for CPUs, and try the graph once per digest and machine kind.
 
-    If no CPU can run the graph, its outputs must only be finite.
+    If this machine's CPU cannot run the graph, the GPU's outputs only have to be finite.
 
     Raises:
         ModelProblem: a trial batch fails on the GPU, or its outputs differ from a CPU's.

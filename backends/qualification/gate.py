@@ -1,4 +1,4 @@
-"""Accepts or refuses a variant by comparing its outputs with fp32 on a golden set."""
+"""Accepts or refuses a variant by comparing its outputs with fp32 outputs on a golden set."""
 
 import math
 from collections.abc import Sequence
@@ -30,10 +30,12 @@ _BLOCK = 1024
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds the loss of a candidate.
+    """Bounds how far the outputs of a candidate may differ from fp32.
 
-    `flips` bounds the share of outputs that change. `accuracy_loss` is a difference of shares.
-    `cosine` must be exceeded by 99 % of the texts. `logit` bounds the change of any logit.
+    `flips` is the largest share of outputs that may change. `accuracy_loss` is by how much the
+    share of correct labels may fall. For 99 % of the texts, the cosine between the vectors of the
+    candidate and of fp32 must be larger than `cosine`. `logit` is the largest allowed change of any
+    logit.
     """
 
     flips: float = 0.01
@@ -45,11 +47,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the result of a comparison; the candidate is accepted if `reasons` is empty.
 
-    `rows` counts texts, or queries if documents are ranked. `flips` is the share that changed, and
-    `flips_at_most` its upper bound with a certainty of 95 %. `swaps` is the share of document pairs
-    whose order changed. `logit_mean`, `logit_p99` and `logit_worst` are absolute changes. 99 % of
-    the texts have a larger cosine than `cosine`. The accuracies are set if the golden set has
-    labels.
+    `rows` counts texts, or queries if documents are ranked. `flips` is the share of these that
+    changed, and `flips_at_most` is its upper bound with a certainty of 95 %. `swaps` is the share
+    of document pairs whose order changed. `logit_mean`, `logit_p99` and `logit_worst` are absolute
+    changes of logits. 99 % of the texts have a larger cosine than `cosine`. The accuracies are set
+    if the golden set has labels.
     """
 
     measure: Measure = "labels"
@@ -77,11 +79,11 @@ def judge(
     measure: Measure = "labels",
     owners: IntArray | None = None,
 ) -> Verdict:
-    """Compare outputs line by line; `expected` holds the right column of each line.
+    """Compare outputs line by line; `expected` holds the column of each line's correct label.
 
-    `owners` holds, for each line, the index of a token's text or of a document's query. With
-    `multi_label`, a text may have several labels: the sign of each logit is one decision, and a
-    line flips if any decision changes.
+    A line belongs to a text, to a token or to a document. For a token, `owners` holds the index of
+    its text; for a document, the index of its query. With `multi_label`, a text may have several
+    labels: the sign of each logit is one decision, and a line flips if any decision changes.
     """
     moved = np.abs(candidate - reference)
     owned: IntArray = np.arange(len(reference), dtype=np.int32) if owners is None else owners
@@ -126,7 +128,8 @@ def at_most(share: float, units: int) -> float:
 def units_needed(share: float, bound: float) -> int:
     """Return how many texts are needed to show that a `share` of changes is within `bound`.
 
-    For a bound of 1 %, no change in 268 texts is enough, or half a per cent in 1,072 texts.
+    For a bound of 1 %, 268 texts are needed if none changes, and 1,072 texts if half a per cent of
+    them changes.
     """
     return math.ceil(_Z**2 * bound * (1 - bound) / (bound - share) ** 2)
 
@@ -142,7 +145,10 @@ def _flipped(
 
 
 def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float64]:
-    """Return the share of each text's lines that changed; tokens of a text are not independent."""
+    """Return for each text the share of its lines that changed.
+
+    The tokens of a text are not independent, so a text counts as one observation.
+    """
     counts = np.bincount(owners)
     found = counts > 0
     shares: NDArray[np.float64] = np.bincount(owners, changed)[found] / counts[found]
@@ -152,7 +158,7 @@ def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float6
 def _reordered(
     reference: FloatArray, candidate: FloatArray, owners: IntArray
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return for each query whether its first document changed, and the share of swapped pairs."""
+    """Return for each query whether its first document changed, and its share of swapped pairs."""
     first, swapped = [], []
     for owner in np.unique(owners):
         before, after = reference[owners == owner], candidate[owners == owner]
@@ -217,7 +223,7 @@ def _share_reasons(share: float, verdict: Verdict, bound: float, change: str) ->
     """Return a reason if the share exceeds its bound, or if there are too few texts to know."""
     if not share <= bound:
         return [f"{share:.2%} {change}, but only {bound:.2%} may"]
-    # More texts cannot show that a bound of zero is kept.
+    # No number of texts can show that a bound of zero is kept.
     if bound == 0 or verdict.flips_at_most <= bound:
         return []
     unit = "queries" if verdict.measure == "order" else "texts"

@@ -1,4 +1,4 @@
-"""Reads or generates the texts that calibrate and evaluate variants."""
+"""Reads or generates the texts with which variants are calibrated and evaluated."""
 
 import csv
 from collections import Counter
@@ -17,7 +17,7 @@ from backends.types import Text
 _TEXT = ("text", "sentence", "query", "prompt", "premise")
 _PAIR = ("text_pair", "pair", "document", "choice", "hypothesis")
 _LABEL = ("label", "category", "intent")
-# Pairs made of plain texts: documents for each query, and the most queries.
+# To make pairs of plain texts: documents for each query, and the largest number of queries.
 _DOCUMENTS, _QUERIES = 4, 1000
 _TEXTS = 512
 
@@ -25,7 +25,7 @@ _TEXTS = 512
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
     """Holds texts or pairs of texts, and their labels if they are known.
 
-    `groups` numbers the query of each pair; it is set only if documents are ranked.
+    `groups` holds the number of each pair's query; it is set only if documents are ranked.
     """
 
     texts: list[Text]
@@ -35,8 +35,10 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
     def suited_to(self, measure: Measure, *, reads_pairs: bool) -> Self:
         """Return the texts in the form that a model reads.
 
-        For a model of pairs, each plain text is paired with the texts after it. For a model of
-        single texts, each pair becomes two texts.
+        A model that reads pairs needs pairs: each text that is not in a pair is paired with the
+        next text, or with the next four texts if documents are ranked. A model whose token or text
+        vectors are compared needs single texts: each pair is split into its two texts. If documents
+        are ranked, queries with a single document are left out.
         """
         if measure in ("tokens", "vectors"):
             parts = [[text] if isinstance(text, str) else text for text in self.texts]
@@ -58,7 +60,7 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, texts=kept, groups=groups, labels=None)
 
     def split(self) -> tuple[Self, Self]:
-        """Return a third of the texts for calibration, and the others for evaluation."""
+        """Return a third of the texts for calibration, and the other texts for evaluation."""
         places = range(len(self.texts))
         first, second = (
             [place for place in places if (place % 3 == 0) is third] for third in (True, False)
@@ -76,7 +78,7 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_texts(count: int = _TEXTS) -> list[str]:
-    """Return generated texts as long as usual sentences: half have under ten words, few over 30."""
+    """Generate texts as long as usual sentences: half have under ten words, few have over 30."""
     random = np.random.default_rng(0)
     words = np.array(" ".join(ORDINARY).split())
     lengths = np.clip(random.lognormal(2.2, 0.6, count), 1, 60).astype(int)
@@ -122,7 +124,7 @@ def _csv(lines: list[str], path: Path) -> GoldenSet:
 
 
 def _searches(texts: list[str], *, documents: int) -> list[Text]:
-    """Return pairs: each of the first thousand texts with the texts that follow it."""
+    """Pair each of the first thousand distinct texts with the next `documents` texts."""
     unique = list(dict.fromkeys(texts))
     reach = min(documents, len(unique) - 1)
     return [

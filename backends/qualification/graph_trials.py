@@ -1,7 +1,8 @@
 """Tries device graphs, in this process or in a child process.
 
 A device graph is a copy of a graph that is optimized for one kind of device. A kernel that reads an
-illegal address makes the device unusable for its process, so GPUs are tried in a child process.
+illegal address makes the device unusable for its process. So graphs are tried on a GPU in a child
+process.
 """
 
 import gc
@@ -34,7 +35,8 @@ from backends.types import FloatArray, IntArray
 _PATIENCE: Mapping[Provider, float] = MappingProxyType({"cuda": 300.0, "tensorrt": 1800.0})
 # Seconds within which a child process ends after its pipe was closed.
 _ENDING = 10.0
-# These signals come from the kernel if memory is short, or from an operator: the graph may be good.
+# The kernel sends these signals if memory is short, and operators send them, too. So they do not
+# show that a graph is bad.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
@@ -77,7 +79,10 @@ def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[Floa
 def largest_difference(
     expected: Sequence[FloatArray], found: Sequence[FloatArray], batches: Sequence[PaddedBatch]
 ) -> float:
-    """Return how much outputs differ, relative to the largest value; infinite for NaN."""
+    """Return the largest difference of outputs, relative to the largest expected value.
+
+    It is infinite if an output has NaN or another shape.
+    """
     return max(
         _difference(right, other, batch.mask)
         for right, other, batch in zip(expected, found, batches, strict=True)
@@ -171,7 +176,7 @@ def graph_trials(
 
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
-    """Try the graphs that the parent sends, until it closes the pipe."""
+    """Try the graphs that the parent process sends, until the parent closes the pipe."""
     # Nothing is logged here, because the parent logs the results.
     logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """Decides whether a GPU computes an fp32 graph in fp16.
 
-A GPU has fast matrix products only in fp16 and TF32. TF32 keeps the range of fp32. The effect of
-fp16 is measured: the outputs of about a thousand texts are compared with fp32 on this machine's
-CPU. A revision may have its own texts in `texts.txt`.
+A GPU has fast matrix products only in fp16 and TF32. TF32 keeps the range of fp32, but fp16 does
+not. So the effect of fp16 is measured: the outputs of about a thousand texts are compared with fp32
+outputs of this machine's CPU. A revision may bring its own texts in `texts.txt`.
 """
 
 import logging
@@ -32,7 +32,7 @@ from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"
 TEXTS = "texts.txt"
-# Part of the record's key. Raise it when the way to judge changes.
+# Part of the record's key. Increase it when the way to judge changes.
 _METHOD = "2"
 _TEXTS = 1024
 _ROWS = 64
@@ -70,12 +70,12 @@ def choose_precision(
 ) -> str:
     """Return the precision to run a graph in.
 
-    It is the declared precision, except for an fp32 graph on a GPU. `find` returns the quickest
-    graph in the precision of its argument. The fp16 graph is judged once per digest and kind of
-    machine.
+    The result is the declared precision, except for an fp32 graph on a GPU. `find` returns the
+    quickest graph in the precision of its argument. The fp16 graph is judged once per digest and
+    kind of machine.
 
     Raises:
-        ExecutorDied: the fp16 graph broke the device. It is not tried again.
+        ExecutorDied: the fp16 graph broke the device. The graph is not tried again.
     """
     source = subject.source
     if provider not in GPU_PROVIDERS or source.precision != "fp32" or source.upstream is not None:
@@ -154,7 +154,7 @@ def _judge(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return why the outputs of an fp16 graph are not good enough; empty if they are.
+    """Return the reasons to refuse an fp16 graph because of its outputs; empty if it is good.
 
     Raises:
         BackendError: a run failed.
@@ -165,7 +165,7 @@ def _judge(
         subject.source, precision="fp16", path=subject.source.path.with_name(quickest.file)
     )
     golden, rows = _read_texts(subject)
-    # Half of the cores, because other models may be served meanwhile.
+    # Use half of the cores, because other models may be served meanwhile.
     threads = max(1, usable_cores() // 2)
     reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
     candidate = open_executor(half)
@@ -205,7 +205,7 @@ def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
 def _outputs(
     subject: HalfSubject, executor: ModelExecutor, rows: Sequence[Encoding]
 ) -> tuple[FloatArray, IntArray]:
-    """Return the outputs to compare, and the index of the row of each line."""
+    """Return the lines of output to compare, and for each line the index of its row."""
     manifest, output = subject.manifest, subject.source.first_output
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         executor, output = PoolingExecutor(executor, manifest.pooling), OutputKind.POOLED

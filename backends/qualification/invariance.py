@@ -35,8 +35,8 @@ _MATES = 3
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how much a row's output changes, relative to its largest value; 0 is bitwise equal.
 
-    `mates` is the change with other rows in the batch, at the same shape and place. `shapes` is the
-    change if the row runs alone and without padding.
+    `mates` is the change when the other rows of the batch are replaced, at the same shape and
+    place. `shapes` is the change when the row runs alone and without padding.
     """
 
     mates: float
@@ -75,7 +75,7 @@ def measure_invariance(
 
 
 class _InvarianceProbe:
-    """Runs one row in batches of one length, always at the same place."""
+    """Runs one row alone, or at the second place of a batch that always has the same length."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Says how a model's outputs are compared with another precision, by the model's kind."""
+"""Tells how the outputs of a model in two precisions are compared, by the kind of model."""
 
 import numpy as np
 

@@ -17,10 +17,10 @@ from backends.types import IntArray, OutputKind
 
 _log = logging.getLogger(__name__)
 RECORD = ".admitted.json"
-# Part of the record's key. Raise it when the way to measure changes.
+# Part of the record's key. Increase it when the way to measure changes.
 _METHOD = "3"
 _MAX_TOKENS = 48
-# How much padding and other rows may change an output, relative to its largest value.
+# By precision: how much padding and other rows may change an output, relative to its largest value.
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
@@ -48,7 +48,7 @@ Qualify = Callable[[Candidate], bool]
 
 
 def qualify_unmeasured(_: Candidate) -> bool:
-    """Return true; for executors that are known to be batch-invariant."""
+    """Return true without measuring, for executors that are known to be batch-invariant."""
     return True
 
 
@@ -59,7 +59,7 @@ def qualify(candidate: Candidate) -> bool:
 
     Raises:
         ModelProblem: padding changes an output by more than the precision allows, as in a graph
-            that ignores its attention mask. Or a variant's outputs differ from its certificate.
+            that ignores its attention mask; or a variant's outputs differ from its certificate.
     """
     provider, precision = candidate.executor.provider, candidate.precision
     key = machine_key(_METHOD, candidate.digest, provider, precision)

@@ -1,6 +1,7 @@
-"""Stores measurements of a model on this machine in its folder, so that restarts are fast.
+"""Stores measurements of a model on this machine, so that a restart need not repeat them.
 
-The files are hidden, because measurements are not part of a model's digest.
+The files are in the model's folder. They are hidden, because hidden files do not count for the
+digest of the model.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ def describe_machine() -> MachineInfo:
 
 
 def read_machine(path: Path) -> MachineInfo | None:
-    """Return the machine that a record was measured on."""
+    """Return the machine on which a record was measured; `None` if there is no valid record."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Record).machine
     except (OSError, msgspec.DecodeError):
@@ -62,7 +63,7 @@ def read_machine(path: Path) -> MachineInfo | None:
 
 
 def read_record(path: Path, key: str, kind: type[T]) -> T | None:
-    """Return the measurement if it was recorded under `key`."""
+    """Return the measurement that was recorded under `key`, or `None`."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=_Record)
         return msgspec.json.decode(record.measured, type=kind) if record.key == key else None

@@ -13,8 +13,8 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 
 _TURNS = 11
-# The third slowest of eleven rounds is a lower bound of the median with a certainty of 97 %. By
-# the binomial distribution, two or fewer rounds are below the median in 67 of 2,048 cases.
+# The third smallest ratio of eleven rounds is a lower bound of the median with a certainty of 97 %:
+# by the binomial distribution, two or fewer ratios are below the median in 67 of 2,048 cases.
 _LOWER = 2
 
 
@@ -60,7 +60,7 @@ def make_batches(
 def run_texts(
     executor: ModelExecutor, batches: Sequence[TextBatch], *, trim: tuple[int, int] = (0, 0)
 ) -> tuple[FloatArray, IntArray]:
-    """Return the outputs of all texts in order, and the index of the text of each line.
+    """Return the lines of output of all texts in order, and for each line the index of its text.
 
     A text has one line, or one line for each token. `trim` says how many tokens to leave out at
     the beginning and end of a text. All worker threads of the executor run.
@@ -102,7 +102,7 @@ def compare_speed(
     """Return the speed of `second` relative to `first`, measured in alternating rounds."""
     turns = []
     for turn in range(_TURNS):
-        # The order alternates, so that a machine that slows down favours neither.
+        # The order alternates, so that a machine that slows down favours neither executor.
         order = (first, second) if turn % 2 else (second, first)
         samples = [measure_speed(executor, batches) for executor in order]
         turns.append(samples if turn % 2 else samples[::-1])
@@ -110,7 +110,7 @@ def compare_speed(
 
 
 def summarize_turns(turns: Sequence[Sequence[SpeedSample]]) -> Speedup:
-    """Return the speedup of eleven rounds; each round has a sample before and after."""
+    """Return the speedup of eleven rounds; each round has a sample before and one after."""
     ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in turns)
     before, after = (_median(samples) for samples in zip(*turns, strict=True))
     return Speedup(

@@ -27,7 +27,7 @@ class TunedBatching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tuned(folder: Path, *, digest: str, provider: str) -> TunedBatching | None:
-    """Return this model's settings for this kind of machine; log if only others are recorded."""
+    """Return the settings for this kind of machine; log if only other kinds have settings."""
     found = read_record(folder / RECORD, _key(digest, provider), TunedBatching)
     if found is None and (elsewhere := read_machine(folder / RECORD)) is not None:
         _log.info(

@@ -24,7 +24,7 @@ from backends.repository.triton import FILE as TRITON, read_triton
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all revisions of a model, and in `shares` the traffic weight of each serving revision.
+    """Holds all revisions of a model; `shares` has the traffic weights of those that answer.
 
     `shares` is empty if the file that selects the revisions cannot be read.
     """
@@ -65,9 +65,9 @@ def read_catalogue(
     A broken model blocks only the models that build on it. With `assigned` patterns, only the
     matching models are read, and the models that they build on.
 
-    If `root` and `more` both have a model of one name, the model of `root` is read. `pinned` holds
-    revisions and their weights by model name. `pinned` takes precedence over `plans`, and `plans`
-    over the files in the model's folder.
+    If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
+    holds revisions and their weights by model name. `pinned` takes precedence over `plans`, and
+    `plans` over the files in the model's folder.
 
     Raises:
         StartProblem: `root` or `more` is not a directory.
@@ -101,7 +101,7 @@ class _CatalogueReader:
             reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
-        """Find the model of a folder, and the revisions that are served under their own names."""
+        """Read the model of a folder, and its revisions with names of their own (`tiny@2`)."""
         try:
             self._read(folder, _numbers(folder))
         except ModelProblem as error:
@@ -143,8 +143,8 @@ class _CatalogueReader:
     def find_upstreams(self, servers: Servers) -> None:
         """Note which models other servers run, and the fingerprints of those models.
 
-        The digest of a model without a local graph includes the fingerprint, because its files
-        alone do not tell two versions apart.
+        The digest of a model without a local graph includes the fingerprint, because the model's
+        files do not change when the server changes its version of the model.
         """
         prints, problems = self.catalogue.upstreams, self.catalogue.problems
         for name, own in self.found.items():

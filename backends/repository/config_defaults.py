@@ -23,7 +23,8 @@ _BERT: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 0,
     }
 )
-# No graph is built for these types. They count positions from the padding token's id.
+# An import builds no graphs for these model types. They count positions from the padding token's
+# id.
 _OTHERS = (
     *("xlm-roberta-xl", "longformer", "roberta-prelayernorm", "data2vec-text", "xmod", "ibert"),
 )
@@ -112,7 +113,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 # Positions of these types begin after the padding token's id. MPNet always pads with token 1,
-# whatever its file says. ESM has no default.
+# whatever its file says. ESM has no default padding token.
 _COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "esm", *_OTHERS})
 _MPNET_PADDING = 1
 
@@ -128,7 +129,8 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def padding_position(config: Mapping[str, Any]) -> int | None:
     """Return the position of padding tokens, for model types that count positions from it.
 
-    It equals the padding token's id. Return `None` for model types whose positions count from 0.
+    This position equals the padding token's id. Return `None` for model types whose positions count
+    from 0.
 
     Raises:
         ValueError: the model type counts positions from its padding token, and has no such token.

@@ -1,7 +1,8 @@
 """Records the revisions that were served last, so that a backend can start if the newest is broken.
 
 The file is hidden and lies in the model's folder. It is not part of any model's digest. If the
-folder is read-only, nothing is recorded, and a start chooses by revision number alone.
+folder is read-only, nothing is recorded, and a backend that starts tries the newest revisions
+first.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names the outputs of a graph: `pooled` is one vector a row, `tokens` one vector a token."""
+    """Names a graph's outputs: `pooled` has one vector per row, `tokens` one vector per token."""
 
     pooled: str | None = None
     tokens: str | None = None
@@ -81,8 +81,8 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
 class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
     """Describes a graph that returns logits for a text, a pair of texts, or every token.
 
-    `function` turns logits into scores. The task `rerank` uses `rerank_function` instead, if there
-    is one logit.
+    `function` turns logits into scores. If the graph returns one logit, the task `rerank` uses
+    `rerank_function` instead.
     """
 
     output: str
@@ -134,7 +134,7 @@ GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
 FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
-# Files that `save_pretrained` writes for every model.
+# A folder with one of these files was written by `save_pretrained`.
 _AS_SAVED = ("config.json", "adapter_config.json", "modules.json", "model.safetensors")
 
 
@@ -143,8 +143,9 @@ def read_manifest(
 ) -> tuple[Manifest, dict[str, str]]:
     """Read the `model.yaml` of a folder, and infer the fields that it leaves out.
 
-    A model with a graph needs no `model.yaml` if its other files say everything. `declared` holds
-    fields from a Triton configuration; fields of `model.yaml` win over them.
+    A model with a graph needs no `model.yaml` if all fields can be inferred from its other files.
+    `declared` holds fields from a Triton configuration; fields of `model.yaml` take precedence over
+    them.
 
     Returns:
         The manifest, and the source of each inferred field by the field's name.
@@ -205,7 +206,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    """Refuse values that are valid alone but not together."""
+    """Refuse fields that are valid one by one, but contradict each other."""
     if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
         wrong: str | None = "name either a `graph` or an `upstream`"
     elif isinstance(manifest, EncoderManifest):

@@ -2,7 +2,7 @@
 
 The files are read as `transformers` and `sentence-transformers` read them: the task comes from
 `architectures`, the labels from `id2label`, the function from `problem_type`, and the pooling from
-`1_Pooling/config.json`. A required field that no file has is an error.
+`1_Pooling/config.json`. It is an error if no file has a required field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _POOLED = ("pooled", "sentence_embedding")
 _LOGITS = "logits"
 _PER_TOKEN = 3
-# Where a tokenizer has no limit, `model_max_length` is about 10^30.
+# In a tokenizer without a limit, `model_max_length` is about 10^30.
 _NO_LIMIT = 1_000_000
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
@@ -180,7 +180,8 @@ class _ManifestInference:
     def _infer_pooling(self) -> None:
         """Infer how to pool the tokens' vectors outside of the graph.
 
-        An import puts every other module of a sentence transformer into the graph.
+        Only pooling and a normalization may be missing in the graph. An import puts all other
+        modules of a sentence transformer into the graph.
         """
         modules = read_modules(self._files)
         if modules is not None:
@@ -202,7 +203,7 @@ class _ManifestInference:
             named = {"query": prompts.query, "document": prompts.document}
             self._set("prompts", named, PROMPT_FILE)
         if prompts.similarity is not None:
-            # Ranking uses the cosine only, so this model gets no `rerank`.
+            # Ranking supports only the cosine, so a model with another similarity gets no `rerank`.
             self._set("tasks", [Task.EMBED.value], f"`similarity_fn_name` in {PROMPT_FILE}")
         self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
 

@@ -45,7 +45,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> str:
-        """The first digits of the digest, as calls name the revision."""
+        """The first digits of the digest, by which calls name the revision."""
         return self.digest[:_DIGITS]
 
 
@@ -79,7 +79,7 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
 
 
 def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
-    """Return the path in `folder`, or in `shared_folder` if only that has the file."""
+    """Return the path in `folder`, or in `shared_folder` if only that folder has the file."""
     if (
         shared_folder is not None
         and not (folder / name).exists()
@@ -108,7 +108,7 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
 def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     """Return the digest of the inferred fields; empty if nothing was inferred.
 
-    The digest has them because another version of this program may infer other values.
+    A model's digest includes them, because another version of this program may infer other values.
     """
     values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     found = {name: value for name, value in values.items() if name in inferred}

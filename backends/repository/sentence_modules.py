@@ -1,7 +1,7 @@
 """Reads which modules a sentence transformer runs after its encoder.
 
 `modules.json` lists the modules in order. Each module has a folder with a `config.json`. A module
-or option that is not supported is an error, because without it every vector would be different.
+or option that is not supported is an error: without it, every vector would be wrong.
 """
 
 import json
@@ -21,7 +21,8 @@ _POOLING = "1_Pooling"
 _CONFIG = "config.json"
 _PREFIX = "sentence_transformers."
 _REMEDY = "export the whole model to ONNX with an output `sentence_embedding`, and import that"
-# The flags of older versions. Their order is the order in which the vectors are concatenated.
+# The flags that older versions write instead of `pooling_mode`. Vectors are concatenated in the
+# order of these flags.
 _FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
     {
         "pooling_mode_cls_token": "cls",
@@ -64,7 +65,7 @@ VectorModule = DenseModule | LayerNormModule | NormalizeModule
 class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how token vectors are pooled, and the modules that follow.
 
-    Several pooling modes give concatenated vectors. Without `include_prompt`, the tokens of a
+    The vectors of several pooling modes are concatenated. Without `include_prompt`, the tokens of a
     prompt are not pooled.
     """
 
@@ -211,7 +212,7 @@ class _Reader:
 
     def _config(self, folder: str) -> tuple[Path, dict[str, Any]]:
         path = self._files(f"{folder}/{_CONFIG}")
-        # Older versions save an empty folder for `Normalize`.
+        # The file may be missing: older versions save an empty folder for `Normalize`.
         return path, read_object(path)
 
 

@@ -3,8 +3,9 @@
 Each folder contains a mark file that its process keeps locked. A folder is removed only if it has
 a mark file that no process has locked.
 
-A helper process waits until the preparing process has ended, also if that was killed, and then
-removes the folder. If both are killed, the next import or the next start of a backend removes it.
+A helper process waits until the preparing process has ended, even if it was killed, and then
+removes the folder. If the helper is killed, too, the next import or the next start of a backend
+removes the folder.
 """
 
 import fcntl
@@ -62,7 +63,7 @@ def _removed_at_end(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked_mark(folder: Path) -> Iterator[None]:
-    """Lock the mark file; it gets its name after it was locked."""
+    """Create and lock the mark file; it gets its name only once it is locked."""
     draft = folder / f"{MARK}.draft"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

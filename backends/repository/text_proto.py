@@ -8,7 +8,7 @@ import ast
 import re
 from typing import Any
 
-# Maps a field's name to its values. A nested message is a `Message`, an identifier a string.
+# Maps a field's name to its values. A nested message is a `Message`. An identifier is a string.
 Message = dict[str, list[Any]]
 
 _TOKEN = re.compile(

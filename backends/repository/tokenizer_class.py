@@ -1,4 +1,4 @@
-"""Finds the tokenizer class that `transformers` loads for a folder, and whether it sends types.
+"""Finds the tokenizer class that `transformers` loads, and whether it sends token types.
 
 The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The class is named in
 `tokenizer_config.json`, or else in `config.json`, or else follows from the model's type.
@@ -10,7 +10,7 @@ from typing import Any
 
 GENERIC = "TokenizersBackend"
 """The class that uses `tokenizer.json` unchanged."""
-# Whether a class sends token types, if `model_input_names` is not set.
+# By class: whether it sends token types, if `model_input_names` is not set.
 CLASSES: Mapping[str, bool] = MappingProxyType(
     {
         GENERIC: False,

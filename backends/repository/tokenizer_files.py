@@ -48,7 +48,9 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 def check_tokenizer(files: Files, name: str, *, kind: str | None, truncates: bool) -> None:
-    """Compare both files of a tokenizer whose class is `kind`; `None` is an unknown class.
+    """Compare `tokenizer_config.json` with the tokenizer file `name`.
+
+    `kind` is the tokenizer's class, or `None` if the class is unknown.
 
     Raises:
         ModelProblem: the files disagree, or one cannot be read.

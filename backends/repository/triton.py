@@ -30,7 +30,8 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
     def serving(self, numbers: Sequence[str]) -> Serving:
         """Return which revisions are served, by Triton's version policy.
 
-        The newest served revision has the model's name. The others have names such as `tiny@2`.
+        The model's name stands for the newest of these revisions. The others have names such as
+        `tiny@2`.
         """
         ordered = sorted(numbers, key=int)
         chosen = {

@@ -36,11 +36,14 @@ class CallWork:
         self.hosted = HostedItems()
 
     def has_progressed(self) -> bool:
-        """Return whether the call has made progress since the last time that this was called.
+        """Return whether the call has made progress since this method was last called.
 
-        One of these is progress: the model ran a batch; the tokenizer read text while no row was
-        waiting or running; a bulk pause makes the call's rows wait; an algorithm host is running an
-        item, because hosts limit the time of items themselves.
+        A call makes progress in each of these cases:
+
+        - The model has run a batch.
+        - The tokenizer has read text while no row was waiting or running.
+        - A pause of bulk batches makes the rows of the call wait.
+        - An algorithm host is running an item of the call. The host limits the item's time itself.
         """
         (batches, portions), batcher = self._seen, self._batcher
         self._seen = batcher.batches, self._portions()
@@ -49,14 +52,14 @@ class CallWork:
         return batches != self._seen[0] or has_read or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
-        """Return the seconds until the waiting rows have run, as a `retry_after`."""
+        """Return the seconds until the waiting rows have run, for use as a `retry_after`."""
         return self._batcher.admission.backlog()
 
     def admit(self) -> None:
-        """If the items are one request, reserve the work of all.
+        """Reserve the work of all items together, if they are one request.
 
-        Otherwise check only that the smallest item would be in time. A call that needs only the
-        tokenizer is always admitted.
+        If the items are separate requests, only check that the smallest item would be in time. A
+        call that needs only the tokenizer is always admitted.
 
         Raises:
             Overloaded: the request would be late, or no item of the call could be admitted.
@@ -113,7 +116,7 @@ class CallWork:
         return self._reservations[index]
 
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
-        """Release the unused reservation of an item, and learn from its actual work (`brought`).
+        """Release the rest of an item's reservation, and learn from its actual work (`brought`).
 
         `late_rows` is the number of rows that a late item wasted. It is `None` for an item that
         ended in time.

@@ -25,7 +25,8 @@ from backends.serving.revision_counts import RevisionCounts
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
-# The maximum age of a load report in seconds. A batch takes longer, so newer numbers tell nothing.
+# The maximum age of a load report in seconds. A batch takes longer, so a newer report would hardly
+# differ.
 _REPORT_AGE = 0.01
 
 # The (name, revision, profile) of a model that a call names.
@@ -35,9 +36,9 @@ Variant = tuple[str, str, str]
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a loaded encoder: its pipeline, batcher and rows.
 
-    `digest` identifies the model's files. `precision` is in use; on a GPU it may differ from the
-    declared one. With an `upstream`, another server runs the graph, and `is_well` checks that this
-    server works.
+    `digest` identifies the model's files. `precision` is the precision in use; on a GPU it may
+    differ from the declared precision. With an `upstream`, another server runs the graph, and
+    `is_well` checks that this server works.
     """
 
     name: str
@@ -62,8 +63,9 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the loaded models of a repository, their encoders, and the problems of broken models.
 
-    Models in `blocked` are broken because another model is. `needs` maps a model to itself and all
-    models below it. `kept` has earlier versions of models whose present files are broken.
+    Models in `blocked` are broken because a model that they build on is broken. `needs` maps a
+    model's name to the names of that model and of all models below it. `kept` has earlier versions
+    of models whose present files are broken.
     """
 
     served_models: Mapping[str, ModelAlgorithms]
@@ -147,11 +149,12 @@ class CallsInFlight:
 class ServingCore:
     """Admits calls, and reports the backend's models, load and problems.
 
-    The backend is ready while every loaded encoder runs and it serves at least one model. It is
+    The backend is ready while every loaded encoder runs and at least one model is served. It is
     also ready without models if no model is assigned to it. Broken models are reported as missing
     and do not affect other models.
 
-    `replace` changes the model set. Until `forget`, calls that name an old revision still get it.
+    `replace` changes the model set. Calls that name an old revision still get it until `forget` is
+    called for it.
     """
 
     gpu: GpuState | None = None
@@ -235,7 +238,7 @@ class ServingCore:
         return list(found.values())
 
     def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
-        """Return the model for a call, and a `CallWork` that the caller must still admit.
+        """Return the model for a call, and a `CallWork` whose `admit` must be called next.
 
         Raises:
             CallRefused: the model or task is not served here, or is not ready.
@@ -290,7 +293,7 @@ class ServingCore:
         await self.calls.idle.wait()
 
     def count_item(self, call: Call, outcome: str) -> None:
-        """Count the end of an item; `outcome` is a label of the metric `items_total`."""
+        """Count an item that has ended; `outcome` is a label of the metric `items_total`."""
         self._items[call.model, call.task, outcome] += 1
 
     def failures(self) -> list[str]:
@@ -338,7 +341,7 @@ class ServingCore:
         )
 
     def _infos(self) -> list[ModelInfo]:
-        """Return the info of every model, with earlier revisions that are still answered."""
+        """Return the info of every model, with its earlier revisions that calls may still name."""
         earlier: dict[str, list[str]] = {}
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)
@@ -372,7 +375,7 @@ class ServingCore:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers for the metrics. Of two encoders with one name, the newer counts."""
+        """Return the numbers for the metrics; of encoders with the same name, only the newest."""
         encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,

@@ -15,10 +15,10 @@ from backends.telemetry.nvml import GpuReader
 
 # Seconds between two readings, and the timeout of the driver for one reading.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
-# The timeout is split into this many waits. A blocked event loop, such as while a large model is
-# opened, then uses up only one of them.
+# The timeout is split into this many waits. If something blocks the event loop, such as the opening
+# of a large model, that uses up only one of the waits.
 _WAITS: Final = 10
-# This many consecutive readings must fail, unless the error says that the GPU is lost.
+# The GPU counts as lost after this many failed readings in a row, or once an error says so.
 _FAILED_LOOKS: Final = 3
 _GPU_IS_LOST, _RESET_REQUIRED = 15, 16
 

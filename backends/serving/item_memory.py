@@ -1,4 +1,4 @@
-"""Computes how much memory an item takes while it is answered, without its rows in the queue.
+"""Computes how much memory an item takes while it is answered, apart from its queued rows.
 
 A gateway limits the size of requests, but a backend does not rely on that. Sizes are upper bounds
 in bytes, computed from the decoded item and its parameters.
@@ -28,7 +28,7 @@ def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
             retry_after=RETRY_AFTER,
         )
 
-    # All items of an admitted call may wait for memory.
+    # The bounds are high, because all items of an admitted call may wait for memory.
     return SharedBytes(
         limit_bytes,
         exhausted=exhausted,

@@ -32,7 +32,7 @@ from backends.telemetry.spans import NO_SPAN, Span, Tracing
 _log = logging.getLogger(__name__)
 # No item takes this long, but a timer needs a finite time.
 _LONGEST = 3600.0
-# A caller that disconnects this shortly before its deadline, in seconds, counts as late.
+# A caller that disconnects at most this many seconds before its deadline counts as late.
 _LATE_CANCELLATION = 0.05
 
 
@@ -89,7 +89,7 @@ class ItemAnswerer:
             raise BadCall(f"invalid parameters for task `{call.task}`: {error}") from None
 
     async def answer(self, index: int, item: CallItem) -> Outcome:
-        """Return the item's outcome. Raises nothing but a cancellation."""
+        """Return the item's outcome. Errors become an outcome; only a cancellation is raised."""
         caller = self.begin(item)
         try:
             body, time_left = self.admit(index, item, caller)
@@ -108,7 +108,7 @@ class ItemAnswerer:
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[int]:
-        """Reserve the memory of a large item in the `with` block; wait until its deadline.
+        """Hold the memory of a large item in the `with` block; wait for it until the deadline.
 
         Yields the reserved bytes; 0 for a small item.
         """
@@ -201,7 +201,7 @@ class ItemAnswerer:
     def _end(
         self, index: int, caller: RowCaller, kind: _Kind, error: BackendError | None = None
     ) -> None:
-        """Count the end of an item, end its span, and learn from its work."""
+        """Count an item that has ended, end its span, and learn from its work."""
         if caller.span is not NO_SPAN:
             failure = None if error is None else error.code
             caller.span.end("client_gone" if kind == "cancelled" else failure)
@@ -212,7 +212,7 @@ class ItemAnswerer:
             )
         is_late = kind == "expired"
         if kind == "cancelled":
-            # A caller gives up at its own deadline, which may be slightly before the one here.
+            # A caller gives up at its own deadline, which may be slightly before the deadline here.
             is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
         self._work.end(
             index,

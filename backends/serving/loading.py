@@ -64,7 +64,7 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     open_executor: OpenExecutor
     qualify: Qualify
     graph_trials: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext
-    """Opens a process that measures the variants of a graph; by default, this process does."""
+    """Opens a process that tries device graphs; by default, this process tries them."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,7 +366,7 @@ def _rows_per_batch(
 
 
 def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
-    """Return the setting, else the tuned value, else `None` for the executor's number."""
+    """Return the setting, else the tuned number, else `None` for the executor's own number."""
     if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None

@@ -1,4 +1,4 @@
-"""Answers the items of a call whose algorithm is a `QueryAlgorithm`, without a coroutine each."""
+"""Answers a call whose algorithm is a `QueryAlgorithm`, without a coroutine for each item."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from backends.types import Encoding, OutputKind, RowInput
 
 # The maximum number of items of a call in progress, so that one call cannot fill the queue.
 ITEMS_AT_ONCE = 256
-# Bytes of items that are tokenized together. The rows of the first items run while the next items
-# are tokenized, and little work is wasted if the caller disconnects.
+# At most this many bytes of items are tokenized together. So the rows of the first items run while
+# the next items are tokenized, and little work is wasted if the caller disconnects.
 _READ_AT_ONCE = 128 * 1024
 
 
 class _OpenItem(RowWaiter):
-    """Holds an item in progress and waits for its rows; `until` is a time of the event loop."""
+    """Waits for the rows of an item; `until` is its deadline as a time of the event loop."""
 
     __slots__ = ("caller", "index", "prepared", "until", "waiting")
 
@@ -47,7 +47,7 @@ class _OpenItem(RowWaiter):
 class QueryCall:
     """Answers the items of one call; calls `on_ready` when there are outcomes to `take`.
 
-    The user calls `begin` first and after each `take`, until `is_over`, and `close` at the end.
+    The user calls `begin` first and after each `take`, until `is_over` is true, and then `close`.
     """
 
     def __init__(

@@ -1,7 +1,10 @@
-"""Loads a repository; replaces each broken revision by one that works.
+"""Loads a repository, and replaces each broken revision by another one that works.
 
-The replacement is the first of these: the revision that was served last, if its files still exist;
-the revision that this process serves; the newest older revision that loads.
+The replacement is the first of these:
+
+1. the revision that was served last, if its files still exist
+2. the revision that this process serves now
+3. the newest older revision that loads
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -134,8 +137,8 @@ class _Search:
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
         """Pin the next revision of each broken model; return whether there is any.
 
-        A model that is broken because of a model below comes last, after all revisions of that
-        model have failed.
+        A model that is only broken because of a model below it comes last, after all revisions of
+        the model below have failed.
         """
         broken = [
             name
@@ -168,7 +171,7 @@ class _Search:
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
         if self._before is not None and self._before.find(name) is not None:
-            return  # the revision that this process serves is newer than the candidates below
+            return  # the revision that this process serves is newer than these candidates
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
             if (newest is None or int(number) < newest) and last != {number: 1}:

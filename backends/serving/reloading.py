@@ -27,12 +27,13 @@ _RETRY_INTERVAL = 30.0
 class Repository:
     """Serves the models of a repository; a context manager over the core and its threads.
 
-    A reload loads all new revisions before calls get them. Calls that name an old revision get it
-    for another `retire_after` seconds. If a new revision is broken, the old one stays in service.
+    A reload loads all new revisions before calls get them. Calls that name an old revision still
+    get it for `retire_after` seconds. If a new revision is broken, the old revision stays in
+    service.
 
-    It serves the models that are assigned to it: by its settings, until a gateway assigns others.
-    It reloads after each `models sync`. Operators' plans override `serving.yaml` files. They are in
-    memory only, because gateways send them to each backend that starts.
+    At first, the settings say which models are served. Later, a gateway may assign other models.
+    Each `models sync` causes a reload. Operators' plans override `serving.yaml` files. The plans
+    are in memory only, because gateways send them to each backend that starts.
     """
 
     def __init__(self, tools: LoadingTools) -> None:
@@ -56,7 +57,8 @@ class Repository:
         # Whether a sync needs a reload, and the assignment and time of the last failed attempt.
         self._is_behind = False
         self._failed: tuple[Assignment, float] | None = None
-        # Seconds before a failed change, or a model of a ready upstream server, is tried again.
+        # Seconds before a failed change is tried again, and before a model of a ready upstream
+        # server that could not be loaded is tried again.
         self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             backend_id=settings.backend_id,
@@ -70,7 +72,7 @@ class Repository:
         )
         self.core.patterns = self.core.wanted = self._patterns(self._followed)
         self._started: dict[int, RunningEncoder] = {}
-        # The next reload, which has not begun. All requests until then share it.
+        # The next reload, which has not begun. All requests for a reload share it until it begins.
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
@@ -95,7 +97,7 @@ class Repository:
         await self._stop(list(self._started.values()))
 
     async def reload(self, plans: ServingPlans | None = None) -> None:
-        """Load the repository's present files, and return when calls get them.
+        """Load the repository's present files, and return once calls use them.
 
         If requests come during a reload, one further reload serves all of them. `plans` take effect
         unless newer plans came before.
@@ -213,7 +215,7 @@ class Repository:
             ill = await self._unresponsive({each for each in known if found[each]})
             self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
             used = {encoder.upstream for encoder in self.core.model_set.all_encoders()}
-            # Try again later to load the model of a ready server that could not be loaded.
+            # If the model of a ready server could not be loaded, try again from time to time.
             late = self._tools.clock() - self._tried >= self.retry_interval
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:

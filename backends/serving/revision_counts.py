@@ -6,7 +6,8 @@ from typing import Any
 from backends.plans import RevisionStatistics, duration_bucket
 from backends.types import ShadowStatistics
 
-# The number of labels counted by name for a revision. Callers choose zero-shot labels freely.
+# At most this many labels of a revision are counted by name, because callers choose zero-shot
+# labels freely.
 _MOST_LABELS = 200
 _OTHERS = "(others)"
 
@@ -26,7 +27,7 @@ class RevisionCounts:
         self._counts: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
 
     def count(self, revision: tuple[str, str], outcome: str, duration: float, label: str) -> None:
-        """Count the end of an item; `revision` is the name of a model and a revision number."""
+        """Count an item that has ended; `revision` is a model's name and its revision's number."""
         counts = self._counts[revision]
         counts.outcomes[outcome] += 1
         counts.durations[duration_bucket(duration)] += 1
@@ -36,7 +37,7 @@ class RevisionCounts:
             counts.labels[_OTHERS if is_new else label] += 1
 
     def statistics(self, shadows: ShadowStatistics) -> list[RevisionStatistics]:
-        """Return the counts by revision, with the comparison to each shadow revision's results."""
+        """Return the counts by revision, and the comparisons with shadow revisions' results."""
         compared: defaultdict[tuple[str, str], dict[str, dict[str, int]]] = defaultdict(dict)
         for (model, revision, shadow, outcome), number in shadows.outcomes.items():
             compared[model, revision].setdefault(shadow.rpartition("@")[2], {})[outcome] = number

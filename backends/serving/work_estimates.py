@@ -7,10 +7,11 @@ import msgspec
 
 from backends.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
-# Bytes per token. This is more than most texts have, so that estimates are low and no item is
-# refused that would be in time.
+# Bytes per token. Most texts have fewer, so estimates are low, and no item is refused that would be
+# in time.
 _TOKEN_BYTES = 6
-# Longer items of these tasks have more rows. Items of other tasks are truncated or refused.
+# Items of these tasks get more rows if they are too long for one row. Long items of other tasks are
+# truncated or refused.
 _UNBOUNDED = frozenset({Task.INFER, Task.CHOOSE, Task.ENTITIES})
 _WINDOWS = "long-document"
 _STEP = 0.1
@@ -25,8 +26,9 @@ Kind = tuple[str, Task, bytes]
 class WorkEstimates:
     """Learns the ratio of the actual work of items to the work predicted from their bytes.
 
-    It keeps a ratio for each model, task and parameters. New parameters begin with the ratio of
-    their model and task. Ratios cover labels, windows, comparisons, dense scripts and cached rows.
+    There is a ratio for each model, task and parameters. New parameters begin with the ratio of
+    their model and task. A ratio reflects all that the prediction does not know, such as windows,
+    comparisons, cached rows, and scripts with more tokens per byte.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class WorkEstimates:
     def learn(
         self, kinds: Sequence[Kind], *, predicted: float, brought: float, is_done: bool
     ) -> None:
-        """Learn from the actual work of an item; for a failed item, it is a lower bound."""
+        """Learn from the actual work of an item. For a failed item, this work is a lower bound."""
         if predicted <= 0.0:
             return
         measured = min(_MOST, max(_LEAST, brought / predicted))

@@ -46,7 +46,7 @@ _REVISIONS: Final = (
              "model", "arm", "outcome"),
     _histogram("arm_duration_seconds", "Time from a call's arrival to an item's result, by the "
                "revision that answered.", "model", "arm"),
-    _counter("arm_labels_total", "First labels of results, by the revision that answered.",
+    _counter("arm_labels_total", "Results by their first label and the revision that answered.",
              "model", "arm", "label"),
     _counter("shadow_items_total", "Items mirrored to a shadow revision. `outcome`: `same`, "
              "`moved`, `changed`, `failed`, `skipped`.", "model", "arm", "shadow", "outcome"),
@@ -84,12 +84,13 @@ _ENCODERS: Final = (
     _gauge("padding_waste_ratio", "Fraction of the predicted time that padding takes, without the "
            "fixed cost of batches. Positions that a graph skips cost nothing.", "encoder"),
     _counter("releases_total", "Batches by the reason why no more rows joined: `idle` (no more "
-             "rows), `full`, `deadline`, `length` (other lengths), `outlier` (a row runs alone).",
+             "rows waited), `full`, `deadline` (the batch would be late), `length` (lengths differ "
+             "too much), `outlier` (like `length`, for a batch of one row).",
              "encoder", "reason"),
 )  # fmt: skip
 _PROCESS: Final = (
     _gauge("device_busy_share", "Utilization of the device over the last seconds."),
-    _gauge("gpu_memory_used_bytes", "Memory in use of a GPU by all processes, if NVML is "
+    _gauge("gpu_memory_used_bytes", "GPU memory that all processes use, if NVML is "
            "available. Each backend reports all GPUs that it can see. `device` is the driver's "
            "number.", "device", "uuid"),
     _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "device", "uuid"),

@@ -24,7 +24,7 @@ from backends.telemetry.process import ProcessFigures
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-# The duration buckets of revisions to export: powers of two from 0.1 ms to 13 s.
+# The exported duration buckets of revisions: powers of two from 0.1 ms to 13 s.
 _EDGES = range(0, 69, 4)
 _Counts = tuple[Sequence[int], float]
 _Labelled = Iterable[tuple[Sequence[str], float]]

@@ -21,7 +21,7 @@ _CORRECTED, _UNCORRECTED = ctypes.c_int(0), ctypes.c_int(1)
 _SINCE_THE_DRIVER_WAS_LOADED: Final = ctypes.c_int(0)
 _NO_FUNCTION: Final = 13
 THROTTLING: Final = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
-"""NVML's bits of the reasons for reduced clocks, without the reason of an idle device."""
+"""For each reason for reduced clocks, the bits that NVML reports; idle devices do not count."""
 
 
 class _Utilization(ctypes.Structure):

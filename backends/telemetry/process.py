@@ -21,7 +21,7 @@ class ProcessFigures:
         self.holds = DurationCounts(SECONDS)
 
     def resident_bytes(self) -> int:
-        """Return the resident memory, or 0 if the system does not tell."""
+        """Return the resident memory in bytes, or 0 if the system does not report it."""
         try:
             return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:

@@ -20,7 +20,7 @@ Attributes = Mapping[str, str | int | float]
 
 
 class Span:
-    """Is a span of a trace. Any thread may end it. Attributes must not contain input.
+    """Represents a span of a trace. Any thread may end it. Attributes must not contain input.
 
     This base class records nothing. It is used if the trace is not sampled or tracing is off.
     """
@@ -58,7 +58,7 @@ class Tracing:
         return NO_SPAN
 
     def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
-        """Start the span of a batch below its first sampled row, linked to the others."""
+        """Start a batch's span below its first sampled row, with links to the other rows."""
         return NO_SPAN
 
     def statistics(self) -> TracingStatistics:

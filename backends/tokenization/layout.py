@@ -1,8 +1,8 @@
 """Learns which special tokens a tokenizer adds to a row, so that rows can be built from token ids.
 
-A text that is in many rows, such as the text of a zero-shot request or a window of a long document,
-is then tokenized once. `tests/unit/backends/tokenization/test_layout.py` checks that the rows equal
-the tokenizer's own.
+A text that is part of many rows, such as the text of a zero-shot request or a window of a long
+document, is then tokenized only once. `tests/unit/backends/tokenization/test_layout.py` checks that
+the rows equal the rows that the tokenizer itself makes.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import tokenizers
 
 from backends.types import Encoding, IntArray
 
-# Texts to learn from. If a tokenizer drops all of them, words of its vocabulary follow.
+# Texts to learn from. If a tokenizer drops all of them, words of its vocabulary are tried.
 _PROBES, _MOST_PROBES = ("a", "0", "."), 100
 
 
@@ -118,8 +118,8 @@ def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -
 def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...] | None:
     """Return the tokens that a prompt adds before a text's tokens.
 
-    They may differ from the tokens of the prompt alone: its last space may join the text's first
-    word. Return `None` if the prompt changes the tokens of the text.
+    These tokens may differ from the tokens of the prompt alone: the last space of the prompt may
+    join the first word of the text. Return `None` if the prompt changes the tokens of the text.
     """
     found = set()
     for probe in _PROBES:

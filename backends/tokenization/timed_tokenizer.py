@@ -14,7 +14,10 @@ from backends.types import Encoding
 
 
 class TimedTokenizer(Tokenizer):
-    """Records the duration of each call, with its wait for a thread. Belongs to an event loop."""
+    """Records the duration of each call, including its wait for a thread.
+
+    An object belongs to one event loop.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:  # the arguments of `Tokenizer`
         super().__init__(*args, **options)

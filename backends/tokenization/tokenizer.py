@@ -26,14 +26,15 @@ from backends.types import Encoding, IntArray, RowInput, Segment, Text, TokenIds
 _SMALL_CHARACTERS = 2048
 # The fixed cost of a text, in characters.
 _TEXT = 32
-# Characters, or one longer text, that are tokenized in one call. Each token takes up to half a
+# One call tokenizes up to this many characters, or one longer text. Each token takes up to half a
 # kilobyte until the call's result is freed.
 _PORTION = 32 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
-# What to make of a text: a row with special tokens ("rows"), token ids ("ids"), ids with offsets
-# ("segments"), the number of tokens ("count"), or JSON with or without special tokens ("shown row",
-# "shown ids"). What to make of token ids: text, with special tokens ("whole text") or without.
+# What a text is turned into: a row with special tokens ("rows"), token ids ("ids"), ids with
+# offsets ("segments"), the number of tokens ("count"), or JSON with or without special tokens
+# ("shown row", "shown ids"). What token ids are turned into: text, with special tokens ("whole
+# text") or without them ("text").
 _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
@@ -169,7 +170,7 @@ class Tokenizer:
         return learn_prompt(self._copy(None), prompt)
 
     def unknown_id(self, ids: Sequence[int]) -> int | None:
-        """Return the first id that is not in the vocabulary."""
+        """Return the first id that is not in the vocabulary, or `None`."""
         array = np.array(ids, dtype=np.int64)
         is_known = self._is_known.take(array, mode="clip") & (array < len(self._is_known))
         strange = array[~is_known]
@@ -186,7 +187,7 @@ class Tokenizer:
         return result
 
     async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
-        """Return a list for each group, or its error; short texts are tokenized on the loop."""
+        """Return each group's results or its error; the event loop tokenizes short texts itself."""
         characters = _count(groups)
         if self._fits_iteration(characters * _SLOWNESS if kind in _SLOW_KINDS else characters):
             return self._tokenize_groups(groups, kind)
@@ -304,7 +305,8 @@ class Tokenizer:
         return msgspec.structs.replace(row, truncated_from=len(ids) + self.layout.added)
 
     def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
-        # Files do not always mark special tokens. The layout knows those that rows have.
+        # Tokenizer files do not always mark special tokens. The layout knows those that every row
+        # has.
         kept = ids if is_whole else self.layout.inner(np.array(ids, dtype=np.int32)).tolist()
         # Only `decode_batch` releases the interpreter lock.
         texts = self._copy(None).decode_batch([kept], skip_special_tokens=not is_whole)
@@ -360,7 +362,7 @@ def _lowers(normalizer: Any) -> bool:
 
 
 def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
-    """Return the id of the unknown token; only the file tells it for a unigram model."""
+    """Return the id of the unknown token; for a unigram model, only the file contains it."""
     token: str | None = getattr(copy.model, "unk_token", None)
     if token is not None:
         return copy.token_to_id(token)
@@ -421,8 +423,9 @@ def _token_offsets(
 ) -> list[TokenOffsets]:
     """Return the offsets of each token, and whether it continues a word.
 
-    The rules are those of Hugging Face, except for WordPiece. There, Hugging Face compares the
-    lengths of a token and its text, which fails if the tokenizer drops an accent.
+    The rules are those of Hugging Face, except for WordPiece. There, a token continues a word if it
+    begins with `prefix`. Hugging Face compares the lengths of the token and its text instead, which
+    fails if the tokenizer drops an accent.
     """
     pieces = []
     masks = encoding.special_tokens_mask

@@ -2,7 +2,7 @@
 
 A WordPiece tokenizer of the BERT family splits such a text at spaces and around punctuation. A word
 that is in its vocabulary becomes one token. A look-up takes a sixth of the tokenizer's time.
-`tests/unit/backends/tokenization/test_word_table.py` compares both.
+`tests/unit/backends/tokenization/test_word_table.py` checks that both give the same tokens.
 """
 
 import json
@@ -39,7 +39,7 @@ class WordTable:
         self._words = words
         self._lowercase = lowercase
         self._read_words = read_words
-        # The tokenizer finds these before it splits a text, some of them in any case.
+        # The tokenizer finds added tokens before it splits a text, and some of them in any case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
     def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
