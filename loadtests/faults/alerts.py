@@ -1,4 +1,4 @@
-"""Injects six faults into a scraped system, and asks Prometheus which alerts fire, and when."""
+"""Injects six faults into a system that Prometheus scrapes, and notes when which alerts fire."""
 
 import itertools
 import time
@@ -24,7 +24,7 @@ _LOAD = LoadSpec(rate=30.0, hasty=0.0)
 
 @contextmanager
 def _slow_down(topology: Processes, part: str) -> Iterator[None]:
-    """Let a backend run for a tenth of the time."""
+    """Let a backend run for only a tenth of the time."""
     (backend,) = topology.backends_of(part)
     turns = itertools.cycle(((backend.pause, 0.9), (backend.resume, 0.1)))
 
@@ -61,7 +61,7 @@ def _fill_disk(topology: Processes, _: str) -> Iterator[None]:
 
 
 def _watched(act: Act | None) -> Act:
-    """Return an act that notes which alerts fired before it."""
+    """Return an act that first notes which alerts already fire."""
 
     @contextmanager
     def watched(topology: Processes, part: str) -> Iterator[None]:
@@ -74,7 +74,7 @@ def _watched(act: Act | None) -> Act:
 
 
 def _have_fired(alerts: tuple[str, ...]) -> Callable[[Processes], bool]:
-    """Return a function that notes when each alert fires, and whether all of `alerts` have."""
+    """Return a function that notes when each alert fires, and says whether all of `alerts` have."""
 
     def have_fired(topology: Processes) -> bool:
         fired: dict[str, float] = topology.notes["fired"]
