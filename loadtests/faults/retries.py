@@ -1,4 +1,4 @@
-"""Kills workers and Redis at random while requests with idempotency keys are repeated."""
+"""Kills workers and Redis at random while callers repeat requests with idempotency keys."""
 
 import os
 import random

@@ -1,6 +1,6 @@
-"""Answers as a backend does, with tenant and text in each result: late at times, in any order.
+"""Answers like a backend, sometimes late and in any order; each result names tenant and text.
 
-A result computed for another caller or another text shows in the answer.
+A result that was computed for another caller or text is thus recognizable in the answer.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 
 
 def models() -> list[ModelInfo]:
-    """Return all models: with answers for each tenant, with shared ones, and of every task."""
+    """Return all models: with answers for each tenant, with shared answers, and for every task."""
     own = [
         msgspec.structs.replace(
             stub_model(name + end), tasks=tasks, labels=["negative", "positive"]
@@ -57,7 +57,7 @@ def models() -> list[ModelInfo]:
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Answer the items of a call in any order."""
+    """Answer the items of a call in random order."""
     places = list(range(len(call.items)))
     random.shuffle(places)
     middle = random.randint(0, len(places))
@@ -81,7 +81,7 @@ def _outcome(call: Call, place: int) -> Done | Failed:
 
 
 def _result(call: Call, scope: str, body: Any) -> Any:
-    """Return the result of an item; refuse what a real backend refuses."""
+    """Return the result of an item; refuse the items that a real backend refuses."""
     decode = msgspec.msgpack.decode
     match call.task:
         case Task.EMBED:
