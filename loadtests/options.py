@@ -11,11 +11,11 @@ _Decorator = Callable[[_Command], _Command]
 connections: _Decorator[Any] = click.option("--connections", default=32, help="Callers at once.")
 
 seed: _Decorator[Any] = click.option(
-    "--seed", type=int, help="Do a run again; by default another each time."
+    "--seed", type=int, help="Seed of a run, to repeat it; random by default."
 )
 
 only: _Decorator[Any] = click.option(
-    "--only", type=int, help="Play only the connection of this number."
+    "--only", type=int, help="Send only the requests of this connection."
 )
 
 
