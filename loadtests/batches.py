@@ -31,11 +31,11 @@ from testing.waiting import wait_until
 
 _RATE = 20.0
 _WINDOW = 4.0
-"""Seconds of a load that is compared."""
+"""Seconds of each measured load."""
 _DRAINED = 0.5
-"""Seconds in which the work that is under way ends, once no more comes."""
+"""Seconds in which the lines in flight end, after the process that runs the batch job is paused."""
 _BOUND = 1.2
-"""What p95 beside the batch may be, times that alone."""
+"""The highest allowed p95 beside the batch job, as a multiple of the p95 without the job."""
 _PACED = {
     "SLUICEGATE_BATCHES": "true",
     # The supervisor must not replace a process that the benchmark pauses.

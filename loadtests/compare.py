@@ -27,7 +27,7 @@ from testing.stub_process import stub_process
 
 _PATIENCE = 30.0
 _CALL_EVERY = 10
-"""One of this many connections is a call of gRPC."""
+"""Every tenth connection is a gRPC call."""
 _MOST_SHOWN, _CONTEXT = 20, 120
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)

@@ -31,13 +31,13 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 LIMIT: Final = 0.3
-"""Seconds that no page may take."""
+"""The most seconds that a page may take."""
 _ADMIN_KEY, _KEY = "admin-bench-key-0123456789", "sk-console-bench-0123456789"
 _REGIONS = ("eu", "us", "ap", "sa")
 _SPANS = ("24h", "7d", "30d", "month", "365d")
 _WORKERS = 2
 _REQUESTS = 50
-"""Requests of each model, which metrics count."""
+"""Requests that each model gets before the measurement, so that metrics have counts."""
 _PROBED_EVERY = 5.0
 
 

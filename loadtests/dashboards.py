@@ -21,7 +21,7 @@ from tools.monitoring.files import RULES
 from tools.monitoring.rules import groups
 
 _INTERVAL = "20s"
-"""Stands for Grafana's rate interval."""
+"""Replaces Grafana's rate interval in queries."""
 _RATE = 30.0
 
 

@@ -28,7 +28,7 @@ _STOPS_WITHIN = 300.0
 WIDE_LIMITS = {
     "tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60.0}],
 }
-"""The section `limits` of a document under which no load is refused."""
+"""The document's section `limits`, with limits so high that no load is refused."""
 
 
 class Gateway:

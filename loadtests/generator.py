@@ -65,7 +65,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 _Answered = Callable[[int, bytes, bytes], None]
-"""Takes the status, the head and the body of an answer; status 0 is none."""
+"""Takes the status, the head and the body of an answer; status 0 means that there was no answer."""
 
 
 class ClientConnection(asyncio.Protocol):

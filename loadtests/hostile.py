@@ -24,7 +24,7 @@ from testing.loopback import get, no_authorities
 
 _MODEL = "sentiment"
 _TIME = 2.0
-"""Seconds that an item of a hostile algorithm has."""
+"""The seconds that an item of a hostile algorithm may take."""
 _BETWEEN = 0.25
 """Seconds between two harmful items of an algorithm."""
 _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+)')

@@ -27,7 +27,7 @@ from testing.system import System
 from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
-"""The core of the measured process, and the core of all others."""
+"""The core of the measured process, and the core of all other processes."""
 BARE = "bare uvicorn, which does nothing"
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100

@@ -24,7 +24,8 @@ _NOW = 1_000.0
 _SKEW = 0.9
 _WINDOWS = (0.002, 0.01, 0.05, 0.2)
 _PAYLOAD = 330
-"""Bytes of an answer with a few labels; answers of the flood have 60 to 3,000, as vectors."""
+"""Bytes of an answer with a few labels. Answers of `_flood` have 60 to 3,000 bytes, as vectors
+do."""
 _ALLOWED_MIB = 96.0
 _ALLOWED_POINTS = 0.03
 

@@ -16,7 +16,7 @@ from loadtests.containers.podman import HOME, PodmanError, run
 from testing.compose_files import OBSERVED, ROOT, merged
 
 PRESENT, FORMER = "present", "former"
-"""Tags of the images of the working tree and of the former release."""
+"""Tags of the images of the working tree, and of the images of the former release."""
 _BASES = Path(__file__).parent / "bases"
 _SUITE = "bookworm"
 _MINIMAL = "localhost/debian:bookworm-slim"

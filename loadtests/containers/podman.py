@@ -15,7 +15,7 @@ import msgspec
 from gateway.settings import process_environment
 
 HOME = Path("/var/tmp/sluicegate-containers")  # noqa: S108 - owned by root, made with mode 0700
-"""The folder of secrets, volumes and build files."""
+"""The folder for secrets, volumes and build files."""
 _PROGRAMS = ("podman", "runc", "debootstrap", "iptables", "nsenter", "mkfs.ext4", "mount")
 _PACKAGES = "podman runc netavark aardvark-dns iptables catatonit debootstrap e2fsprogs util-linux"
 _INIT = "/usr/bin/catatonit"

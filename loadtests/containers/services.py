@@ -26,9 +26,9 @@ BALANCER_PORT = 18080
 _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
 _RESOLVED_NAMES = Path("/run/containers/networks/aardvark-dns")
-"""Where podman's name server finds the names of each network."""
+"""The folder where podman's name server finds the names of each network."""
 _MEMORY = "3g"
-"""The memory that a container may use; the bounds of the load tests are lower."""
+"""The memory limit of a container. The bounds that load tests check are lower."""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,11 +18,11 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 SUPERVISED = {"worker": "gateway", "shipper": "shipper", "admin": "admin", "batches": "batches"}
-"""The parts that the gateway's supervisor starts again, and their roles."""
+"""The parts that the gateway's supervisor restarts, and their roles."""
 _LATE = 0.2
-"""Seconds by which the replies of a slow Redis are late."""
+"""Seconds by which replies of a slow Redis are delayed."""
 _EARLIER = 4.0
-"""Seconds by which one backend is back before the others."""
+"""Seconds by which one backend returns before the others."""
 
 
 @contextmanager

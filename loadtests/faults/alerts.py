@@ -16,7 +16,7 @@ from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
 from loadtests.faults.topology import repeating
 
 _LIMIT = 180.0
-"""Seconds of a fault at most; it ends when all expected alerts fire."""
+"""The most seconds of a fault. It ends earlier if all expected alerts fire."""
 _SETUP = Setup(backends=TWO_BY_TWO[::2], workers=1, limited=1, is_mixed=True, scrape_interval="15s")
 _ON_DISK = msgspec.structs.replace(_SETUP, disk_bytes=2_400_000_000)
 _LOAD = LoadSpec(rate=30.0, hasty=0.0)

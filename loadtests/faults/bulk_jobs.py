@@ -28,7 +28,7 @@ from testing.waiting import wait_until
 _ROWS, _PART_ROWS, _KILLS = 10_000, 1000, 10
 _NODES, _RAY_ROWS = 3, 20_000
 _SPREAD = 10.0
-"""All kills come within this many times the duration of the undisturbed run."""
+"""All kills come within this multiple of the time that the undisturbed run took."""
 _ROOT = Path(__file__).parents[2]
 _RAY_PYTHON = _ROOT / ".venv-ray/bin/python"
 

@@ -48,7 +48,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 Act = Callable[[Any, str], AbstractContextManager[None]]
 """Injects a fault into a part of a topology at the entry, and undoes it at the exit.
 
-The exit returns when the part that was away is started again. It raises one of `FAILURES`.
+The exit returns when the part has been started again. It raises one of `FAILURES`.
 """
 Check = Callable[[Case], Iterable[str]]
 """Judges a case and returns findings."""

@@ -22,12 +22,13 @@ from loadtests.faults.topology import repeating
 from loadtests.process_resources import resources_of
 
 _EVERY, _LOOK = 5.0, 2.0
-"""Seconds between changes, and between samples of resources."""
+"""Seconds between two changes, and between two samples of resources."""
 _LONG = 120.0
-"""Seconds. A shorter soak does not judge growth."""
+"""Seconds. A soak that is shorter than this does not judge growth."""
 _MIB = 1 << 20
 _SHARE, _MEMORY, _FILES = 0.05, 4 * _MIB, 8
-"""How far a resource may rise after the first third: 5 %, and 4 MiB or 8 of the others."""
+"""How far a resource may rise after the first third of the time: by 5 %, plus 4 MiB of memory, or 8
+files or threads."""
 _TASKS = re.compile(r"^sluicegate_tasks (\S+)$", re.MULTILINE)
 _MOST_LOG_BYTES = 32 * _MIB
 

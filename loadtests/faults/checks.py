@@ -10,9 +10,10 @@ from testing.redis_deployments import FAILOVER_TIMEOUT
 
 _MOST_ATTEMPTS = 1.2
 _ALLOWED = 0.020
-"""Seconds that a fault of a Redis may add to the 99th percentile of misses."""
+"""Seconds by which a fault of a Redis may raise the p99 of misses."""
 LONGEST_FAILOVER = 1.5 + 2 * FAILOVER_TIMEOUT + 4.0
-"""The most seconds until there is a new primary. An election without a leader is repeated once."""
+"""The most seconds until there is a new primary. Sentinels repeat an election without a winner
+once."""
 
 
 def few_attempts(case: Case) -> Iterator[str]:

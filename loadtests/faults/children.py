@@ -21,7 +21,7 @@ _BASE, _TOKEN = 2e-3, 5.8e-4
 """Seconds that a batch takes, and seconds that each token adds."""
 _ROWS, _TOKENS = 16, 10
 CAPACITY = _ROWS / (_BASE + _TOKEN * _TOKENS * _ROWS)
-"""The most items a second that a backend can compute."""
+"""The most items a second that one backend can compute."""
 
 
 class Child:

@@ -25,9 +25,10 @@ TOPOLOGIES: Mapping[str, Callable[[Path, Any], Topology]] = {
     "containers": lambda _, setup: Containers(setup),
     "pods": lambda folder, _: Pods(folder),
 }
-"""How each topology is made in an empty folder, with the setup of a fault."""
+"""Functions that build each topology in an empty folder, with the setup of a fault."""
 _ENOUGH = 900.0
-"""Seconds after which no further case begins, so that a run ends within 20 minutes."""
+"""No case begins later than this many seconds after the start, so that a run ends within 20
+minutes."""
 
 
 @click.command("faults")

@@ -31,7 +31,7 @@ from testing.waiting import wait_until
 _HEALTHY, _RESTART, _START, _LOOK = 90.0, 30.0, 60.0, 0.25
 _FILE = ".fills-the-disk"
 _TARGETS = 4
-"""The targets of Prometheus: two gateways and two backends."""
+"""The targets that Prometheus scrapes: two gateways and two backends."""
 
 _LOAD = LoadSpec(rate=80.0, repeated=0.0, hasty=0.0)
 _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
@@ -60,7 +60,7 @@ _MEMORY_MIB = {
     "database": 384,
     "load": 128,
 }
-"""Resident memory that one process of a kind may have, during any fault."""
+"""The most resident memory that one process of a kind may have during any fault."""
 
 
 # --- Parts

@@ -36,7 +36,7 @@ _OWN = ("worker", "shipper", "admin", "billing", "request-log", "gateway")
 _CHECKS = (few_attempts, breaker_opens(*_REDIS), misses_go_on("cache"))
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
 _REGIONAL = LoadSpec(rate=0.3 * CAPACITY * len(TWO_BY_TWO))
-"""Requests at 60 % of the rate that one region alone can compute."""
+"""A load of 60 % of the rate that one region can compute without the other."""
 
 
 def _load(rate: float, *, spike: float = 1.0) -> LoadSpec:
@@ -138,4 +138,4 @@ FAULTS: tuple[Fault, ...] = (
     *container_faults.FAULTS,
     *pods.FAULTS,
 )  # fmt: skip
-"""In the order in which they run; those with equal setups share a running system."""
+"""All faults in the order in which they run. Faults with equal setups share a running system."""

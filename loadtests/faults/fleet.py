@@ -47,26 +47,27 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 _GATEWAYS, _OPERATED = 4, 2
-"""The number of gateways, and of gateways with an admin listener. There are as many billing
+"""The number of gateways, and how many of them have an admin listener. There are as many billing
 processes and request logs as admin listeners."""
 _ADMIN_KEY = "admin-key-of-the-fleet"
 _RATE = 12 * RULE.capacity / RULE.window
-"""Requests a second of four tenants together. Three of them have the limit, and each sends three
-times what it allows."""
+"""Requests a second of all four tenants together. Three of them have the limit, and each of these
+sends three times as many requests as its limit allows."""
 _DETECTION = 3.0
 """Seconds from a fault of PostgreSQL to the promotion of the standby."""
 _OVERLAP = 2.0
-"""Seconds that a frozen primary runs again beside its successor, before it is killed."""
+"""Seconds that a frozen primary runs again beside the new primary, before it is killed."""
 _APART = {"both at once": 0.0, "both apart": 6.0}
-"""Seconds after which the state Redis is killed, by part."""
+"""Seconds between the fault of PostgreSQL and the kill of the state Redis, by part."""
 _PAUSE = 0.25
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
-"""Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
+"""The most seconds that a connection to PostgreSQL, a check of it and a statement take, and the
+number of servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
-"""The most seconds of an operator's call, whatever PostgreSQL does: one statement, and twice a
-check of the connection with new connections to each server."""
+"""The most seconds that an operator's call takes, whatever PostgreSQL does: one statement, and two
+checks of the connection, each with new connections to both servers."""
 LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
-"""Seconds from a fault to the first event that is billed again, at most."""
+"""The most seconds from a fault to the first event that is billed again."""
 LEAST_SHARE = 0.5
 """The least share of its limit that a tenant must get. Without this bound, a gateway that refuses
 all requests would pass."""

@@ -31,7 +31,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[str, int]]
 _Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 _NO_ANSWER: _Answer = (0, {}, b"")
-"""The caller gets no answer, or one that is no HTTP."""
+"""The caller got no answer, or one that is not HTTP."""
 
 
 class Load:

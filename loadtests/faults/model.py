@@ -29,7 +29,7 @@ async def run(item, ask):
     return {{"length": len(str(item))}}
 """
 _OTHERS = 500
-"""Added to a seed, gives texts of no other tenant."""
+"""A seed plus this number gives texts that no tenant's load has."""
 _ODD, _LARGE, _ITEMS = 0.2, 0.05, 12
 
 

@@ -39,7 +39,7 @@ _OWN = {
     "billing": "billing",
     "request-log": "request-log",
 }
-"""Processes of the gateway by member, and their roles."""
+"""The gateway's processes by member of the network, with their roles."""
 _REDIS = {
     "state": ("--maxmemory-policy", "noeviction"),
     "cache": ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lfu"),
@@ -57,7 +57,8 @@ _ADMIN_KEY = "admin-key-of-the-namespaces"
 _AS_ADMIN = {"authorization": f"Bearer {_ADMIN_KEY}"}
 _TOKEN = "a-token-of-the-namespaces"  # noqa: S105 - between processes of one run
 _MEMORY_MIB, _BUSY = 512, 0.6
-"""Memory and share of a processor that each process may use during any partition."""
+"""The most memory in MiB, and the largest share of a core, that a process may use during a
+fault."""
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT, _LEDGER_PORT = 8080, 8081, 8100, 6379, 5432
 _START, _LOOK = 120.0, 0.1
 _REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)

@@ -11,9 +11,9 @@ from loadtests.faults.judge import Window
 from loadtests.faults.processes import Processes, Setup
 
 _AWAY = 5.0
-"""Seconds that the state Redis is away before the cut, so that nothing of them is shipped."""
+"""Seconds before the cut without state Redis, so that none of their events is shipped."""
 _SYNC = 0.5
-"""Seconds that a sync takes at most. Events that arrive meanwhile wait for the next one."""
+"""The most seconds that a sync takes. Events that arrive meanwhile wait for the next sync."""
 _MAY_LOSE = Settings().events_sync_interval + _SYNC
 
 

@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""Seconds after which nobody uses the former balancer. It is longer than the longest exchange."""
+"""After this many seconds nobody uses the former balancer: the longest exchange is shorter."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25
@@ -50,8 +50,9 @@ LASTING_KEYS = (
     " found[#found + 1] = redis.call('TYPE', key).ok .. ' ' .. key end end"
     " table.sort(found) return found"
 )
-"""Asks a state Redis for its keys that do not expire, with their types: the event stream, positions
-in it, the configuration. Limits may have expired when the backup is back."""
+"""The query for the keys in a state Redis that do not expire, with their types: the event stream,
+positions in it, the configuration. Other keys are limits, which may expire before a backup is
+restored."""
 
 
 def take(steps: Iterator[Step]) -> None:

@@ -22,7 +22,7 @@ _KINDS: tuple[tuple[float, str, str, int, bool], ...] = (
     (0.05, "/v1/classify", "banking-intents", 2, False),
     (0.05, "/v1/embed", "minilm", 1, False),
 )
-"""Share, route, model, items, and whether the cache may answer."""
+"""For each kind of request: share, route, model, number of items, whether the cache may answer."""
 
 
 class RecordedAnswers:

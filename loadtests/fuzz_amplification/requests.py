@@ -25,7 +25,7 @@ _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
 _LARGE_SHARE = 0.1
-"""The share of sizes that come from all sizes listed; the others come from the smaller half."""
+"""This share of sizes is drawn from all listed sizes, the rest from the smaller half."""
 
 
 class AmplifiedRequest(NamedTuple):

@@ -25,7 +25,7 @@ _PIECE = 500
 _PATIENCE = 120.0
 _BETWEEN_HITS = 0.02
 _CALM = 5.0
-"""Seconds for which hits are measured before anything else is sent."""
+"""Seconds for which hits are measured before any large request is sent."""
 _GIB = 1024**3
 _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 

@@ -26,9 +26,9 @@ _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
 _MOST_DISCARDED = 64 * 1024 * 1024
-"""The gateway reads this much of a body that is too long, and then ends the connection."""
+"""Of a body that is too long, the gateway reads this many bytes and then ends the connection."""
 _CALL_SHARE = 4
-"""One of this many requests of tensors goes over gRPC."""
+"""One in this many requests of tensors goes over gRPC."""
 _AT_ONCE = 4
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 

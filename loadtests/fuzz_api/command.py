@@ -47,9 +47,10 @@ include-path-regex = "^/(tei|models)/|^/jina/v1/embeddings$"
 checks.negative_data_rejection.expected-statuses = ["2xx", "4xx", "5xx"]
 """
 _EXCLUDED = "rotate_key"
-"""The operation that would end the key of the other requests."""
+"""This operation would revoke the key that the other requests use."""
 _ANY_METHOD = ("hugging_face_health", "hugging_face_info")
-"""Operations where `POST` is no wrong method, but a request to a model `health` of some owner."""
+"""For these operations, `POST` is a valid method: it sends a request to some owner's model
+`health`."""
 DOCUMENTS = ("customers", "operators")
 
 

@@ -31,16 +31,16 @@ MODELS = {
     "topic": [Task.ZERO_SHOT],
     "people": [Task.ENTITIES],
 }
-"""The models of the dialects."""
+"""The models that the dialects ask for."""
 SHARED = "-shared"
-"""The end of the names of models whose answers all tenants share."""
+"""The names of models whose answers all tenants share end with this."""
 MODERATION = {"negative": "harm"}
 DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
     **{name + SHARED: {"scope": "shared"} for name in MODELS},
 }
 _DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
-"""Models of every task, among them those in the examples of the customers' OpenAPI document."""
+"""Models of every task, including the models in the examples of the customers' OpenAPI document."""
 _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 
 

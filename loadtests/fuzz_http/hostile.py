@@ -16,7 +16,7 @@ from loadtests.fuzz_http.requests import (
 )
 
 _HEAD_BYTES, _HEAD_FIELDS = 64 * 1024, 100
-"""The limits of a head; a larger one is refused."""
+"""The limits of a head. The gateway refuses a larger head."""
 # The statuses that any request may get: all except 500 and timeouts.
 _LENIENT = frozenset(
     {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}

@@ -22,7 +22,7 @@ from testing.ports import free_port
 from testing.stub_process import stub_process
 
 _MEMORY_BOUND = 256 * 1024 * 1024
-"""Bytes that a process may have resident, whatever was sent to it."""
+"""The most bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10

@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, Section] = MappingProxyType(
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
 BATCHES: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
-"""The tokens of a row of each model."""
+"""The number of tokens in a row, by model."""
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
 OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
 MATRIX, BANDWIDTH = "matrix rate, operations/s", "bandwidth, bytes/s read and written"

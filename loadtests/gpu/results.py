@@ -33,7 +33,7 @@ _COLUMNS = (
 FILE = "gpu.json"
 UNFINISHED = "its process died"
 _SAME = ("device", "provider", "tiny")
-"""What the figures of a report have in common."""
+"""Fields that must be equal for all figures of a report."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

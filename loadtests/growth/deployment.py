@@ -24,7 +24,7 @@ from testing.valkey import Valkey
 
 TENANT, KEY = "bench", "sk-growth-bench-0123456789"
 RULE = msgspec.convert(WIDE_LIMITS["tenant"][0], Rule)
-"""Limits are in force, and refuse nothing."""
+"""Limits are in force but refuse nothing, so that requests cost what they usually cost."""
 _SECRET = "0123456789abcdef" * 2
 _IDLE = 1.0
 _WARM = 0.5

@@ -19,7 +19,7 @@ _LONGEST = 60.0
 """Seconds that answers may take after the last request of a phase."""
 ClockT = TypeVar("ClockT")
 Phase = tuple[ClockT, Outcome, ClockT]
-"""What clocks showed before a phase, its result, and what they showed after it."""
+"""The clocks' readings before a phase, the phase's result, and the readings after it."""
 
 
 def send(

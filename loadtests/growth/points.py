@@ -8,7 +8,7 @@ import msgspec
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
 _LEAST, _LEAST_IDLE = 0.05, 0.5
-"""Growth below these shares of the first value is ignored: it is noise."""
+"""Growth by less than these shares of the first value is ignored, because it is noise."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ _ROOM = 4 * 1024**3  # the memory tier must hold a million answers
 _HEAD = "sentiment"
 _TO_A_MILLION = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 _PREPARE = 300.0
-"""Seconds that may pass until a size is reached, by filling or by adding tenants."""
+"""The most seconds until a size is reached, by filling the cache or adding tenants."""
 _CHANGES = 3
 _LEAST_CHANGE = 2e-3  # seconds; about as long as polling for the change takes
 
