@@ -77,6 +77,6 @@ compile docs requirements/docs.in "$@"
 # The load generator of `make load`, which is a program in a wheel.
 compile load requirements/load.in
 
-# These peers need the framework that all other sets leave out.
+# The parity check needs the framework that all other sets leave out.
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"
