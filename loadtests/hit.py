@@ -128,7 +128,7 @@ def start_systems(
 def start(
     stack: ExitStack, systems: Mapping[str, System], bodies: list[bytes]
 ) -> dict[str, System]:
-    """Start systems, give the worker of each the measured core, and fill in answers to `bodies`."""
+    """Start systems, pin each one's worker to the measured core, and cache answers to `bodies`."""
     for system in systems.values():
         stack.enter_context(system)
         fill(system, bodies)

@@ -37,7 +37,7 @@ _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+
 def measure(*, rate: float, seconds: float, rounds: int) -> None:
     """Send a model `rate` requests a second, alone and beside hostile algorithms, in turns.
 
-    Each algorithm gets one harmful item after another, each of another kind.
+    Each algorithm gets one harmful item after another, and never the same item twice.
     """
     ended: Counter[str] = Counter()
     with demo_models() as models:

@@ -51,10 +51,10 @@ _BREAKER, _TIMEOUT = 1.0, 1.0
 class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run; `over` is by how many requests the worst window exceeded its limit.
 
-    `allowed` is by how many it may exceed the limit: what workers may admit while Redis is away, or
-    else `ahead`. `ahead` is how many requests workers may admit before Redis answers, or 0 if Redis
-    was never late. `share` is the smallest share of its limit that a tenant got. `other` counts
-    answers that were neither 200 nor 429.
+    `allowed` is by how many it may exceed the limit. With Redis killed, this is what workers may
+    admit by themselves; else it is `ahead`. `ahead` is how many requests workers may admit before
+    Redis answers, or 0 if Redis was never late. `share` is the smallest share of its limit that a
+    tenant got. `other` counts answers that were neither 200 nor 429.
     """
 
     tenants: list[Line]
@@ -67,7 +67,7 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command()
 @duration(180.0, "Seconds of each of two runs.")
-@click.option("--away", default=10.0, help="Seconds without Redis in the second.")
+@click.option("--away", default=10.0, help="Seconds without Redis in one run.")
 def measure(*, duration: float, away: float) -> None:
     """Run once with Redis, and once with Redis killed in the middle; print both results."""
     for title, gone in (("there", 0.0), (f"killed for {away:g} s", away)):

@@ -8,7 +8,9 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Decorator = Callable[[_Command], _Command]
 
-connections: _Decorator[Any] = click.option("--connections", default=32, help="Callers at once.")
+connections: _Decorator[Any] = click.option(
+    "--connections", default=32, help="Callers at the same time."
+)
 
 seed: _Decorator[Any] = click.option(
     "--seed", type=int, help="Seed of a run, to repeat it; random by default."
@@ -21,7 +23,9 @@ only: _Decorator[Any] = click.option(
 
 def rounds(default: int) -> _Decorator[Any]:
     """Return the option `--rounds`."""
-    return click.option("--rounds", default=default, help="Runs of each; the median counts.")
+    return click.option(
+        "--rounds", default=default, help="Runs of each variant; the median counts."
+    )
 
 
 def duration(default: float, help_: str = "Seconds of each run.") -> _Decorator[Any]:

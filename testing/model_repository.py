@@ -61,7 +61,7 @@ def write_model(root: Path, name: str, manifest: dict[str, Any], revision: int =
 
 
 def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **changes: Any) -> Path:
-    """Write an encoder; unless `real`, without a usable graph, for executors that read none."""
+    """Write an encoder. Unless `real`, its graph is invalid, and no executor may read it."""
     manifest = {
         "kind": "encoder",
         "graph": "model.onnx",

@@ -33,7 +33,12 @@ minutes."""
 
 @click.command("faults")
 @click.option("--topology", multiple=True, type=click.Choice(list(TOPOLOGIES)))
-@click.option("--fault", "names", multiple=True, help="`FAULT`, or `FAULT PART`, with `*`.")
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    help="Names of faults, with `*` as wildcard: `FAULT` or `FAULT PART`.",
+)
 @click.option("--list", "is_list", is_flag=True, help="Print the catalogue of faults.")
 @click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
 @click.option("--repeat", default=1, show_default=True, help="How often each case runs.")

@@ -170,7 +170,7 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
 
 
 def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
-    """Count runs of which all requests were answered, but not as many items as were billed."""
+    """Count runs that were answered completely, but billed with another number of items."""
     runs = defaultdict[str, list[LedgerRow]](list)
     for found in rows.values():
         if len(found) == 1:

@@ -11,7 +11,7 @@ from loadtests.faults.judge import Window
 from loadtests.faults.processes import Processes, Setup
 
 _AWAY = 5.0
-"""Seconds before the cut without state Redis, so that none of their events is shipped."""
+"""For this many seconds before the cut the state Redis is down, so that no event is shipped."""
 _SYNC = 0.5
 """The most seconds that a sync takes. Events that arrive meanwhile wait for the next sync."""
 _MAY_LOSE = Settings().events_sync_interval + _SYNC

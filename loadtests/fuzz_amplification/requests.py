@@ -63,7 +63,7 @@ def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
 
 
 def _texts(chance: random.Random, number: int) -> list[str]:
-    """Return distinct texts of at most 7.5 MB together."""
+    """Return distinct texts of at most 7.5 MB in total."""
     count, length = _choice(chance, _COUNTS), _choice(chance, _LENGTHS)
     length = min(length, _LARGEST // count)
     piece = chance.choice(_PIECES)

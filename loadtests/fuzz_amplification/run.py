@@ -1,4 +1,4 @@
-"""Sends requests that become large to a whole system, and watches all its other callers."""
+"""Sends a whole system requests that become large, and watches all its other callers."""
 
 import contextlib
 import http.client

@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 
 def leave_the_session() -> None:
-    """Make a session of this process alone, which the scheduler treats like one of the system's."""
+    """Make a session of this process only, which is scheduled like the sessions of the system."""
     os.setsid()
     give_way()
 

@@ -31,8 +31,12 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transf
     required=True,
     help="Folder of the results. The same folder continues a run.",
 )
-@click.option("--only", multiple=True, type=click.Choice([*SECTIONS]), help="Sections, done again.")
-@click.option("--within", default=780.0, show_default=True, help="Seconds of the whole run.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*SECTIONS]), help="Measure this section again."
+)
+@click.option(
+    "--within", default=780.0, show_default=True, help="Bound of the whole run, in seconds."
+)
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
 @click.option("--tiny", is_flag=True, help="Dry run with toy models.")
 @click.option("--seconds", default=4.0, show_default=True, help="Length of each timed run.")
@@ -109,7 +113,7 @@ def _run_process(section: str, options: Options, left: float) -> int | None:
         child.join(left)
         return child.exitcode
     finally:
-        # The process started others in its session, which this ends as well.
+        # This also ends processes that the section started, since they are in its session.
         if child.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)

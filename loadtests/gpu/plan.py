@@ -59,7 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name in tables."""
+        """The name of the candidate in tables."""
         kernels = f"-k{self.kernels}" if self.kernels else ""
         return f"{self.form.precision}-{self.form.attention}{kernels}"
 

@@ -147,7 +147,8 @@ def deployment(
 ) -> Iterator[Deployment]:
     """Run a gateway with stub backends or, with `models`, with paced backends that serve them.
 
-    `document` has more sections of the gateway's; `cache_redis` is used instead of one of its own.
+    `document` adds sections to the configuration document. If `cache_redis` is given, the gateway
+    uses it instead of a Redis of its own.
     """
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:

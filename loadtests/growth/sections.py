@@ -32,7 +32,7 @@ _LEAST_CHANGE = 2e-3  # seconds; about as long as polling for the change takes
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section needs to measure itself."""
+    """The folder, the sizes and the options with which a section measures."""
 
     folder: Path
     sizes: tuple[int, ...]
@@ -144,7 +144,7 @@ def _api_keys(run: SectionRun) -> None:
 
 
 def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
-    """Measure hits of every key, of one key if tenants have one each, and the addition of a key."""
+    """Measure hits of random keys, of one key if each tenant has one, and the addition of a key."""
     # Answers are shared between tenants: otherwise each tenant would first miss each text.
     shared = {"models": {"stub": {"scope": "shared"}}} if one else None
     with deployment(run.place(), document=shared) as system:
@@ -259,7 +259,7 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
 
 
 def _change(system: Deployment, size: int) -> Point:
-    """Return the gateway's cost of a new key: of several, the median by processor time."""
+    """Return the gateway's processor time for a new key: the median of several."""
     idle = system.idle(2.0)
     changes = [_one_change(system, size, idle) for _ in range(_CHANGES)]
     return middle(changes, lambda one: one.processor["gateway"])

@@ -85,8 +85,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A running server: its address, how to send it a text, and how to read its answer.
 
-    `pids` are its processes, and those of a cache in front of it. Their child processes count as
-    well.
+    `pids` are the processes of the server, and of a cache in front of the server. Their child
+    processes count as well.
     """
 
     target: Target

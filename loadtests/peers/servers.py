@@ -67,7 +67,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def home(self) -> Path:
-        """The folder of its packages."""
+        """The folder of the peer's packages."""
         return _ROOT / ".venv-peers" / self.environment
 
     @property
@@ -192,7 +192,7 @@ def running(
     """Run a peer over the demo's models; yield the URL of its answers, and its first process.
 
     Raises:
-        PeerFailed: it is not installed, or did not become ready within three minutes.
+        PeerFailed: the peer is not installed, or did not become ready within three minutes.
     """
     if not peer.is_installed:
         raise PeerFailed(f"not installed: `make .venv-peers/{peer.environment}/.installed`")
@@ -211,7 +211,7 @@ def serving(command: Sequence[str], url: str, environment: Mapping[str, str]) ->
     """Run a server; yield its process once `url` answers.
 
     Raises:
-        PeerFailed: it ended, or did not become ready within three minutes.
+        PeerFailed: the server ended, or did not become ready within three minutes.
     """
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(

@@ -35,15 +35,32 @@ _POSITIVE, _COUNT = click.FloatRange(min=0.05), click.IntRange(min=1)
 @click.argument("scenario", type=click.Choice(list(SCENARIOS)))
 @click.option("--url", help="Address of the system. Without it, one is started on this machine.")
 @click.option("--paced", is_flag=True, help="Without --url: models take time but no core.")
-@click.option("--key-file", type=_FILE, help="API keys for --url, one a line.")
-@click.option("--rate", type=_POSITIVE, help="Requests a second; default: by capacity.")
-@click.option("--seconds", type=click.FloatRange(min=2), help="Length without warm-up.")
+@click.option("--key-file", type=_FILE, help="File of API keys for --url, one a line.")
+@click.option(
+    "--rate",
+    type=_POSITIVE,
+    help="Requests a second. Default: a share of the capacity, which is measured.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=2), help="Seconds of all phases except the warm-up."
+)
 @click.option("--deadline", type=_POSITIVE, default=1.0, help="Seconds that callers wait.")
-@click.option("--zipf", type=click.FloatRange(min=0), help="Zipf exponent; 0: no repeats.")
-@click.option("--texts", type=click.IntRange(1, 1_000_000), default=20_000, help="Texts.")
+@click.option(
+    "--zipf",
+    type=click.FloatRange(min=0),
+    help="Exponent of Zipf's law by which texts repeat; 0: no text repeats.",
+)
+@click.option(
+    "--texts",
+    type=click.IntRange(1, 1_000_000),
+    default=20_000,
+    help="Number of texts that repeat.",
+)
 @click.option("--model", "models", multiple=True, help="Send requests only to this model.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, help="Seed of the requests.")
-@click.option("--price", type=click.FloatRange(min=0), default=0.1, help="Machines, an hour.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), default=0.1, help="Price of all machines for an hour."
+)
 @click.option("--most-in-flight", type=_COUNT, default=1000, help="Bound of requests in flight.")
 @click.option("--insecure", is_flag=True, help="Do not check certificates.")
 @click.option("--out", type=_FOLDER, help="Folder of the report; default: in build/load.")

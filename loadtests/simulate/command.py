@@ -36,8 +36,18 @@ class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("simulate")
 @click.option("--backends", default=2000, show_default=True, help="The most backends at a time.")
-@click.option("--grain", default=Scenario().grain, show_default=True, help="Requests in one.")
-@click.option("--validate", "busy", type=float, help="Compare with 3 backends, this busy.")
+@click.option(
+    "--grain",
+    default=Scenario().grain,
+    show_default=True,
+    help="Requests for which one simulated request stands.",
+)
+@click.option(
+    "--validate",
+    "busy",
+    type=float,
+    help="Compare 3 real and 3 simulated backends, busy for this share.",
+)
 def simulate_command(*, backends: int, grain: float, busy: float | None) -> None:
     """Simulate a day with a spike and a lost region, under production's routing and others.
 

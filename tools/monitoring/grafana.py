@@ -91,7 +91,7 @@ def render(dashboard: Dashboard) -> bytes:
 
 
 def _link() -> dict[str, object]:
-    """Return the link list of the other dashboards, which keeps the time range and variables."""
+    """Return the links to the other dashboards, which keep the time range and variables."""
     return {
         "type": "dashboards",
         "title": "Sluicegate",

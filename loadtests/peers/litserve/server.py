@@ -10,7 +10,7 @@ from loadtests.peers.model import open_model
 
 
 class TextAPI(litserve.LitAPI):
-    """Takes one text a request; LitServe makes lists of them if it batches."""
+    """Takes one text a request; with batching, LitServe makes a list of several requests' texts."""
 
     def setup(self, device: str) -> None:
         """Open the model, in each worker."""
