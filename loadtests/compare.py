@@ -214,7 +214,7 @@ class _Answers:
         self.received = bytearray()
 
     def read_one(self, *, is_head: bool) -> None:
-        """Read until one more answer is complete, informational answers before it included."""
+        """Read until one more answer is complete; informational answers may come before it."""
         head = b"HTTP/1.1 1"
         while head.startswith(b"HTTP/1.1 1"):
             while (end := self.received.find(_HEAD_END, self._at)) < 0:

@@ -15,7 +15,8 @@ FAILOVER_TIMEOUT = 3.0
 class SentinelDeployment:
     """A primary, its replicas, and Sentinels that promote a replica when the primary ends.
 
-    `primary` and `replica` name the first roles, and stay when the roles change.
+    `primary` and `replica` are named after the roles at the start. The names do not follow a change
+    of roles.
     """
 
     def __init__(self, servers: list[Valkey], sentinels: list[Valkey]) -> None:

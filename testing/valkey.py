@@ -28,8 +28,8 @@ class Valkey:
     """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
     `program` is the path of a Valkey or a Redis; the default is the server for tests. `arguments`
-    are options of `valkey-server` (`"--appendonly", "yes"`, or a configuration file first). The
-    files of the server survive `kill` and `start`, and are deleted at the exit.
+    are arguments of `valkey-server`, such as `"--appendonly", "yes"`; a configuration file comes
+    first. The files of the server survive `kill` and `start`, and are deleted at the exit.
     """
 
     def __init__(self, *arguments: str, port: int = 0, program: str = "") -> None:

@@ -161,7 +161,8 @@ def _deberta(size: BertShape) -> _Shapes:
 def import_classifier(options: Options, model: str) -> Path:
     """Return a repository with the classifier `bench` of a size, in the device's precision.
 
-    It has every graph that an import writes. The backend that loads it serves the quickest.
+    The model has every graph that an import writes. The backend that loads it serves the quickest
+    one.
     """
     root = options.work / f"models-{model}"
     revision = root / "bench" / "1"

@@ -121,7 +121,7 @@ class World:
         self._backends: dict[BackendId, SimulatedBackend] = {}
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the backends that DNS lists: those that are ready, even in a lost region."""
+        """Return the backends that DNS lists: all that are ready, even in a lost region."""
         return [
             pod.endpoint
             for pool in self.pools.values()
