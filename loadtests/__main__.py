@@ -1,4 +1,4 @@
-"""Runs a benchmark, fuzzer, check or fault test on this machine: `python -m loadtests NAME`.
+"""Runs a benchmark, a fuzzer, a check or fault tests on this machine: `python -m loadtests NAME`.
 
 A name stands for the module `loadtests.NAME`, or for `command` in the package of that name.
 """
@@ -26,13 +26,13 @@ _HERE = Path(__file__).parent
 
 
 def _module(name: str) -> str:
-    """Return the module of a command, below `loadtests`."""
+    """Return the full name of the module of a command."""
     own = name.replace("-", "_")
     return f"{own}.command" if (_HERE / own).is_dir() else own
 
 
 class _Commands(click.Group):
-    """Imports the module of a command when it is called, and no other."""
+    """Imports the module of the called command, and no module of another command."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,7 +54,7 @@ class _Commands(click.Group):
 
 
 def _purpose(name: str) -> str:
-    """Return the first line of a module, which need not be imported for that."""
+    """Return the first line of a module's docstring, without importing the module."""
     source = (_HERE / f"{_module(name).replace('.', '/')}.py").read_text(encoding="utf-8")
     line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
     return line.partition(": `python -m ")[0]
@@ -62,7 +62,7 @@ def _purpose(name: str) -> str:
 
 @click.group(cls=_Commands, context_settings={"show_default": True})
 def main() -> None:
-    """Measure Sluicegate beside a baseline in the same run, fuzz it, or inject faults."""
+    """Measure Sluicegate beside a baseline in the same run, fuzz it, or inject faults into it."""
 
 
 if __name__ == "__main__":

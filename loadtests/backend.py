@@ -31,30 +31,30 @@ _PARAMETERS = {Task.EMBED: EmbedParameters()}
 
 
 class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A running backend."""
+    """A running backend process."""
 
     port: int
     pid: int
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which the backend listens."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def target(self) -> Target:
-        """The target of calls."""
+        """The target of calls to this backend."""
         return Target(host="127.0.0.1", port=self.port, path=CALL_PATH)
 
     def model(self, name: str) -> ModelInfo:
-        """Return its description of a model."""
+        """Return the backend's description of a model."""
         state = msgspec.msgpack.decode(
             get(f"{self.url}/v1/state", timeout=60).content, type=ServingState
         )
         return next(model for model in state.models if model.name == name)
 
     def counter(self, name: str, encoder: str) -> float:
-        """Read one of its metrics for an encoder."""
+        """Read one of the backend's metrics for an encoder."""
         wanted = f'sluicegate_backend_{name}{{encoder="{encoder}"}} '
         for line in get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if line.startswith(wanted):
@@ -64,7 +64,7 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def backend(models: Path, within: float = 240.0, /, **settings: str) -> Iterator[RunningBackend]:
-    """Run a backend over `models`, with `settings` in its environment; it is ready in time."""
+    """Run a backend over `models` with `settings` in its environment; yield it once it is ready."""
     port = free_port()
     environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]
@@ -93,7 +93,7 @@ def call(
     remaining: float = 30.0,
     scope: str = "tenant:bench",
 ) -> bytes:
-    """Return one call of all items; by default with the default parameters of the task."""
+    """Return one call of all items, by default with the task's default parameters."""
     if parameters is None:
         parameters = _PARAMETERS.get(task, ClassifyParameters())
     encode = msgspec.msgpack.encode
@@ -110,7 +110,7 @@ def call(
 
 
 def calls(items: Iterable[Any], info: ModelInfo, **options: Any) -> Iterator[bytes]:
-    """Yield a call of each item alone, with options as `call` has them."""
+    """Yield one call for each item, with the same options as `call`."""
     for item in items:
         yield call([item], info, **options)
 
@@ -118,5 +118,5 @@ def calls(items: Iterable[Any], info: ModelInfo, **options: Any) -> Iterator[byt
 def run_closed(
     running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
 ) -> Outcome:
-    """Run a closed loop against it."""
+    """Run a closed loop against a running backend."""
     return generator.run_closed(running.target, bodies, connections=connections, duration=duration)

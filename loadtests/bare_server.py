@@ -1,6 +1,7 @@
-"""Serves the same bytes to every request: uvicorn with a minimal application, as a baseline.
+"""Serves the same bytes to every request, as a baseline: uvicorn with a minimal application.
 
-`python -m loadtests.bare_server PORT LENGTH STATUS DELAY`; it answers after `DELAY` seconds.
+Start it by `python -m loadtests.bare_server PORT LENGTH STATUS DELAY`. It sends `LENGTH` bytes with
+the status `STATUS`, `DELAY` seconds after each request.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a batch, and the number of texts that are sorted by length together."""
+    """The limits of a batch; texts are sorted by length in groups of `together`."""
 
     rows: int
     tokens: int = 1 << 30
@@ -24,7 +24,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BareSessions:
-    """Runs a graph alone: a one-thread session for each core, batches longest first."""
+    """Runs a graph without a server: a one-thread session for each core, longest batches first."""
 
     def __init__(self, graph: Path, tokenizer: Path, batching: Batching) -> None:
         self._batching = batching
@@ -40,13 +40,13 @@ class BareSessions:
                 str(graph),
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
+                disabled_optimizers=["SkipLayerNormFusion"],  # slow on CPUs, and off in backends
             )
             for _ in range(usable_cores())
         ]
 
     def run(self, texts: Sequence[str]) -> None:
-        """Tokenize and run texts, both at a time; drop the results."""
+        """Tokenize and run texts, and drop the results. The next texts are tokenized meanwhile."""
         with ThreadPoolExecutor(len(self._free)) as pool:
             before: Iterable[None] = ()
             for start in range(0, len(texts), self._batching.together):

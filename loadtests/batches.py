@@ -1,7 +1,7 @@
-"""Measures what a running batch does to other requests: their p95 beside it, and without it.
+"""Measures how much a running batch job slows other requests: their p95 with the job and without.
 
-The process that runs the batch is stopped and goes on in turns. The two runs without it are the
-control: by how much they differ, so much nobody can tell.
+The process that runs the batch job is paused and resumed in turns. Each round has two measurements
+without the job. They are the control: a smaller difference than theirs means nothing.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from testing.waiting import wait_until
 
 _RATE = 20.0
 _WINDOW = 4.0
-"""Seconds of a load that is compared."""
+"""Seconds of each measured load."""
 _DRAINED = 0.5
-"""Seconds in which the work that is under way ends, once no more comes."""
+"""Seconds in which the lines in flight end, after the process that runs the batch job is paused."""
 _BOUND = 1.2
-"""What p95 beside the batch may be, times that alone."""
+"""The highest allowed p95 beside the batch job, as a multiple of the p95 without the job."""
 _PACED = {
     "SLUICEGATE_BATCHES": "true",
-    # A process that is stopped for a while is not to be replaced.
+    # The supervisor must not replace a process that the benchmark pauses.
     "SLUICEGATE_HEARTBEAT_TIMEOUT": "0",
     "SLUICEGATE_BACKEND_PROVIDER": "paced",
     "SLUICEGATE_BACKEND_THREADS": "1",
@@ -48,12 +48,12 @@ _PACED = {
 
 
 @click.command()
-@click.option("--lines", default=100_000, help="Lines of the batch.")
+@click.option("--lines", default=100_000, help="Lines of the batch job's file.")
 @rounds(6)
 def measure(*, lines: int, rounds: int) -> None:
-    """Print the latencies beside a batch of `lines`; fail where its p95 is over the bound.
+    """Measure a batch job of `lines`; fail if the p95 beside it exceeds the bound.
 
-    Where the controls differ by more than the bound, nothing is said of it.
+    If the two controls differ by more than the bound, the command fails for failed requests only.
     """
     with tempfile.TemporaryDirectory(prefix="sluicegate-batches-") as name:
         folder = Path(name)
@@ -78,7 +78,7 @@ def measure(*, lines: int, rounds: int) -> None:
                 with _paused(system):
                     return beside()
 
-            beside(2.0)  # what starts late has started then
+            beside(2.0)  # by then, everything that starts late has started
             batch = create_batch(client, list(islice(texts(1), lines)))
             wait_until(lambda: lines_done(client, batch) > 0, within=60.0, what="the batch runs")
             runs = {"alone": alone, "beside the batch": beside, "alone again": alone}

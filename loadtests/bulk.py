@@ -1,8 +1,8 @@
 """Measures a bulk job beside bare sessions that run the same batches, in turns.
 
-Both sides tokenize, sort and pad in parts of 2,048 texts; a bulk job also reads Parquet, looks up
-what is equal, keeps answers and writes Parquet. Each round is a job of its own, whose texts alone
-are in memory: others would be traversed by every garbage collection.
+Both tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads Parquet, looks for
+equal items, keeps results and writes Parquet. Each round has texts of its own and keeps only those
+in memory, because every garbage collection would traverse the others.
 """
 
 import itertools
@@ -39,13 +39,13 @@ _JOB = "sluicegate bulk"
 
 
 @click.command()
-@click.option("--rows", default=30_000, help="Texts of all rounds together.")
+@click.option("--rows", default=30_000, help="Number of texts in all rounds together.")
 @rounds(3)
-@click.option("--bare-share", default=1.0, help="Of texts for bare sessions.")
+@click.option("--bare-share", default=1.0, help="Share of the texts that bare sessions run.")
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share of each round's texts, which are in no order.
+    The sessions run a share `bare_share` of each round's texts, which are in random order.
     """
     size = rows // rounds
     own: list[str] = []
@@ -91,7 +91,7 @@ def measure(*, rows: int, rounds: int, bare_share: float) -> None:
 
 
 def _bare_sessions(models: Path) -> dict[str, BareSessions]:
-    """Return bare sessions over the served graph, and over the padded one."""
+    """Return bare sessions over the served graph, and over the graph that computes padding."""
     folder = models / _MODEL / "1"
     graphs = {
         "served": folder / "model.onnx",

@@ -1,4 +1,4 @@
-"""Compares every byte that this version and another one answer to the same requests."""
+"""Sends the same requests to this version and another, and compares every byte of the answers."""
 
 import contextlib
 import gzip
@@ -27,11 +27,11 @@ from testing.stub_process import stub_process
 
 _PATIENCE = 30.0
 _CALL_EVERY = 10
-"""One of this many connections is a call of gRPC."""
+"""Every tenth connection is a gRPC call."""
 _MOST_SHOWN, _CONTEXT = 20, 120
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-# What differs between two runs of one version: times, ids, and what is made of them.
+# These parts differ between two runs of one version: times, ids, and values made from them.
 _VARYING = tuple(
     (re.compile(pattern, re.IGNORECASE | re.MULTILINE), replacement)
     for pattern, replacement in (
@@ -46,13 +46,13 @@ _VARYING = tuple(
         (rb"(traceparent: )[\w-]+", rb"\1*"),
     )
 )
-# Requests that are sent at once may share an answer or find it in the cache.
+# Requests that are in flight together may share a computation, or find each other's results cached.
 _SOURCES = (
     (re.compile(rb'"(hit|collapsed|computed)": ?\d+'), rb'"\1":*'),
     (re.compile(rb"(cache-status: )[^\r]*", re.IGNORECASE), rb"\1*"),
     (re.compile(rb'"source": ?"\w+"'), b'"source":*'),
 )
-# A worker that has seen the end of the sender says so, if it saw it before it answered.
+# A worker sends `connection: close` if it noticed the end of the sender before it answered.
 _CLOSES = ((re.compile(rb"connection: close\r\n", re.IGNORECASE), b""),)
 
 
@@ -65,7 +65,7 @@ class Differences:
         self.found = 0
 
     def compare(self, what: str, sent: bytes, ours: bytes, theirs: bytes) -> None:
-        """Count the answers to one connection."""
+        """Count equal and different answers of one connection."""
         self.answers[ours[:12] if ours.startswith(b"HTTP") else b"gRPC"] += 1
         if ours == theirs:
             return
@@ -94,7 +94,8 @@ class Differences:
 def compare_command(*, against: Path, requests: int, seed: int | None, only: int | None) -> None:
     """Send the same requests to two versions, one connection after the other.
 
-    A connection is sent request by request, or at once. Any difference makes the command fail.
+    Some connections send a request after each answer, others send all requests at once. Any
+    difference makes the command fail.
     """
     with seeded_run(seed) as (folder, chosen):
         differences = Differences()
@@ -115,7 +116,7 @@ def compare_command(*, against: Path, requests: int, seed: int | None, only: int
 
 @contextlib.contextmanager
 def _versions(folder: Path, other: Path, people: list[Caller]) -> Iterator[list[Gateway]]:
-    """Run a gateway of each version, with a backend, a Redis and a ledger of its own."""
+    """Run a gateway of each version, each with a backend, a Redis and a ledger of its own."""
     with contextlib.ExitStack() as stack:
         gateways = []
         for name, source in (("ours", None), ("theirs", other)):
@@ -140,7 +141,7 @@ def _play(
     gateways: list[Gateway],
     differences: Differences,
 ) -> int:
-    """Compare one connection; return the number of its requests."""
+    """Compare the answers on one connection; return the number of its requests."""
     if number % _CALL_EVERY == 0:
         chance = random.Random(f"{seed}/compare/{number}")
         caller = chance.choice(people)
@@ -151,7 +152,7 @@ def _play(
         return 1
     script = traffic.script(seed, number, people)
     requests = [request.content for request in script.requests]
-    # A reset ends a request at any moment.
+    # A reset may end a request at any moment.
     last = script.last.content if script.last is not None and not script.last.resets else b""
     if not requests and not last:
         return 0
@@ -179,9 +180,10 @@ def _call(gateway: Gateway, message: bytes, caller: Caller) -> bytes:
 
 
 def _answers(port: int, requests: list[bytes], last: bytes, *, is_at_once: bool) -> bytes:
-    """Return the answers to right requests, and everything that follows `last`, which may be wrong.
+    """Return the answers to valid `requests`, and all bytes after `last`, which may be invalid.
 
-    After `last` nothing more is sent: a server that waits for the rest ends the connection.
+    The function sends nothing after `last`. A server that waits for the rest of `last` then closes
+    the connection.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
         answers = _Answers(connection)
@@ -204,7 +206,7 @@ def _answers(port: int, requests: list[bytes], last: bytes, *, is_at_once: bool)
 
 
 class _Answers:
-    """Reads the answers on a connection; `received` holds all bytes."""
+    """Reads answers from a connection; `received` holds all bytes so far."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -212,7 +214,7 @@ class _Answers:
         self.received = bytearray()
 
     def read_one(self, *, is_head: bool) -> None:
-        """Read until one more answer is whole. Informational ones come before it."""
+        """Read until one more answer is complete; informational answers may come before it."""
         head = b"HTTP/1.1 1"
         while head.startswith(b"HTTP/1.1 1"):
             while (end := self.received.find(_HEAD_END, self._at)) < 0:
@@ -238,7 +240,7 @@ class _Answers:
 
 
 def _masked(answers: bytes, varying: Sequence[tuple[re.Pattern[bytes], bytes]]) -> bytes:
-    """Return the answers with compressed bodies inflated, and without what varies."""
+    """Return the answers without their varying parts, with compressed bodies inflated."""
     parts, at = [], 0
     while (end := answers.find(_HEAD_END, at)) >= 0:
         end += len(_HEAD_END)

@@ -1,8 +1,8 @@
-"""Measures each page of the console over a ledger of many tenants and a fleet of many backends.
+"""Measures each page of the console with many tenants and many backends.
 
 Each tenant has used a model on each day of a year, and in each hour of the last seven days. A real
 gateway serves the pages. This process runs the client and the stub backends, which the gateway's
-workers seldom probe.
+workers probe rarely.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 LIMIT: Final = 0.3
-"""Seconds that no page may take."""
+"""The most seconds that a page may take."""
 _ADMIN_KEY, _KEY = "admin-bench-key-0123456789", "sk-console-bench-0123456789"
 _REGIONS = ("eu", "us", "ap", "sa")
 _SPANS = ("24h", "7d", "30d", "month", "365d")
 _WORKERS = 2
 _REQUESTS = 50
-"""Requests of each model, which metrics count."""
+"""Requests that each model gets before the measurement, so that metrics have counts."""
 _PROBED_EVERY = 5.0
 
 
 class PageTime(NamedTuple):
-    """The seconds that a page took, by request, and its size.
+    """The seconds that a page took, for each request, and its size.
 
-    `processor` is the processor time of the operators' process, which other work on the machine
-    changes less.
+    `processor` is the processor time of the operators' process. Other work on the machine changes
+    it less than it changes the seconds.
     """
 
     path: str
@@ -57,10 +57,10 @@ class PageTime(NamedTuple):
 @click.command()
 @click.option("--tenants", default=4000)
 @click.option("--backends", default=200)
-@click.option("--rounds", default=20, help="Requests for each page.")
-@click.option("--postgresql", is_flag=True, help="The ledger is in PostgreSQL, not in SQLite.")
+@click.option("--rounds", default=20, help="Number of requests for each page.")
+@click.option("--postgresql", is_flag=True, help="Keep the ledger in PostgreSQL instead of SQLite.")
 def measure(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> None:
-    """Measure the pages of the console; fail where one takes over 300 ms."""
+    """Measure the pages of the console; fail if a page takes more than 300 ms."""
     with ExitStack() as stack:
         url = ""
         if postgresql:
@@ -104,7 +104,7 @@ async def _beside_stubs(
 
 @contextmanager
 def _gateway(ledger_url: str, stubs: Sequence[StubBackend], tenants: int) -> Iterator[Gateway]:
-    """Run a gateway that has answered requests of all models."""
+    """Run a gateway that has already answered requests of all models."""
     regions = []
     for region in _REGIONS:
         backends = [{"id": s.backend_id, "url": s.url} for s in stubs if s.region == region]
@@ -135,7 +135,7 @@ def _gateway(ledger_url: str, stubs: Sequence[StubBackend], tenants: int) -> Ite
 
 @contextmanager
 def _operator(gateway: Gateway) -> Iterator[httpx.Client]:
-    """Return a client that has logged in to the console."""
+    """Yield a client that has logged in to the console."""
     url = f"http://127.0.0.1:{gateway.settings.admin_port}"
     wait_until(lambda: is_answered(f"{url}/health/ready"), what="the console is ready")
     with httpx.Client(base_url=url, headers={"origin": url}, timeout=30) as client:
@@ -146,7 +146,7 @@ def _operator(gateway: Gateway) -> Iterator[httpx.Client]:
 
 
 def _more(client: httpx.Client, tenants: int) -> list[str]:
-    """Return paths that no navigation has: parts of pages, pages further on, searches."""
+    """Return paths that the navigation does not have: parts of pages, later pages, searches."""
     tenant = f"tenant-{tenants // 2:05}"
     choices = ("&by=model", "&by=tenant", "&model=m-1", f"&tenant={tenant}")
     paths = (

@@ -21,7 +21,7 @@ _SUMMED: Final = Units.__struct_fields__
 
 
 def fill_ledger(url: str, tenants: int) -> None:
-    """Create tenants with a key each, and write usage and its sums as billing leaves them."""
+    """Create tenants with one key each, and write usage and its sums as billing writes them."""
     specs = [
         KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
         for number in range(tenants)
@@ -39,13 +39,13 @@ def fill_ledger(url: str, tenants: int) -> None:
             first = week * _HOURS_OF_DAY
             _insert(connection, tenants, length=HOUR, first=first, count=hours, is_summed=1)
             _sum_hours(connection, week * DAY)
-        # What billing does in its idle time.
+        # Billing does this in its idle time.
         for _ in range(_DAYS):  # each step scans a hundred hours
             ledger.rollup.add_up(before=now - 3 * DAY, limit=1000)
         while ledger.rollup.sum_day():
             pass
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        # As PostgreSQL does by itself after a while.
+        # PostgreSQL does this by itself after a while.
         connection.exec_driver_sql("ANALYZE")
     engine.dispose()
 
@@ -53,7 +53,7 @@ def fill_ledger(url: str, tenants: int) -> None:
 def _insert(
     connection: Connection, tenants: int, *, length: int, first: int, count: int, is_summed: int
 ) -> None:
-    """Insert a row for each tenant and each of `count` times of `length` nanoseconds."""
+    """Insert a row for each tenant and for each of `count` periods of `length` nanoseconds."""
     numbers = {"items": "100 + n", "hit": "60", "collapsed": "0", "computed": "40 + n"}
     numbers |= {"failed": "0", "rows": "40 + n", "tokens": "500", "requests": "20"}
     values = {
@@ -82,7 +82,7 @@ def _insert(
 
 
 def _sum_hours(connection: Connection, since: int) -> None:
-    """Write the sums that whoever records adds to in the same transaction."""
+    """Write the hourly sums, which billing updates in the transaction that writes the events."""
     kind = "tenant, model, batch, is_free"
     sums = ", ".join(f"sum({name})" for name in _SUMMED)
     hour, day = f"time / {HOUR}", f"hour / {_HOURS_OF_DAY} * {_HOURS_OF_DAY}"

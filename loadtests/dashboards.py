@@ -21,12 +21,12 @@ from tools.monitoring.files import RULES
 from tools.monitoring.rules import groups
 
 _INTERVAL = "20s"
-"""Stands for Grafana's rate interval."""
+"""Replaces Grafana's rate interval in queries."""
 _RATE = 30.0
 
 
 @click.command("dashboards")
-@click.option("--seconds", default=25.0, show_default=True, help="Of traffic.")
+@click.option("--seconds", default=25.0, show_default=True, help="Seconds of traffic.")
 def dashboards_command(*, seconds: float) -> None:
     """Run the query of every panel and rule against a Prometheus that scraped a system."""
     with tempfile.TemporaryDirectory() as name:
@@ -41,7 +41,7 @@ def dashboards_command(*, seconds: float) -> None:
 def check(system: System, *, seconds: float) -> list[str]:
     """Send traffic and run every query.
 
-    Return the queries that fail, or that give nothing where a sound system gives data.
+    Return the queries that fail, or that return no data although they do on every healthy system.
     """
     with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
         wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")
@@ -57,7 +57,7 @@ def check(system: System, *, seconds: float) -> list[str]:
 
 
 def _bodies(model: str) -> Iterator[bytes]:
-    """Yield bodies of one item, every other one of which repeats an earlier one."""
+    """Yield bodies of one item; every second one repeats an earlier one."""
     for number in itertools.count():
         word = WORDS[number % len(WORDS)]
         text = f"{word} text" if number % 2 else f"the {word} {number}"
@@ -65,9 +65,9 @@ def _bodies(model: str) -> Iterator[bytes]:
 
 
 def _queries() -> Iterator[tuple[str, str, bool]]:
-    """Yield where each query is from, its text, and whether it must give data."""
+    """Yield the source of each query, its text, and whether it must return data."""
     for dashboard in DASHBOARDS:
-        # What Grafana puts in: all values, the defaults of numbers.
+        # Grafana fills in these variables: all values, and the defaults of numbers.
         values = {each.name: each.default or ".*" for each in dashboard.variables}
         values["__rate_interval"] = _INTERVAL
         for panel in dashboard.panels():
@@ -80,7 +80,7 @@ def _queries() -> Iterator[tuple[str, str, bool]]:
 
 
 def _ask(prometheus: Prometheus, query: str) -> tuple[int, str]:
-    """Return how many series there are, and why the query failed if it did."""
+    """Return the number of series that a query gives, and the error if the query failed."""
     try:
         return len(prometheus.query(query)), ""
     except ValueError as error:

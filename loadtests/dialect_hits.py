@@ -1,4 +1,4 @@
-"""Measures memory hits of dialects' routes beside those of the native route."""
+"""Measures memory hits through dialects' routes, beside memory hits through the native route."""
 
 import tempfile
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ _PATHS = {"native": "/v1/embed", "OpenAI": "/v1/embeddings"}
 @duration(5.0)
 @rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure memory hits of OpenAI's embeddings beside those of the native route."""
+    """Measure memory hits of OpenAI's embeddings route beside those of the native route."""
     wrk.require()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -45,7 +45,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
 
 
 def _bodies(texts: int, form: str) -> list[bytes]:
-    """Return requests of `texts` texts each, with the form of their vectors."""
+    """Return requests of `texts` texts each that ask for vectors in the form `form`."""
     known = sentences(_TEXTS, seed=1)
     several = [known[at : at + texts] for at in range(0, _TEXTS, texts)]
     fields: dict[str, object] = {"model": "minilm", "encoding_format": form}

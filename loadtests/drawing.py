@@ -1,4 +1,4 @@
-"""Makes figures with matplotlib, alike in all reports, and writes them as SVG."""
+"""Makes matplotlib figures that look alike in all reports, and writes them as SVG."""
 
 import io
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any  # matplotlib's types come with it, and it may be absent
 def new_figure(name: str, *, width: float, height: float) -> Any:
     """Return an empty figure; `name` keeps its ids apart from the ids of other figures on a page.
 
-    The same figure of the same values is the same file.
+    The same values give the same bytes in every run.
     """
     import matplotlib as mpl  # noqa: PLC0415 - of the tools, and slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415

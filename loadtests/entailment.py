@@ -1,4 +1,4 @@
-"""Writes a classifier of pairs of texts over the demo encoder, as expensive as a real one."""
+"""Writes a classifier of pairs of texts over the demo encoder, as costly as a real classifier."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people
 
 
 def write_entailment(models: Path) -> None:
-    """Write the classifier, and zero-shot classification by it."""
+    """Write the classifier, and a zero-shot classifier that uses it."""
     labels = ["contradiction", "neutral", "entailment"]
     write_head(models, JUDGE, labels, dimensions=384, encoder="minilm")
     write_algorithm(models, ZERO_SHOT, "zero-shot-entailment", "zero-shot", uses=JUDGE)
@@ -18,6 +18,6 @@ def write_entailment(models: Path) -> None:
 def write_algorithm(
     models: Path, name: str, algorithm: str, task: str, *, uses: str, **options: str
 ) -> None:
-    """Write an algorithm that asks another model."""
+    """Write an algorithm that calls another model."""
     manifest = {"kind": "algorithm", "algorithm": algorithm, "uses": [uses], "tasks": [task]}
     write_model(models, name, manifest | ({"options": options} if options else {}))

@@ -19,12 +19,12 @@ def mount(image: Path, place: Path) -> None:
 
 
 def fill(path: Path) -> None:
-    """Let a file grow until its disk has no block free."""
+    """Write a file until its disk has no free block."""
     size = 1 << 20
     with suppress(OSError), path.open("ab", buffering=0) as file:
         while size:
             try:
                 file.write(bytes(size))
-            except OSError:  # no room for so much
+            except OSError:  # no room for a write of this size
                 size //= 2
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Shares the seed, the folder, the memory watch and the end of a run among all fuzzers."""
+"""Provides all fuzzers with a seed, a folder, a memory watch and the end of a run."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ _LOOK = 0.5
 
 @contextlib.contextmanager
 def seeded_run(seed: int | None) -> Iterator[tuple[Path, int]]:
-    """Print the seed, given or drawn; yield it with a folder that is deleted afterwards."""
+    """Print the given or random seed; yield it with a folder that is deleted afterwards."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:
@@ -32,13 +32,13 @@ def print_answers(answers: Mapping[tuple[str, int], int]) -> None:
 
 
 def end_with(findings: Iterable[str]) -> None:
-    """End the command with a failure if there are findings, and print them."""
+    """Print the findings, and fail the command if there are any."""
     if found := list(findings):
         sys.exit("\n\n".join(found))
 
 
 class MemoryWatch:
-    """Keeps the most bytes that each process had resident while this is entered."""
+    """Records the most bytes that each process had resident while this is entered."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
@@ -57,7 +57,7 @@ class MemoryWatch:
     def _watch(self) -> None:
         while True:
             for name, pid in self._pids.items():
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     self.most[name] = max(resident_bytes(pid), self.most.get(name, 0))
             if self._is_over.wait(_LOOK):
                 return

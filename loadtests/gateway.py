@@ -1,4 +1,4 @@
-"""Runs `sluicegate gateway` as a process with its own document and settings."""
+"""Runs `sluicegate gateway` as a process, with a document and settings for the test."""
 
 import contextlib
 import os
@@ -22,19 +22,19 @@ from testing.system import Process
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-# A busy machine needs long; other tests measure the time of a stop.
+# A stop takes long on a busy machine; other tests measure its time.
 _STOPS_WITHIN = 300.0
 
 WIDE_LIMITS = {
     "tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60.0}],
 }
-"""The section `limits` of a document under which no load is refused."""
+"""The document's section `limits`, with limits so high that no load is refused."""
 
 
 class Gateway:
     """Runs a gateway of `workers` workers while entered; all its processes can be killed.
 
-    `source` is another checkout, whose code then runs.
+    With `source`, the code of another checkout runs.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Gateway:
             self._child.wait(_STOPS_WITHIN)
 
     def start(self) -> None:
-        """Start it, and return when all workers know the backends."""
+        """Start the gateway, and return when all workers know the backends."""
         command = [sys.executable, "-m", "gateway", "gateway"]
         command += [] if self._admin else ["--no-admin"]
         other = {} if self._source is None else {"PYTHONPATH": str(self._source)}
@@ -91,7 +91,7 @@ class Gateway:
         wait_until(self._is_ready, within=240, what="the workers serve")
 
     def kill(self) -> None:
-        """Kill its supervisor, with which all its processes end."""
+        """Kill the supervisor, with which all its processes end."""
         if self._child is not None:
             os.kill(self._child.pid, signal.SIGKILL)
             self._child.wait()
@@ -102,13 +102,13 @@ class Gateway:
         return self._log.read_text(errors="replace")
 
     def processes(self) -> dict[str, int]:
-        """Return the id of each process, by its role and number."""
+        """Return the id of each process, by role and number."""
         text = (self.settings.data_dir / "processes.json").read_bytes()
         found = msgspec.json.decode(text, type=list[Process])
         return {f"{process.role} {process.index}": process.pid for process in found}
 
     def target(self, key: str) -> Target:
-        """Return where the owner of `key` sends requests."""
+        """Return the target of requests with the API key `key`."""
         headers = (("authorization", f"Bearer {key}"),)
         return Target(host="127.0.0.1", port=self.port, path="/v1/classify", headers=headers)
 
@@ -117,19 +117,19 @@ class Gateway:
             raise RuntimeError(self._log.read_text())
         if "serving on" not in self._log.read_text():
             return False
-        # Whichever worker a connection goes to: all of them must know the backend.
+        # All workers must know the backend, because a connection may go to any of them.
         url = f"http://127.0.0.1:{self.port}/health/ready"
         return all(is_answered(url) for _ in range(16))
 
 
 def one_backend(url: str, *, backend_id: str = "stub", region: str = "eu") -> dict[str, Any]:
-    """Return the section `regions` of a document with one backend."""
+    """Return the section `regions` of a configuration document with one backend."""
     backend = {"id": backend_id, "url": url}
     return {"regions": [{"name": region, "pools": [{"backends": [backend]}]}]}
 
 
 def add_tenants(ledger_url: str, keys: Mapping[str, str], *, rules: tuple[Rule, ...] = ()) -> None:
-    """Write tenants with a key and these limits each to a ledger, which may be new."""
+    """Write tenants to a ledger, which may be new, each with one key and these limits."""
     with Ledger.create(ledger_url) as ledger:
         for tenant, key in keys.items():
             ledger.accounts.create_tenant(tenant, rules=rules)
@@ -147,7 +147,7 @@ def running_gateway(
     state: Valkey | None = None,
     **settings: Any,
 ) -> Iterator[Gateway]:
-    """Run a gateway with Redis of its own, unless its `state` is given, for tenants with `keys`."""
+    """Run a gateway for tenants with `keys`; without `state`, it has a Redis of its own."""
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(Valkey())
         state = state or stack.enter_context(Valkey("--appendonly", "yes"))

@@ -1,6 +1,7 @@
-"""Generates a closed-loop HTTP/1.1 load: each connection sends again once it is answered.
+"""Generates a closed-loop HTTP/1.1 load: each connection sends again once it gets its answer.
 
-Loopback only, bounded in time, and cheap beside the server that it measures: 20 to 30 µs a request.
+It sends to loopback only and for a bounded time. A request takes 20 to 30 µs of processor time,
+little beside the measured server.
 """
 
 import asyncio
@@ -25,14 +26,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
 
     def head(self) -> bytes:
-        """Return the beginning of all requests: every line but the length of the body."""
+        """The part of the head that all requests share: all lines except the body's length."""
         headers = {"host": self.host, "content-type": "application/json"} | dict(self.headers)
         lines = [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([f"POST {self.path} HTTP/1.1", *lines, ""]).encode()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run; latencies in seconds, sorted: of all requests, or a sample of them."""
+    """The result of a run; `latencies` are sorted seconds of all requests, or of a sample."""
 
     duration: float
     statuses: dict[int, int]
@@ -45,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """The number of requests without a good answer."""
+        """The number of requests without a 200."""
         return self.requests - self.statuses.get(OK, 0)
 
     @property
@@ -54,17 +55,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests / self.duration
 
     def percentile(self, share: float) -> float:
-        """Return the latency that `share` of the requests did not exceed, in seconds."""
+        """Return the latency in seconds that a share of the requests did not exceed."""
         return percentile(self.latencies, share)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value that `share` of ordered values do not exceed; 0 if there are none."""
+    """Return the value that a share of ordered values do not exceed; 0 without values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 _Answered = Callable[[int, bytes, bytes], None]
-"""Takes the status, the head and the body of an answer; status 0 is none."""
+"""Takes the status, the head and the body of an answer; status 0 means that there was no answer."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -86,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
 
     def close(self) -> None:
-        """Close the connection at once. A request that waits for its answer ends with status 0."""
+        """Close the connection at once. A request in flight ends with status 0."""
         self.is_open = False
         self.transport.abort()
         self._end(0, b"", b"")
@@ -142,9 +143,9 @@ async def connect(target: Target) -> ClientConnection:
 async def closed_loop(
     target: Target, bodies: Iterator[bytes], *, connections: int, duration: float
 ) -> Outcome:
-    """Send over `connections` for `duration` seconds, or until `bodies` end.
+    """Send over `connections` for `duration` seconds, or until `bodies` are exhausted.
 
-    Each connection sends again once it is answered.
+    Each connection sends again once it gets its answer.
     """
     statuses: Counter[int] = Counter()
     latencies: list[float] = []

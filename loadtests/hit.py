@@ -1,8 +1,9 @@
 """Measures a worker's cache hits, beside rivals and a server without logic.
 
-Servers are measured in turns; the measured one has a core, and everything else the other one.
-Beside the rates stands the processor time of a request: of the server, of all others that it needs
-(Redis, the processes of events until a request is billed), and of the load generator.
+Servers are measured in turns. The measured server has one core, everything else the other core. The
+report has the rates and three processor times of a request: of the server, of all other processes
+that it needs (Redis, and the processes that carry an event until it is billed), and of the load
+generator.
 """
 
 import shutil
@@ -49,7 +50,7 @@ _NEEDED = ("shipper", "billing", "request-log", "valkey-cache", "valkey-state")
 
 
 class Candidate(NamedTuple):
-    """A server to measure, with the processes that it needs beside it."""
+    """A server to measure, and the other processes that it needs."""
 
     target: Target
     server: list[int]
@@ -57,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A load that fills one core; `systems` have billed one run before the next begins."""
+    """A load that fills one core. It waits until `systems` have billed one run before the next."""
 
     folder: Path
     connections: int
@@ -108,7 +109,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
 def start_systems(
     stack: ExitStack, root: Path, bodies: list[bytes], *, ways: Sequence[str] = ()
 ) -> dict[str, System]:
-    """Start the product once for each of `ways` to a hit, by default all, filled and pinned."""
+    """Start the product once for each way to a hit, fill its caches, and pin its processes."""
     config = Path(shutil.copytree(_ROOT / "config", root / "config")) / "gateway.yaml"
     config.write_text(
         config.read_text().replace("cache:\n", "cache:\n  memory_enabled: false\n", 1)
@@ -127,7 +128,7 @@ def start_systems(
 def start(
     stack: ExitStack, systems: Mapping[str, System], bodies: list[bytes]
 ) -> dict[str, System]:
-    """Start systems, and give the worker of each the measured core, with answers to `bodies`."""
+    """Start systems, pin each one's worker to the measured core, and cache answers to `bodies`."""
     for system in systems.values():
         stack.enter_context(system)
         fill(system, bodies)
@@ -136,14 +137,14 @@ def start(
 
 
 def candidate(system: System) -> Candidate:
-    """Return a system with its worker as the server; backends and operators' processes are idle."""
+    """Return a system as a candidate: its worker is the server; backends and operators are idle."""
     worker = [p.pid for p in system.processes("gateway")]
     others = [p.pid for p in system.processes() if p.role in _NEEDED]
     return Candidate(target_of(system), worker, others)
 
 
 def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Candidate]:
-    """Start nginx with Lua, filled with the answer to each text: with Redis, and with memory."""
+    """Start nginx with Lua twice, with the answer to each text in Redis and in memory."""
     redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
     pin([redis], OTHERS)
     candidates = {}
@@ -160,5 +161,5 @@ def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> di
 
 
 def answer_of(systems: Mapping[str, System], body: bytes) -> str:
-    """Return an answer of the product, for rivals to send."""
+    """Return an answer of the product, which rivals then send."""
     return fill(next(iter(systems.values())), [body])[0].decode()

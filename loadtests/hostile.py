@@ -24,7 +24,7 @@ from testing.loopback import get, no_authorities
 
 _MODEL = "sentiment"
 _TIME = 2.0
-"""Seconds that an item of a hostile algorithm has."""
+"""The seconds that an item of a hostile algorithm may take."""
 _BETWEEN = 0.25
 """Seconds between two harmful items of an algorithm."""
 _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+)')
@@ -32,12 +32,12 @@ _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+
 
 @click.command()
 @click.option("--rate", default=100.0, help="Requests a second.")
-@click.option("--seconds", default=10.0, help="Of each run.")
+@click.option("--seconds", default=10.0, help="Length of each run.")
 @rounds(3)
 def measure(*, rate: float, seconds: float, rounds: int) -> None:
-    """Ask a model at `rate` a second, in turns without harm and beside all hostile algorithms.
+    """Send a model `rate` requests a second, alone and beside hostile algorithms, in turns.
 
-    Each algorithm gets one harmful item after another, none twice.
+    Each algorithm gets one harmful item after another, and never the same item twice.
     """
     ended: Counter[str] = Counter()
     with demo_models() as models:
@@ -59,7 +59,7 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
                 with _harm(running, ended):
                     return alone()
 
-            alone()  # warm
+            alone()  # warm up
             variants = {"alone": metered(alone), "beside hostile algorithms": metered(beside)}
             turns = in_turns(variants, rounds)
             page = get(f"{running.url}/metrics").text
@@ -79,7 +79,7 @@ def measure(*, rate: float, seconds: float, rounds: int) -> None:
 
 @contextlib.contextmanager
 def _harm(running: RunningBackend, ended: Counter[str]) -> Iterator[None]:
-    """Send harmful items to every algorithm until the block ends; count how they ended."""
+    """Send harmful items to every algorithm while entered; count how the items ended."""
     is_over = threading.Event()
     threads = [
         threading.Thread(target=_send, args=(running.url, running.model(name), is_over, ended))

@@ -1,7 +1,6 @@
-"""Measures how fast an interpreter runs Python, as its build options do not always say it.
+"""Measures how fast an interpreter runs Python, which its build options do not always tell.
 
-Debian builds its interpreter with profile-guided optimization by rules of its own, of which
-`sysconfig` has no trace.
+Debian builds its interpreter with profile-guided optimization, but `sysconfig` does not show it.
 """
 
 import statistics
@@ -11,7 +10,7 @@ from collections.abc import Callable
 import xxhash
 
 _ROUNDS, _STEPS = 200, 500
-# A block stays in the cache of the first level.
+# A block fits in the first-level cache.
 _BLOCK, _BLOCKS = bytes(1 << 14), 4
 
 
@@ -30,9 +29,10 @@ class _Entry:
 def interpreter_speed() -> int:
     """Return how many steps of a fixed Python loop take as long as xxHash takes for a MiB.
 
-    It compares interpreters on one machine under one load: the clock changes both times alike, and
-    compiled code of xxHash comes with its package. The median of slices of both in turns, in tens.
-    A busy neighbour core that shares units with this one slows the loop more, by a third.
+    The ratio compares interpreters on one machine under one load: a change of the clock rate
+    changes both times alike, and xxHash's compiled code does not depend on the interpreter. Slices
+    of the loop and of xxHash take turns; the result is the median, rounded to tens. A busy
+    neighbour core that shares units with this core slows the loop by a third more than xxHash.
     """
     hashed = len(_BLOCK) * _BLOCKS / (1 << 20)
     rates = (_STEPS / _seconds(_loop) * _seconds(_hash) / hashed for _ in range(_ROUNDS))

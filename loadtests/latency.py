@@ -1,7 +1,7 @@
 """Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
 
-Latencies count from when a request was due. A server that only sends the same bytes is measured in
-the same turns: its latencies are the share of the machine and the generator.
+Latencies count from the time at which a request was due. A server that only sends fixed bytes takes
+part in the same turns: its latencies come from the machine and the generator.
 """
 
 import tempfile
@@ -35,11 +35,11 @@ _PEER = "LiteLLM's proxy, hit in Redis"
 
 
 @click.command()
-@click.option("--most", default=12_000.0, help="Requests a second at most.")
+@click.option("--most", default=12_000.0, help="Highest rate, in requests a second.")
 @duration(4.0)
 @rounds(5)
 def measure(*, most: float, duration: float, rounds: int) -> None:
-    """Measure hits at half the capacity of each system, up to a rate, beside LiteLLM."""
+    """Measure hits at half the capacity of each system, at most at a given rate, beside LiteLLM."""
     require()
     bodies = popular_bodies()
     notes = ["Each server is offered half of the rate that it reaches with 32 callers who wait."]

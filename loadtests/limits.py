@@ -1,7 +1,7 @@
 """Checks that four workers together keep tenants' limits, with Redis and without.
 
-Every tenant requests, over many connections, three times the refill rate of its bucket. The
-admissions of every window are then compared with the limit.
+Over many connections, every tenant sends three times as many requests as its bucket refills. The
+requests admitted in every window are then compared with the limit.
 """
 
 import asyncio
@@ -42,18 +42,19 @@ OFFERED = 3.0 * REFILL
 BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 LIMITED = 429
 WORKERS, TENANTS, _SHARE = 4, 10, 0.1
-# More than enough that every worker has some of each tenant's.
+# Enough connections that every worker has some of each tenant.
 _CONNECTIONS = 24
-# Seconds until a worker asks Redis again after it gave up, and that it waits for an answer.
+# Seconds until a worker tries Redis again after a failure, and seconds it waits for an answer.
 _BREAKER, _TIMEOUT = 1.0, 1.0
 
 
 class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run; `over` and `allowed` are requests of the worst window over its limit.
+    """The result of a run; `over` is by how many requests the worst window exceeded its limit.
 
-    `allowed` is what workers may admit while Redis is away, or else `ahead`: what they may be ahead
-    of Redis by, since it was late; 0 if it never was. `share` is the smallest share of its limit
-    that a tenant got, and `other` the answers that were neither 200 nor 429.
+    `allowed` is by how many it may exceed the limit. With Redis killed, this is what workers may
+    admit by themselves; else it is `ahead`. `ahead` is how many requests workers may admit before
+    Redis answers, or 0 if Redis was never late. `share` is the smallest share of its limit that a
+    tenant got. `other` counts answers that were neither 200 nor 429.
     """
 
     tenants: list[Line]
@@ -66,9 +67,9 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command()
 @duration(180.0, "Seconds of each of two runs.")
-@click.option("--away", default=10.0, help="Seconds that Redis is dead in one.")
+@click.option("--away", default=10.0, help="Seconds without Redis in one run.")
 def measure(*, duration: float, away: float) -> None:
-    """Run once with Redis there, once with Redis killed in the middle; print both."""
+    """Run once with Redis, and once with Redis killed in the middle; print both results."""
     for title, gone in (("there", 0.0), (f"killed for {away:g} s", away)):
         result = run(duration=duration, away=gone)
         show(
@@ -80,11 +81,11 @@ def measure(*, duration: float, away: float) -> None:
 
 
 def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsResult:
-    """Return how the limits were kept for `duration` seconds, Redis gone for `away` of them.
+    """Return how well limits were kept during `duration` seconds, `away` of them without Redis.
 
-    On a machine that may stall, workers wait for Redis for a longer `state_timeout`.
+    On a machine that may stall, a longer `state_timeout` makes workers wait longer for Redis.
     """
-    # Computed before anything is sent: how long the workers may think that Redis is away.
+    # Computed before anything is sent: how long workers may believe that Redis is away.
     unaware = away + _BREAKER + _TIMEOUT if away else 0.0
     by_share = local_share(RULE, share=_SHARE, workers=WORKERS, away=unaware) if away else 0.0
     with _gateway(state_timeout) as (gateway, state):
@@ -118,7 +119,7 @@ def admitted(answers: Sequence[Answer]) -> list[AdmittedRequest]:
 
 
 def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
-    """Return how many of `admitted` requests workers admitted before Redis had answered."""
+    """Return how many of the admitted requests workers admitted without an answer from Redis."""
     found: dict[str, float] = {}
     name = "sluicegate_limit_admissions_total"
 
@@ -136,7 +137,7 @@ def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
 
 @contextlib.contextmanager
 def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
-    """Run workers with a Redis that can be taken away."""
+    """Run workers with a Redis that the test can kill."""
     with (
         tempfile.TemporaryDirectory() as folder,
         stub_process() as stub,
@@ -151,7 +152,7 @@ def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
             state_timeout=state_timeout,
             batches=False,
             shutdown_delay=0.0,
-            max_loop_delay=0.0,  # refuses for the limit alone, also on a busy machine
+            max_loop_delay=0.0,  # so that only limits refuse requests, even on a busy machine
         ) as gateway,
     ):
         yield gateway, state

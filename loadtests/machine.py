@@ -17,8 +17,8 @@ from loadtests.interpreter_speed import interpreter_speed
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The machine, interpreter and commit on which a figure depends.
 
-    `interpreter_speed` is the result of the function of this name. Records from before 2026-11-28
-    do not have it.
+    `interpreter_speed` is the result of the function of the same name. Records from before
+    2026-11-28 lack it.
     """
 
     cpu: str
@@ -31,18 +31,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interpreter(self) -> str:
-        """The interpreter's version, and its speed where that is known."""
+        """The interpreter's version, and its speed if it was measured."""
         speed = self.interpreter_speed
         return f"Python {self.python}" + (f" of speed {speed}" if speed is not None else "")
 
     @property
     def headline(self) -> str:
-        """The line above each table."""
+        """The line above each table of results."""
         return f"{self.cpu}, {self.cores} cores, {self.interpreter}, {self.date}, {self.commit}"
 
 
 def this_machine() -> Machine:
-    """Return the machine this runs on."""
+    """Return a description of this machine."""
     cpu = next(
         (
             line.partition(":")[2].strip()
@@ -64,11 +64,11 @@ def this_machine() -> Machine:
 
 
 def pin(pids: Iterable[int], core: int) -> None:
-    """Keep processes, all their threads, on one core (modulo the cores there are)."""
+    """Keep all threads of these processes on core number `core`, modulo the number of cores."""
     cores = {core % (os.cpu_count() or 1)}
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):  # the thread has ended
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread.name), cores)
 
 
@@ -85,12 +85,12 @@ def processor_seconds(pid: int) -> float:
 
 
 def resident_mib(pid: int) -> float:
-    """Return a process's memory, shared pages counted in part (PSS)."""
+    """Return a process's memory in MiB; a shared page counts in part (PSS)."""
     return _kib(pid, "smaps_rollup", "Pss:") / 1024
 
 
 def resident_bytes(pid: int) -> int:
-    """Return a process's memory, shared pages counted in full (RSS).
+    """Return a process's memory in bytes; a shared page counts in full (RSS).
 
     Raises:
         OSError: the process has ended.
@@ -102,7 +102,7 @@ def _kib(pid: int, file: str, field: str) -> int:
     for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1])
-    raise ProcessLookupError(pid)  # it waits to be collected
+    raise ProcessLookupError(pid)  # it has ended, but its parent has not noticed yet
 
 
 def _commit() -> str:

@@ -1,6 +1,6 @@
-"""Starts and places what a benchmark measures: the whole system, or a server that does nothing.
+"""Starts what a benchmark measures, the whole system or a bare server, and pins its processes.
 
-The measured process has a core, and everything else another one.
+The measured process has one core, and everything else has another one.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from testing.system import System
 from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
-"""The core of the measured process, and the core of all others."""
+"""The core of the measured process, and the core of all other processes."""
 BARE = "bare uvicorn, which does nothing"
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
@@ -36,7 +36,7 @@ _LATER = ("shipper", "billing", "request-log")
 
 @contextlib.contextmanager
 def demo_models() -> Iterator[Path]:
-    """Build the demo models in a folder beside which there is room for more, and delete both."""
+    """Build the demo models below a temporary folder; delete the folder at the exit."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         build_demo_models(models, print)
@@ -54,7 +54,7 @@ def popular_bodies() -> list[bytes]:
 
 
 def target_of(system: System, path: str = "/v1/classify", **headers: str) -> Target:
-    """Return where the demo tenant sends its requests; `_` in the name of a header is a hyphen."""
+    """Return where the demo tenant sends requests; `_` in a header's name becomes a hyphen."""
     more = tuple((name.replace("_", "-"), value) for name, value in headers.items())
     key = ("authorization", f"Bearer {system.key}")
     return Target(host="127.0.0.1", port=system.port, path=path, headers=(key, *more))
@@ -69,13 +69,13 @@ def backends_of(system: System) -> list[RunningBackend]:
 
 
 def give_core(system: System, role: str, core: int = SERVER, *, others: int = OTHERS) -> None:
-    """Keep the processes of one role on a core, and all others of the system on another."""
+    """Pin the processes of one role to a core, and all others of the system to another."""
     pin((each.pid for each in system.processes(role)), core)
     pin((each.pid for each in system.processes() if each.role != role), others)
 
 
 def memory_of(system: System) -> str:
-    """Return the memory of each process, for people."""
+    """Return a text with the memory of each process."""
     sizes = (
         f"{each.role} {each.region or each.index} {resident_mib(each.pid):.0f}"
         for each in system.processes()
@@ -84,7 +84,7 @@ def memory_of(system: System) -> str:
 
 
 def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") -> list[bytes]:
-    """Send each request twice, so that it is a hit afterwards; return the answers."""
+    """Send each request twice, so that it is a hit from then on; return the answers."""
     with system.client() as client:
         return [
             [client.post(path, content=body).raise_for_status().content for _ in range(2)][1]
@@ -93,7 +93,7 @@ def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") ->
 
 
 def settle(systems: Iterable[System]) -> None:
-    """Wait until the events of the last run are shipped and billed: the next run needs the core."""
+    """Wait until the events of the last run are shipped and billed; the next run needs the core."""
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
     seen = [sum(map(processor_seconds, processes))]
 
@@ -115,7 +115,10 @@ def metered(
     others: Sequence[int] = (),
     rest: Callable[[], None] = lambda: None,
 ) -> Callable[[], Turn]:
-    """Return a turn of `run`, then `rest`, with the processor time of `others` for both."""
+    """Return a turn: `run`, then `rest`, with processor times.
+
+    The server's time is measured during `run`, and the time of `others` during `run` and `rest`.
+    """
 
     def turn() -> Turn:
         before = _used(server), _used(others), own_seconds()
@@ -142,7 +145,7 @@ def _used(processes: Sequence[int]) -> float:
 
 
 class BareServer(NamedTuple):
-    """A server that sends the same bytes, whatever it is asked."""
+    """A server that answers every request with the same bytes."""
 
     target: Target
     pid: int

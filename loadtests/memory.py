@@ -1,4 +1,4 @@
-"""Measures the memory tier alone: its hit ratio and the memory it takes."""
+"""Measures the memory tier without a gateway: its hit ratio, and the memory that it takes."""
 
 import gc
 import itertools
@@ -24,17 +24,18 @@ _NOW = 1_000.0
 _SKEW = 0.9
 _WINDOWS = (0.002, 0.01, 0.05, 0.2)
 _PAYLOAD = 330
-"""Bytes of an answer with a few labels; answers of the flood have 60 to 3,000, as vectors."""
+"""Bytes of an answer with a few labels. Answers of `_flood` have 60 to 3,000 bytes, as vectors
+do."""
 _ALLOWED_MIB = 96.0
 _ALLOWED_POINTS = 0.03
 
 
 @click.command()
-@click.option("--items", default=10_000_000, help="Distinct items put through.")
-@click.option("--requests", default=3_000_000, help="Of the Zipf stream.")
+@click.option("--items", default=10_000_000, help="Distinct items that are stored.")
+@click.option("--requests", default=3_000_000, help="Requests of the Zipf stream.")
 @click.option("--universe", default=1_000_000, help="Items of the Zipf stream.")
 def measure(*, items: int, requests: int, universe: int) -> None:
-    """Measure the memory tier: its bound, and its hit ratio beside W-TinyLFU and LRU."""
+    """Measure the memory tier: its memory, and its hit ratio beside W-TinyLFU and LRU."""
     grown, most = _flood(items)
     stream = _zipf(requests, universe=universe, seed=7)
     places = _CAPACITY // (ENTRY_OVERHEAD_BYTES + _PAYLOAD)
@@ -58,7 +59,7 @@ def measure(*, items: int, requests: int, universe: int) -> None:
 
 
 def _flood(items: int) -> tuple[float, float]:
-    """Put distinct items of all sizes through a tier; return the growth of RSS, and its most."""
+    """Store distinct items of all sizes; return RSS growth, at the end and at most."""
     tier = MemoryTier(capacity_bytes=_CAPACITY)
     chance = random.Random(3)
     gc.collect()
@@ -74,14 +75,14 @@ def _flood(items: int) -> tuple[float, float]:
 
 
 def _zipf(requests: int, *, universe: int, seed: int) -> list[int]:
-    """Return items asked for by popularity: the n-th is asked for in proportion to n^-0.9."""
+    """Return item numbers of random requests; item n is requested in proportion to n^-0.9."""
     weights = list(itertools.accumulate(rank**-_SKEW for rank in range(1, universe + 1)))
     chance = random.Random(seed)
     return [bisect_left(weights, chance.random() * weights[-1]) for _ in range(requests)]
 
 
 def _tier_ratio(stream: Sequence[int], places: int) -> tuple[float, float]:
-    """Return the share of the stream that the tier answers, and the seconds of a request."""
+    """Return the share of requests that the tier answers, and its seconds for one request."""
     tier = MemoryTier(capacity_bytes=places * (ENTRY_OVERHEAD_BYTES + _PAYLOAD))
     entry = _entry(_PAYLOAD, 0)
     hits, started = 0, time.perf_counter()

@@ -30,14 +30,15 @@ _BATCHING = Batching(rows=8)
 
 @click.command()
 @connections
-@click.option("--count", default=3000, help="Sentences of each run.")
+@click.option("--count", default=3000, help="Number of sentences in each run.")
 @rounds(3)
 @click.option("--two-backends", is_flag=True, help="Serve two regions instead of one.")
 def measure(*, connections: int, count: int, rounds: int, two_backends: bool) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns.
 
-    The bare session runs the served graph and the padded one; the quicker is the baseline.
-    The gateway has a backend with all cores or, with --two-backends, one in each of two regions.
+    The bare session runs the served graph and the graph that computes padding. The faster run is
+    the baseline. The gateway has a backend with all cores or, with --two-backends, one in each of
+    two regions.
     """
     texts = iter(sentences(count * rounds * 2, seed=2))
     arguments = TWO_REGIONS if two_backends else ()
@@ -80,7 +81,7 @@ def measure(*, connections: int, count: int, rounds: int, two_backends: bool) ->
 
 
 def _bare(graph: Path, folder: Path, texts: list[str]) -> Outcome:
-    """Run a graph alone over texts."""
+    """Run texts on a graph without a server."""
     sessions = BareSessions(graph, folder / "tokenizer.json", _BATCHING)
     batches = list(sessions.batches(texts))
     started = time.perf_counter()

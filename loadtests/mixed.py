@@ -1,4 +1,4 @@
-"""Measures short sentences among long documents, beside batches in order of arrival."""
+"""Measures short sentences among long documents, with batches by length and by order of arrival."""
 
 import itertools
 import random
@@ -22,10 +22,10 @@ from loadtests.workload import sentences
 
 _ENCODER = "minilm"
 _SHARE = 0.05
-_LONG = 256  # tokens: what the demo encoder reads at most
+_LONG = 256  # tokens: the most that the demo encoder reads
 _OFFERED = 0.7
-_TIMEOUT = 2.0  # seconds that a caller waits: the queue must not grow towards it
-# As a common batcher is set up: up to 32 rows, and no budget of tokens.
+_TIMEOUT = 2.0  # seconds that a caller waits; long enough that the queue never gets there
+# A common setup of batchers: up to 32 rows, and no bound on tokens.
 _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
 
 
@@ -35,7 +35,7 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 def measure(*, duration: float, rounds: int) -> None:
     """Measure the wait of short sentences among long documents, batched by length and by arrival.
 
-    The load is 0.7 of the rate of batches by arrival when 32 callers wait.
+    The load is 0.7 of the rate that 32 waiting callers reach with batches in order of arrival.
     """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
@@ -44,7 +44,7 @@ def measure(*, duration: float, rounds: int) -> None:
             bodies = _warm(running, seed=99)
             able = run_closed(running.target, bodies, connections=32, duration=duration).rate
         rate = _OFFERED * able
-        # Both ways answer the same texts.
+        # Batches by length and by arrival get the same texts.
         seeds = (seed for seed in itertools.count() for _ in range(2))
         run = partial(_run, seeds, rate=rate, duration=duration)
         variants = {
@@ -57,7 +57,7 @@ def measure(*, duration: float, rounds: int) -> None:
 
 
 def mixed(*, seed: int) -> Iterator[str]:
-    """Yield distinct sentences, one in twenty of them a document of 256 tokens and more."""
+    """Yield distinct sentences, and a document of 256 or more tokens before one in twenty."""
     chooser = random.Random(seed)
     short = iter(sentences(200_000, seed=seed))
     for text in short:
@@ -69,7 +69,7 @@ def mixed(*, seed: int) -> Iterator[str]:
 def _run(
     seeds: Iterator[int], models: Path, *, rate: float, duration: float, **settings: str
 ) -> Outcome:
-    """Return the answers to short texts."""
+    """Send the mixed texts, and return the result of the short texts."""
     with backend(models, **settings) as running:
         bodies = _warm(running, seed=next(seeds))
         answers = run_open(running.target, bodies, rate=rate, duration=duration)
@@ -79,14 +79,14 @@ def _run(
 
 
 def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
-    """Return the calls of a seed, after the backend has answered a hundred of them."""
+    """Return the calls of a seed, after the backend has answered the first hundred."""
     bodies = calls(mixed(seed=seed), running.model("sentiment"), remaining=_TIMEOUT)
     run_closed(running.target, itertools.islice(bodies, 100), connections=8, duration=20.0)
     return bodies
 
 
 def _tokens(answer: Answer) -> int:
-    """Return how many tokens the backend ran for a text, 0 where it did not."""
+    """Return how many tokens the backend ran for a text; 0 if it did not answer."""
     if answer.status != OK:
         return 0
     frame = FrameReader().feed(answer.body)[0]

@@ -1,4 +1,4 @@
-"""Generates an open-loop load: requests leave when they are due, answered or not."""
+"""Generates an open-loop load: requests leave when they are due, even if earlier ones go on."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ _clock = time.perf_counter
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: when it was due, sent and came, in seconds of the run, its status and body.
+    """One answer: its status and body, and when its request was due, was sent and was answered.
 
-    A request whose connection ended, or that got no answer in time, has status 0.
-    Names and values of `head` are in lower case.
+    Times are seconds since the start of the run. The status is 0 if the connection ended or no
+    answer came in time. Names and values in `head` are in lower case.
     """
 
     due: float
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latency(self) -> float:
-        """Seconds from when it was due, so that a late generator hides nothing."""
+        """Seconds from when the request was due, so that a late generator hides nothing."""
         return self.came - self.due
 
 
@@ -54,12 +54,12 @@ async def open_loop(
     since: float | None = None,
     patience: float = 10.0,
 ) -> list[Answer]:
-    """Send at `rate` a second for `duration`, answered or not; return each request's end.
+    """Send at `rate` a second for `duration`, answered or not; return the answer to each request.
 
-    Requests are spaced at random by `seed`, or evenly where it is `None`.
-    `connections` are opened before the start and used in turns; more when none of them is free.
-    `patience` is how long the last requests may take after the end of the load.
-    Times count from `since`, a reading of `time.perf_counter`, or else from the first request's.
+    Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
+    before the start and used in turns. If none of them is free, another one is opened. `patience`
+    is how many seconds the last requests may take after the end of the load. Times count from
+    `since`, a reading of `time.perf_counter`, or by default from the first request.
     """
     chooser = None if seed is None else random.Random(seed)
     idle = deque([await connect(target) for _ in range(connections)])

@@ -8,20 +8,24 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Decorator = Callable[[_Command], _Command]
 
-connections: _Decorator[Any] = click.option("--connections", default=32, help="Callers at once.")
+connections: _Decorator[Any] = click.option(
+    "--connections", default=32, help="Callers at the same time."
+)
 
 seed: _Decorator[Any] = click.option(
-    "--seed", type=int, help="Do a run again; by default another each time."
+    "--seed", type=int, help="Seed of a run, to repeat it; random by default."
 )
 
 only: _Decorator[Any] = click.option(
-    "--only", type=int, help="Play only the connection of this number."
+    "--only", type=int, help="Send only the requests of this connection."
 )
 
 
 def rounds(default: int) -> _Decorator[Any]:
     """Return the option `--rounds`."""
-    return click.option("--rounds", default=default, help="Runs of each; the median counts.")
+    return click.option(
+        "--rounds", default=default, help="Runs of each variant; the median counts."
+    )
 
 
 def duration(default: float, help_: str = "Seconds of each run.") -> _Decorator[Any]:

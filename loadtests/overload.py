@@ -17,17 +17,18 @@ from testing.system import System
 
 _BACKEND, _REST = 1, 0
 _ENCODER = "minilm"
-_RECOVERED = 2.0  # seconds after the overload, from which on everybody is answered in time
+_RECOVERED = 2.0  # after this many seconds of overload, everybody must be answered in time
 _TEXTS = 200_000
 
 
 @click.command()
 @duration(30.0, "Seconds at twice the capacity.")
-@click.option("--deadline", default=0.5, help="Seconds a caller waits.")
+@click.option("--deadline", default=0.5, help="Seconds that a caller waits.")
 def measure(*, duration: float, deadline: float) -> None:
-    """Find the capacity with the backend on one core and the rest on the other; load it twice.
+    """Find the capacity, then send twice the capacity.
 
-    The capacity is the rate of 32 callers who wait.
+    The backend has one core, everything else the other one. The capacity is the rate of 32 callers
+    who wait for their answers.
     """
     settings = {"SLUICEGATE_BACKEND_THREADS": "1"}
     with (
@@ -62,7 +63,7 @@ def overloaded(
 ) -> tuple[list[Row], str]:
     """Send requests of `items` items at twice the rate of `full`.
 
-    Return what became of them, and whether refusals and computed rows were right.
+    Return the result, and whether the refusals and the number of computed rows were right.
     """
     (backend,) = backends_of(system)
     counters = ("rows_total", "late_rows_total")

@@ -1,4 +1,4 @@
-"""Writes the demo encoder as common exporters do: a graph that computes padding too."""
+"""Writes the demo encoder as common exporters do: its graph computes padding too."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from backends.model_tools.graphs.weights import read_safetensors
 
 
 def write_padded(path: Path) -> Path:
-    """Write the graph to `path`, and return that."""
+    """Write the graph to `path`, and return `path`."""
     source = find_source()
     shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
     model = build_bert(shape, read_safetensors(source / "model.safetensors"))

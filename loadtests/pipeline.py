@@ -1,13 +1,13 @@
-"""Measures the processor time of each process for a missed item, with a model that takes none.
+"""Measures each process's time for a missed item, with a model that takes no processor time.
 
-`sluicegate up` runs as a user starts it, with a backend whose device sleeps instead of computing.
-The work that the executor of that device does itself is measured apart and taken off the backend's
-time. Bare uvicorn is measured in the same turns: its request is the unit. Where there are fewer
-than four cores, the generator shares the gateway's.
+`sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
+The executor of that device takes some processor time itself, which is measured separately and
+subtracted from the backend's time. Bare uvicorn is measured in the same turns: its time for a
+request is the unit. With fewer than four cores, the generator shares the gateway's core.
 
-In the topology of a GPU several backends share the device, as on a machine that has one. The time
-of all processes for an item then gives the rows a second of a core, and the cores for 50,000 rows a
-second. It excludes the executor of a real device.
+In the topology of a GPU, several backends share the device. From the time that all processes take
+for an item, the benchmark computes the rows a second that a core can feed, and the cores for 50,000
+rows a second. These figures leave out the executor of a real device.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _MODEL, _ENCODER, _DIMENSIONS = "sentiment", "minilm", 384
-_CONNECTIONS, _MOST_ITEMS = 32, 2048  # in flight: a backend queues up to 4,096 rows
+_CONNECTIONS, _MOST_ITEMS = 32, 2048  # items in flight; a backend queues up to 4,096 rows
 _BARE_REQUESTS = 4096
 _GATEWAY_CORE, _BACKEND_CORE, _GENERATOR_CORE, _OTHER_CORE = range(4)
-_RUNS = 2  # batches that the device runs at a time
-_REPLAYS = 40  # batches that tell what the executor itself takes
+_RUNS = 2  # batches that the device runs at the same time
+_REPLAYS = 40  # batches with which the executor's own time is measured
 _AIM = 50_000  # rows a second
 # The batch limits of a backend on a GPU.
 _GPU_BATCHES = {
@@ -66,7 +66,7 @@ class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
     token: float = 1e-6
 
     def environment(self) -> dict[str, str]:
-        """Return the settings of a backend that has it."""
+        """Return the settings of a backend that has this device."""
         return {
             "SLUICEGATE_BACKEND_PROVIDER": "paced",
             "SLUICEGATE_BACKEND_THREADS": str(_RUNS),
@@ -75,7 +75,7 @@ class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def microseconds(self, batches: float, rows: float, padded_tokens: float) -> float:
-        """Return the processor time of the executor itself for a row in batches of this shape."""
+        """Return the executor's own processor time for a row, in batches of this shape."""
         executor = SimulatedExecutor(
             dimensions=_DIMENSIONS, worker_threads=_RUNS, base=self.base, token=self.token
         )
@@ -88,14 +88,14 @@ class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sample(NamedTuple):
-    """The result of one run: its outcome, and the microseconds of an item by process."""
+    """The result of one run: its outcome, and each process's microseconds for an item."""
 
     outcome: Outcome
     costs: dict[str, float]
 
 
 class Pipeline:
-    """Sends missed items to a running system with these backends."""
+    """Sends items that miss to a running system with these backends."""
 
     def __init__(self, system: System, backends: Sequence[RunningBackend]) -> None:
         self._system = system
@@ -108,16 +108,16 @@ class Pipeline:
         } | {"backend": [each.pid for each in backends]}
 
     def pin(self) -> None:
-        """Give the gateway and the backend a core each; events and Valkeys share another."""
+        """Give the gateway and the backend a core each; all other processes share a third core."""
         cores = {"gateway": _GATEWAY_CORE, "backend": _BACKEND_CORE}
         for what, pids in self.processes.items():
             pin(pids, cores.get(what, _OTHER_CORE))
 
     def run(self, texts: Sequence[str], *, items: int, connections: int) -> Outcome:
-        """Send `texts`, `items` of them a request.
+        """Send `texts`, with `items` texts in a request.
 
         Raises:
-            RuntimeError: something was refused, or not computed because it was known.
+            RuntimeError: a request was refused, or an item was not computed because it was cached.
         """
         bodies = [
             msgspec.json.encode({"model": _MODEL, "input": texts[at : at + items]})
@@ -132,18 +132,18 @@ class Pipeline:
         return found
 
     def used(self) -> dict[str, float]:
-        """Return the processor time that all processes have used."""
+        """Return the processor time that each process has used so far."""
         return {what: sum(map(processor_seconds, pids)) for what, pids in self.processes.items()}
 
     def settle(self) -> None:
-        """Wait until all that was sent is billed."""
+        """Wait until all requests are billed."""
         wait_until(
             lambda: self._billed_requests() >= self._billed,
             within=60,
             what="all is billed",
             every=0.2,
         )
-        time.sleep(0.5)  # for the request log
+        time.sleep(0.5)  # for the request log, which has no sign of its own
 
     def counters(self) -> tuple[float, float, float]:
         """Return how many batches, rows and padded tokens the backends ran."""
@@ -161,12 +161,12 @@ class Pipeline:
 
 @click.command()
 @click.option("--items", "sizes", default="1,16,256", help="Items of a request.")
-@click.option("--count", default=8192, help="Items of each run.")
+@click.option("--count", default=8192, help="Number of items in each run.")
 @rounds(5)
-@click.option("--base", default=1e-3, help="Seconds of a batch.")
-@click.option("--token", default=1e-6, help="Seconds of each of its tokens.")
+@click.option("--base", default=1e-3, help="Seconds that a batch takes.")
+@click.option("--token", default=1e-6, help="Seconds that each token adds.")
 @click.option("--topology", type=click.Choice(["one", "gpu"]), default="one")
-@click.option("--backends", default=2, help="Of the topology `gpu`.")
+@click.option("--backends", default=2, help="Backends of the topology `gpu`.")
 def measure(
     *,
     sizes: str,
@@ -179,7 +179,7 @@ def measure(
 ) -> None:
     """Measure each process's processor time per missed item, with a model that takes none.
 
-    In the topology `gpu`, several backends share the device, and no process is kept on a core.
+    In the topology `gpu`, several backends share the device, and no process is pinned to a core.
     """
     device = PacedDevice(base=base, token=token)
     is_shared = topology == "gpu"
@@ -202,7 +202,7 @@ def measure(
             return _Sample(outcome, {"together": 1e6 * used / _BARE_REQUESTS})
 
         items = tuple(map(int, sizes.split(",")))
-        # One more round, the first, warms up.
+        # The first of the rounds only warms up.
         run = partial(_measured, pipeline, device, texts, count)
         turns = in_turns({0: run_bare} | {each: partial(run, each) for each in items}, rounds + 1)
     units = [sample.costs["together"] for sample in turns[0][1:]]
@@ -216,7 +216,7 @@ def measure(
 def _measured(
     pipeline: Pipeline, device: PacedDevice, texts: Iterator[str], count: int, items: int
 ) -> _Sample:
-    """Send `count` new texts, `items` of them a request; return the time of each process."""
+    """Send `count` new texts, `items` in a request; return the time of each process."""
     own = list(itertools.islice(texts, count))
     shape, before, generator = pipeline.counters(), pipeline.used(), own_seconds()
     callers = max(1, min(_CONNECTIONS, _MOST_ITEMS // items))
@@ -235,7 +235,7 @@ def _measured(
 
 
 def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> list[Line]:
-    """Return the processor time of an item in microseconds, and in requests to bare uvicorn."""
+    """Return an item's processor time in microseconds, and in multiples of the unit."""
     together = median(sample.costs["together"] for sample in samples)
     outcomes = [sample.outcome for sample in samples]
     ways = {"µs": [1.0] * len(samples), "bare requests": units}
@@ -259,7 +259,7 @@ def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> li
 
 @contextlib.contextmanager
 def _running(environment: dict[str, str], backends: int) -> Iterator[Pipeline]:
-    """Start the system with backends that share a device; all of them must get work."""
+    """Start the system with backends that share a device, and check that all of them get items."""
     with demo_models() as models:
         config = Path(copytree(_ROOT / "config", models.parent / "config"))
         data = models.parent / "data"
@@ -279,7 +279,7 @@ def sharing_backends(
 ) -> Iterator[list[RunningBackend]]:
     """Yield `count` backends of one region: the backend of `system`, and others beside it.
 
-    Gateways spread items over them as over backends that share a GPU.
+    Gateways spread items over them in the same way as over backends that share a GPU.
     """
     region = system.processes("backend")[0].region or ""
     prefix = "SLUICEGATE_BACKEND_"
@@ -295,7 +295,7 @@ def sharing_backends(
 
 
 def _place(system: System, config: Path, region: str, backends: Sequence[RunningBackend]) -> None:
-    """Have all workers ask these backends."""
+    """Let all workers send items to these backends."""
     pool = [
         {"id": f"{region}-{number}", "url": f"http://127.0.0.1:{each.port}"}
         for number, each in enumerate(backends)

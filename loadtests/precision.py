@@ -1,4 +1,4 @@
-"""Measures bf16 beside fp32 through one backend over OpenVINO, and beside ONNX Runtime's fp32."""
+"""Measures bf16 and fp32 in a backend with OpenVINO, beside fp32 in ONNX Runtime."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -33,12 +33,13 @@ Way = tuple[RunningBackend, str]
 
 @click.command()
 @connections
-@click.option("--count", default=2000, help="Sentences of each run.")
+@click.option("--count", default=2000, help="Number of sentences in each run.")
 @rounds(5)
 def measure(*, connections: int, count: int, rounds: int) -> None:
-    """Measure `count` sentences a run, in turns, and compare the answers; then each way alone.
+    """Measure `count` sentences a run in turns, compare the answers, then measure memory and start.
 
-    Processor time is measured, too: other load on the machine changes it less than it does rates.
+    The processor time is measured as well, because other load on the machine changes it less than
+    it changes rates.
     """
     texts = sentences((count * rounds + 3 * _WARM_UP) * 3 + _COMPARED, seed=12)
     asked = iter(texts[_COMPARED:])
@@ -66,7 +67,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _differences(ways: dict[str, Way], texts: Sequence[str]) -> dict[str, Line]:
-    """Return how far vectors and labels differ from the results of ONNX Runtime."""
+    """Return how far vectors and labels are from the results of ONNX Runtime."""
     vectors, labels = {}, {}
     for what, (running, suffix) in ways.items():
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)
@@ -98,7 +99,7 @@ def _ask(running: RunningBackend, info: ModelInfo, task: Task, texts: Sequence[s
 
 
 def _weights(models: Path, texts: Iterator[str], connections: int) -> dict[str, Line]:
-    """Return the processor time that a backend with one encoder starts in, and its memory later."""
+    """Return the processor time that a backend with one encoder takes to start, and its memory."""
     lines: dict[str, Line] = {}
     for what, provider in _PROVIDERS.items():
         suffix = _SUFFIX if what == _ROUNDED else ""
@@ -116,7 +117,7 @@ def _weights(models: Path, texts: Iterator[str], connections: int) -> dict[str, 
 
 
 def _write_rounded(models: Path) -> None:
-    """Write the demo encoder and a head over it again, to be computed in bf16."""
+    """Write the demo encoder and a head over it again, with the profile bf16."""
     changes = {_ENCODER: {"profile": "bf16"}, _HEAD: {"encoder": _ENCODER + _SUFFIX}}
     for name, changed in changes.items():
         copy = Path(shutil.copytree(models / name, models / (name + _SUFFIX)))

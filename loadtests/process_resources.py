@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def resources_of(pid: int) -> dict[str, int]:
-    """Return the memory in bytes, open files and threads of a process; nothing if it has ended."""
+    """Return a process's memory in bytes, open files and threads; nothing if it has ended."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "status").read_text().splitlines()
@@ -13,14 +13,14 @@ def resources_of(pid: int) -> dict[str, int]:
     except OSError:
         return {}
     fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-    if "VmRSS" not in fields:  # a zombie
+    if "VmRSS" not in fields:  # the process is a zombie
         return {}
     memory, threads = int(fields["VmRSS"][0]) * 1024, int(fields["Threads"][0])
     return {"memory": memory, "files": count, "threads": threads}
 
 
 def peak_mib(pid: int) -> int:
-    """Return the most memory that a process ever had resident, 0 once it has ended."""
+    """Return the most memory that a process ever had resident; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM"):

@@ -10,7 +10,7 @@ _STORE_BYTES = 100 << 20
 
 
 class RayCluster:
-    """Holds a head, which has no processors for work, and nodes with one each."""
+    """Holds a head node, which runs no work, and other nodes with one processor each."""
 
     def __init__(self, nodes: int) -> None:
         utilities = import_ray("ray.cluster_utils")
@@ -21,7 +21,7 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """The address of the head."""
+        """The address of the head node."""
         return str(self.cluster.address)
 
     def kill_node(self) -> None:
@@ -31,7 +31,7 @@ class RayCluster:
 
 @contextmanager
 def running_cluster(nodes: int) -> Iterator[RayCluster]:
-    """Start a cluster, and end it."""
+    """Start a cluster, and end it at the exit."""
     running = RayCluster(nodes)
     try:
         yield running

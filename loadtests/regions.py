@@ -1,8 +1,8 @@
 """Checks that gateways in two regions together keep limits, also when one region is lost.
 
-Each region is a gateway with a Redis; only the ledger is shared. Tenants request three times their
-limit in both regions, then in one, then in the other; then one region is killed. The admissions of
-every window, over both regions, are compared with the limit.
+Each region is a gateway with a Redis; only the ledger is shared. Tenants send three times their
+limit in both regions, then in one, then in the other. Then one region is killed. For every window,
+the requests that both regions admitted are compared with the limit.
 """
 
 import asyncio
@@ -30,26 +30,27 @@ from testing.waiting import wait_until
 
 _NAMES = ("eu", "us")
 _LEASE_ENDS = 2.0
-"""Seconds after the end of a region's lease that the others leave its share alone."""
+"""Seconds after the end of a lost region's lease for which the other region leaves its share
+alone."""
 _ROUNDS = 2.0
 _PART = 2.0
-"""Seconds of load after which is looked whether a lost region's share is used."""
+"""Seconds of load after which the run checks whether a lost region's share is in use."""
 _CONNECTIONS = 12
 _DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 """The share of all requests that goes to each region, phase by phase."""
 
 
 class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. `over` is the worst window of all tenants over both regions."""
+    """The result of a run. `over` is the excess of the worst window, over both regions."""
 
     phases: list[Line]
     over: float
     other: int
-    """Answers that were neither 200 nor 429, of regions that lived."""
+    """Answers other than 200 and 429 from regions that were not killed."""
     took: float
-    """Seconds from the loss of a region until the other admitted the whole limit."""
+    """Seconds from the loss of a region until the other region admitted the whole limit."""
     allowed: float
-    """The largest right value of `took`."""
+    """The largest value of `took` that is allowed."""
 
 
 class _Regions(NamedTuple):
@@ -60,8 +61,8 @@ class _Regions(NamedTuple):
 
 
 @click.command()
-@click.option("--phase", default=60.0, help="Seconds of each demand.")
-@click.option("--lease", default=30.0, help="Seconds a lost region keeps it.")
+@click.option("--phase", default=60.0, help="Seconds of each phase.")
+@click.option("--lease", default=30.0, help="Seconds that a region's share lasts.")
 @click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
     """Check that gateways in two regions keep limits together, also when one is lost."""
@@ -84,9 +85,10 @@ def run(
     workers: int = 2,
     demands: Sequence[Sequence[float]] = _DEMANDS,
 ) -> RegionsResult:
-    """Return how limits were kept in phases of `phase` seconds, and after a region was killed.
+    """Return how well limits were kept in phases of `phase` seconds, and after a region was killed.
 
-    After the kill the load goes on until the other region has the whole limit, or was late with it.
+    After the kill, the load goes on until the other region has the whole limit, or would have it
+    too late.
     """
     allowed = lease + _LEASE_ENDS + _ROUNDS
     with _running(lease=lease, tenants=tenants, workers=workers) as running:
@@ -112,7 +114,7 @@ def run(
 
 @contextlib.contextmanager
 def _running(*, lease: float, tenants: int, workers: int) -> Iterator[_Regions]:
-    """Run a gateway in each region over one ledger, until all have their shares."""
+    """Run a gateway in each region over one ledger; yield once all have their shares of limits."""
     keys = {f"tenant-{number}": f"sk-regions-tenant-{number:02}" for number in range(tenants)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -132,7 +134,7 @@ def _running(*, lease: float, tenants: int, workers: int) -> Iterator[_Regions]:
                 ledger_url=url,
                 batches=False,
                 shutdown_delay=0.0,
-                max_loop_delay=0.0,  # refuses for the limit alone, also on a busy machine
+                max_loop_delay=0.0,  # so that only limits refuse requests, even on a busy machine
             )
             gateways.append(stack.enter_context(gateway))
         even = [round(1 / len(_NAMES), 4)] * len(_NAMES)
@@ -147,9 +149,9 @@ def _running(*, lease: float, tenants: int, workers: int) -> Iterator[_Regions]:
 async def _offer(
     running: _Regions, demands: Sequence[Sequence[float]], *, phase: float, after: float
 ) -> tuple[list[list[Answer]], list[tuple[str, float]], float]:
-    """Return every tenant's answers, when phases began, and when a region was killed.
+    """Return every tenant's answers, the starts of the phases, and when a region was killed.
 
-    Times are seconds of the run.
+    Times are seconds since the start of the run.
     """
     began = time.perf_counter()
     answers: list[list[Answer]] = [[] for _ in running.keys]
@@ -179,7 +181,7 @@ async def _offer(
         await demand(shares, phase)
     running.gateways[-1].kill()
     killed_at = time.perf_counter() - began
-    # No longer than it takes to show that the other region has the whole limit.
+    # The load ends once it has shown that the other region has the whole limit.
     while time.perf_counter() - began - killed_at < after and isinf(
         _whole_after(answers, killed_at)
     ):
@@ -188,17 +190,17 @@ async def _offer(
 
 
 def _count(answers: Sequence[Sequence[Answer]], begin: float, end: float) -> int:
-    """Return the requests that were sent between two times and admitted."""
+    """Return how many requests that were sent between two times were admitted."""
     return sum(one.status == OK and begin <= one.sent < end for each in answers for one in each)
 
 
 def _share(answers: Sequence[Sequence[Answer]], begin: float, end: float) -> float:
-    """Return the requests admitted between two times, relative to the refill in between."""
+    """Return the requests admitted between two times, divided by the refill in that time."""
     return _count(answers, begin, end) / (len(answers) * (end - begin) * REFILL)
 
 
 def _whole_after(answers: Sequence[Sequence[Answer]], killed_at: float) -> float:
-    """Return the seconds after `killed_at` until 97 % of the limit were used for 4 s."""
+    """Return the seconds from `killed_at` until 97 % of the limit was used for 4 s."""
     last = max(one.sent for each in answers for one in each if one.status == OK)
     begin = killed_at
     while begin + 4.0 <= last:

@@ -1,4 +1,4 @@
-"""Prints tables for people, and keeps them as JSON for later comparison."""
+"""Prints tables, and keeps them as JSON so that later runs can be compared."""
 
 import itertools
 from collections import Counter
@@ -14,13 +14,14 @@ from loadtests.machine import Machine, this_machine
 from loadtests.turns import middle, paired
 
 Line = dict[str, object]
-"""The cells of a line of a table, by column."""
+"""The cells of a table line, by column."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time for each request, in microseconds.
 
-    The `server`, the `others` that it needs (Redis, events), and the load generator.
+    `server` is the measured server, `others` are processes that it needs (Redis, events),
+    `generator` is the load generator.
     """
 
     server: float
@@ -29,14 +30,14 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(NamedTuple):
-    """One run of a variant: its outcome, and the costs of a request."""
+    """One run of a variant: its outcome, and the processor time of a request."""
 
     outcome: Outcome
     costs: Costs
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the usual table. Latencies in milliseconds; ratios are to its first line."""
+    """One line of the usual table; latencies are in milliseconds, ratios are to the first line."""
 
     what: str
     rate: float
@@ -48,10 +49,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[int, int] = {}
     costs: Costs | None = None
     economy: float | None = None
-    """The requests for each second of the server's processor time, as a ratio."""
+    """Requests per second of the server's processor time, relative to the first line."""
 
     def line(self) -> Line:
-        """Return the cells of all columns; those that are unknown are `None`."""
+        """Return the cells of all columns; unknown values are `None`."""
         costs = self.costs
         return {
             "what": self.what,
@@ -70,7 +71,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
-    """Return the line of a run; each of its requests has `items` items."""
+    """Return the line of a run whose requests have `items` items each."""
     p50, p95, p99, p999 = (
         milliseconds(run.percentile(share)) if run.latencies else None
         for share in (0.5, 0.95, 0.99, 0.999)
@@ -90,11 +91,10 @@ def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
 def table_of(
     turns: Mapping[str, Sequence[Turn]], *, by: Callable[[Turn], float] | None = None
 ) -> list[Row]:
-    """Return the median run of each variant by rate, with the medians of ratios and costs.
+    """Return each variant's median run by rate, with the medians of ratios and processor times.
 
-    A steady load has the same rate in each run: then `by` is what to take the median of.
-
-    The statuses are those of all runs.
+    `by` chooses the median run by another value: under a steady load, all runs have the same rate.
+    The statuses are the sum over all runs.
     """
     first = next(iter(turns.values()))
     return [
@@ -110,7 +110,7 @@ def table_of(
 
 
 def show(title: str, rows: Sequence[Row | Line], *notes: str, keep: bool = True) -> None:
-    """Print a table and notes under the machine, date and commit; `keep` them in `results`."""
+    """Print a table and notes below a line on machine, date and commit; `keep` it in `results`."""
     machine = heading(title)
     lines = [row.line() if isinstance(row, Row) else row for row in rows]
     columns = [
@@ -132,12 +132,12 @@ def show(title: str, rows: Sequence[Row | Line], *notes: str, keep: bool = True)
 
 
 def milliseconds(seconds: float) -> float:
-    """Return a duration in milliseconds for a table."""
+    """Return a duration in milliseconds, rounded for a table."""
     return round(seconds * 1000, 2)
 
 
 def heading(title: str) -> Machine:
-    """Print a title, and the machine on which all below it depends; return the machine."""
+    """Print a title and a line on this machine; return the machine."""
     machine = this_machine()
     print(f"\n## {title}\n\n{machine.headline}\n")
     return machine
@@ -159,7 +159,7 @@ def _rate(run: Turn) -> float:
 
 
 def _costs(runs: Sequence[Turn]) -> Costs | None:
-    """Return the medians, or `None` where no server was metered."""
+    """Return the medians; `None` if no server was metered."""
     server, others, generator = (
         median(getattr(run.costs, name) for run in runs) for name in Costs.__struct_fields__
     )
@@ -173,7 +173,7 @@ def _economy(first: Sequence[Turn], runs: Sequence[Turn]) -> float | None:
 
 
 def _shown(cell: object) -> str:
-    """Return a cell with the digits that matter."""
+    """Return a cell as text with its significant digits."""
     if isinstance(cell, float):
         size = abs(cell)
         shown = ",.0f" if size >= 100 else ",.1f" if size >= 10 else ".2f" if size >= 1 else ".3g"

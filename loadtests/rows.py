@@ -1,4 +1,4 @@
-"""Measures rows per second of zero-shot requests of many rows beside one-row requests."""
+"""Measures the rows a second of zero-shot requests with many rows, beside one-row requests."""
 
 import itertools
 import random
@@ -21,13 +21,13 @@ _TEMPLATE = "this text is about {}"
 
 @click.command()
 @click.option("--connections", default=64, help="Callers at once.")
-@click.option("--count", default=300, help="Zero-shot requests of each run.")
+@click.option("--count", default=300, help="Number of zero-shot requests in a run.")
 @rounds(3)
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure both kinds of requests in turns, through the gateway.
 
-    No text is asked twice, and the rows of both sides have the same lengths: the text of a single
-    row is that of a zero-shot request, words mixed.
+    No text is sent twice, and the rows of both kinds have the same lengths: the text of a one-row
+    request has the words of a zero-shot request's text in another order.
     """
     texts = iter(sentences(count * rounds, seed=8))
     own: list[str] = []
@@ -56,7 +56,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
-    """Return requests for as many pairs as zero-shot requests have rows, of the same lengths."""
+    """Return one-row requests, as many as the zero-shot requests have rows, with equal lengths."""
     chooser = random.Random(5)
     pairs = []
     for text in texts:

@@ -1,8 +1,9 @@
-"""Asks a real Prometheus what KEDA would ask it, and compares with numbers computed by hand.
+"""Sends KEDA's queries to a real Prometheus, and checks the results against computed numbers.
 
-Backends of declared speed stand for pools of an overlay: idle first, then two of them loaded. A
-Prometheus scrapes them with the labels that the PodMonitor gives. The queries of the ScaledObjects
-are sent to it as they are rendered, and the samples it stored are averaged here.
+Backends whose batches take set times stand for the pools of an overlay. First all are idle, then
+two are loaded. Prometheus scrapes them with the labels that the PodMonitor sets. It gets the
+queries of the rendered ScaledObjects. The benchmark computes the same averages from the stored
+samples.
 """
 
 import asyncio
@@ -32,18 +33,18 @@ _BACKENDS = {_LOADED: 2, _IDLE: 2}
 _PACED = {
     "provider": "paced",
     "threads": "1",
-    "paced_token": "0.005",  # seconds: a sentence takes about a tenth of one
+    "paced_token": "0.005",  # seconds: a sentence takes about a tenth of a second
     "row_cache_bytes": "0",
 }
 _CONNECTIONS = 64
-"""Rows at a time that a loaded backend is asked for: a batch runs, the others wait."""
+"""The number of rows that a loaded backend has at a time: one batch runs, all others wait."""
 
 
 @click.command("scaling")
-@click.option("--idle", default=5.0, show_default=True, help="Seconds without load.")
-@click.option("--loaded", default=20.0, show_default=True, help="Seconds of load after that.")
+@click.option("--idle", default=5.0, show_default=True, help="Seconds of the idle phase.")
+@click.option("--loaded", default=20.0, show_default=True, help="Seconds of the loaded phase.")
 def scaling_command(*, idle: float, loaded: float) -> None:
-    """Compare what KEDA's queries give with the same averages computed by hand."""
+    """Compare the results of KEDA's queries with the same averages computed from samples."""
     found = of_kind(render(_OVERLAY), "ScaledObject").values()
     pools = {each.target.removeprefix("backend-"): each for each in map(read_scaling, found)}
     with demo_models() as models, contextlib.ExitStack() as stack:
@@ -73,7 +74,7 @@ async def _load(running: Sequence[RunningBackend], duration: float) -> None:
 
 
 def _scrape(running: Mapping[str, Sequence[RunningBackend]]) -> dict[str, Any]:
-    """Return what to scrape: the backends, with the labels that the PodMonitor gives."""
+    """Return a scrape configuration with the backends, and the labels that the PodMonitor sets."""
     targets = [
         {
             "targets": [f"127.0.0.1:{each.port}" for each in backends],
@@ -90,7 +91,7 @@ def _compare(
     pools: Mapping[str, Scaling],
     expected: Mapping[str, int],
 ) -> tuple[list[Line], list[str]]:
-    """Return answers and numbers of replicas, and where they differ from those computed by hand."""
+    """Return results and numbers of replicas, and the differences from the expected ones."""
     lines: list[Line] = []
     problems: list[str] = []
     now = time.time()
@@ -111,13 +112,13 @@ def _compare(
 
 
 def _answer(prometheus: Prometheus, query: str, now: float) -> float:
-    """Return the answer as KEDA reads it: one number, 0 where there is none."""
+    """Return the result of a query as KEDA reads it: one number, 0 if there is no result."""
     result = prometheus.query(query, now)
     return float(result[0]["value"][1]) if result else 0.0
 
 
 def _by_hand(prometheus: Prometheus, query: str, now: float) -> float:
-    """Return the sum of the averages of the samples that a query is about."""
+    """Return the sum of the averages of those samples to which a query refers."""
     selector = query.removeprefix("sum(avg_over_time(").removesuffix("))")
     stored = prometheus.query(selector, now)
     return sum(fmean(float(value) for _, value in each["values"]) for each in stored)

@@ -19,24 +19,24 @@ from loadtests.report import Line, show
 from loadtests.workload import sentences
 
 _BACKEND, _GENERATOR = 1, 0
-_BUSY = 10  # calls of the busy model to one of the other
-_FOLLOW = 10.0  # seconds after which shares must have followed
+_BUSY = 10  # calls of the busy model for each call of the other model
+_FOLLOW = 10.0  # seconds within which shares must follow a change of the load
 _ENCODERS = ("minilm", "minilm-twin")
 
 
 class _Sample(NamedTuple):
-    """Device seconds that each encoder had used by `at`, in seconds of the clock."""
+    """Device seconds that each encoder had used at the time `at`."""
 
     at: float
     used: tuple[float, ...]
 
 
 @click.command()
-@click.option("--phase", default=30.0, help="Seconds before and after the swap.")
-@click.option("--overload", default=1.3, help="Of what is possible.")
-@click.option("--deadline", default=0.5, help="Seconds a caller waits.")
+@click.option("--phase", default=30.0, help="Seconds before the swap, and after it.")
+@click.option("--overload", default=1.3, help="Load, in multiples of the capacity.")
+@click.option("--deadline", default=0.5, help="Seconds that a caller waits.")
 def measure(*, phase: float, overload: float, deadline: float) -> None:
-    """Send ten to one for `phase` seconds, then one to ten; print the device's seconds."""
+    """Send calls of two models 10 : 1 for `phase` seconds, then 1 : 10; print device seconds."""
     with demo_models() as models:
         _add_twin(models)
         with backend(models, threads="1") as running:
@@ -68,7 +68,7 @@ def measure(*, phase: float, overload: float, deadline: float) -> None:
 
 
 def _mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield ten of `busy` to one of `other`."""
+    """Yield ten calls of `busy` for each call of `other`."""
     while True:
         for _ in range(_BUSY):
             yield next(busy)
@@ -76,7 +76,7 @@ def _mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Yield `count` calls, ten of `first` to one of `second`, from then on the other way."""
+    """Yield `count` calls 10 : 1, and from then on 1 : 10."""
     before = _mixed(first, second)
     for _ in range(count):
         yield next(before)
@@ -84,9 +84,9 @@ def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Ite
 
 
 def _ratio(samples: list[_Sample], begin: float, end: float) -> float:
-    """Return the first encoder's device seconds over the second's, between two times."""
+    """Return the first encoder's device seconds divided by the second's, between two times."""
     inside = [sample for sample in samples if begin <= sample.at <= end]
-    if not inside:  # the machine was too busy
+    if not inside:  # the machine was too busy to take samples
         return float("nan")
     first, second = (
         last - earlier for earlier, last in zip(inside[0].used, inside[-1].used, strict=True)
@@ -97,7 +97,7 @@ def _ratio(samples: list[_Sample], begin: float, end: float) -> float:
 async def _sampled(
     running: RunningBackend, bodies: Iterator[bytes], *, rate: float, duration: float
 ) -> list[_Sample]:
-    """Run an open loop and read the device's seconds meanwhile."""
+    """Run an open loop, and read the device seconds meanwhile."""
     load = asyncio.create_task(open_loop(running.target, bodies, rate=rate, duration=duration))
     samples: list[_Sample] = []
     while not load.done():

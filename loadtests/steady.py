@@ -1,8 +1,8 @@
-"""Runs an open loop at a steady rate in a process of its own, which leaves nothing to chance.
+"""Runs an open loop at a steady rate in a process that other work disturbs little.
 
 `python -m loadtests.steady < LOAD` prints the outcome as JSON. Timers of the event loop are exact
-to tens of microseconds. Where it may (root), the process runs before everything else on its core,
-since a request that leaves late through its fault would be counted as a slow answer.
+to tens of microseconds. If it is root, the process has a real-time priority on its core, because a
+request that leaves late would count as a slow answer.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from loadtests.workload import cycle
 
 _ROOT = Path(__file__).parents[1]
 _WARM = 0.2
-"""Seconds that are sent first and not counted: a connection's first request costs several."""
+"""Seconds of requests that do not count, because a connection's first request is slow."""
 
 
 class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: `bodies` in turns, `rate` a second, for `duration`, from `core`."""
+    """The load: `bodies` in turns, `rate` a second, for `duration` seconds, sent from `core`."""
 
     target: Target
     bodies: list[bytes]
@@ -36,7 +36,7 @@ class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 64
 
     def run(self) -> Outcome:
-        """Run the load in a process of its own; latencies count from when a request was due."""
+        """Run the load in a separate process; latencies count from when a request was due."""
         done = subprocess.run(
             [sys.executable, "-m", "loadtests.steady"],
             input=msgspec.json.encode(self),
@@ -52,7 +52,7 @@ def _run(load: SteadyLoad) -> Outcome:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     gc.disable()
-    # `epoll` counts milliseconds, `select` is exact.
+    # `epoll` counts in milliseconds; `select` is exact.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         answers = runner.run(

@@ -1,6 +1,6 @@
-"""Measures what tracing costs memory hits, also with a collector in trouble.
+"""Measures how much tracing slows memory hits, with healthy and with failing collectors.
 
-Systems that differ in their sampling rate, or their collector, are measured in turns.
+The measured systems differ in their sampling rate or their collector, and take turns.
 """
 
 import re
@@ -36,7 +36,7 @@ _WAYS = {
     "100 % sampled": ("1", "there"),
     "100 % sampled, collector dead": ("1", "dead"),
 }
-"""The share of requests that is sampled, and the state of the collector."""
+"""For each variant: the share of requests that are sampled, and the state of the collector."""
 
 
 @click.command()
@@ -44,7 +44,7 @@ _WAYS = {
 @duration(5.0)
 @rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits with tracing off, on, and with a collector that is dead, slow or refusing."""
+    """Measure hits without tracing, with it, and with a collector that is dead, slow or refuses."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -64,7 +64,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
 
 
 def _systems(stack: ExitStack, root: Path) -> dict[str, System]:
-    """Start a system for each way of tracing."""
+    """Start a system for each variant of tracing."""
     models = root / "models"
     build_demo_models(models, print)
     urls = {"dead": f"http://127.0.0.1:{free_port()}"}
@@ -85,7 +85,7 @@ def _systems(stack: ExitStack, root: Path) -> dict[str, System]:
 
 
 def _spans(system: System) -> dict[str, int]:
-    """Return how many spans the workers exported, failed to export and dropped."""
+    """Return how many spans the workers exported, failed to export, and dropped."""
     counts = dict.fromkeys(("exported", "failed", "dropped"), 0)
     with system.admin() as client:
         metrics = client.get("/metrics").raise_for_status().text

@@ -1,4 +1,4 @@
-"""Takes variants in turns, so that a machine whose speed drifts changes all of them alike."""
+"""Runs variants in turns, so that changes of the machine's speed affect all of them alike."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -14,7 +14,7 @@ def in_turns(
     *,
     rest: Callable[[], None] = lambda: None,
 ) -> dict[_Name, list[_Run]]:
-    """Run each variant once a round, and `rest` after each; return the runs, round by round."""
+    """Run each variant once a round, with `rest` after each run; return each variant's runs."""
     runs: dict[_Name, list[_Run]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
@@ -24,10 +24,10 @@ def in_turns(
 
 
 def middle(runs: Sequence[_Run], by: Callable[[_Run], float]) -> _Run:
-    """Return the median run."""
+    """Return the run with the median of `by`."""
     return sorted(runs, key=by)[len(runs) // 2]
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the median of `before / after`, round by round: a busy machine slows both down."""
+    """Return the median over the rounds of `before / after`; a busy machine slows both down."""
     return median(one / other for one, other in zip(before, after, strict=True))

@@ -1,20 +1,20 @@
-"""Simulates W-TinyLFU and LRU caches, bounded by entries, for comparison.
+"""Simulates W-TinyLFU and LRU caches with a maximum number of entries, for comparison.
 
 W-TinyLFU: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy" (2017).
-The frequencies are exact here, where a cache can only estimate them.
+Here the frequencies are exact; a real cache can only estimate them.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 _PROTECTED = 0.8
-"""Of the main part, as in Caffeine."""
+"""The share of the main part that is protected, as in Caffeine."""
 _SAMPLE = 10
 """Counts are halved after this many requests for each place."""
 
 
 def lru_ratio(stream: Sequence[int], places: int) -> float:
-    """Return the share of `stream` that an LRU of `places` would have answered."""
+    """Return the share of `stream` that an LRU cache of `places` entries would answer."""
     kept: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for item in stream:
@@ -27,7 +27,10 @@ def lru_ratio(stream: Sequence[int], places: int) -> float:
 
 
 def w_tinylfu_ratio(stream: Sequence[int], places: int, *, window_share: float) -> float:
-    """Return the share of `stream` that W-TinyLFU of `places`, some of them window, would have."""
+    """Return the share of `stream` that a W-TinyLFU cache of `places` entries would answer.
+
+    The share `window_share` of the entries is the window.
+    """
     counts: Counter[int] = Counter()
     cache = _WTinyLfu(places, max(1, int(places * window_share)), counts)
     hits = counted = 0
@@ -44,7 +47,7 @@ def w_tinylfu_ratio(stream: Sequence[int], places: int, *, window_share: float) 
 
 
 class _WTinyLfu:
-    """A window in order of use, and a main part in two segments, newcomers admitted by count."""
+    """A window in order of use, and a main part of two segments that admits by frequency."""
 
     def __init__(self, places: int, window: int, counts: Counter[int]) -> None:
         self._counts = counts
@@ -54,7 +57,7 @@ class _WTinyLfu:
         self._protected: OrderedDict[int, None] = OrderedDict()
 
     def ask(self, item: int) -> bool:
-        """Keep `item`; say whether it was there."""
+        """Store `item`; return whether it was there already."""
         for kept in (self._window, self._protected):
             if item in kept:
                 kept.move_to_end(item)

@@ -1,8 +1,8 @@
-"""Measures how many requests of many items or rows are answered in time at twice the capacity.
+"""Measures how many whole requests with many items or rows are answered in time under overload.
 
-Each kind is measured alone for its latency, then by several callers for the capacity, then in an
-open loop at twice that, with three times the latency as deadline. All in one run, so that ratios
-are comparable.
+Each kind of request is first sent alone, for its latency, and then by several callers, for the
+capacity. Then an open loop sends twice the capacity, with three times the latency as deadline. All
+this is one run, so that ratios are comparable.
 """
 
 import random
@@ -22,9 +22,9 @@ from testing.system import System
 
 _MODEL = "sentiment"
 _LONG, _TOURNAMENT = "bench-long", "bench-tournament"
-_EAGER = 32  # callers who retry before the time they are given
-_LEAST_TIME = 0.25  # seconds that a request has at least: less is a matter of the machine
-# A device that takes its time without a core: a run then measures decisions, not the machine.
+_EAGER = 32  # some callers retry before the time that `Retry-After` gives
+_LEAST_TIME = 0.25  # the shortest deadline in seconds: a shorter one would measure the machine
+# The device takes time but no core, so a run measures decisions and not the machine.
 _PACED = {
     "SLUICEGATE_BACKEND_PROVIDER": "paced",
     "SLUICEGATE_BACKEND_PACED_BASE": "0.002",
@@ -34,7 +34,7 @@ _WORDS = [f"{a}{b}" for a in "bcdfglmnprst" for b in ("ay", "ow", "ine", "ock", 
 
 
 class _Kind(NamedTuple):
-    """A kind of request: its path, its items, the factory of its bodies, and callers at once."""
+    """A kind of request: its path, its items, a function that makes bodies, and the callers."""
 
     path: str
     items: int
@@ -79,7 +79,7 @@ _KINDS = {
 @click.command()
 @duration(30.0, "Seconds at twice the capacity.")
 @click.option("--only", type=click.Choice(list(_KINDS)), multiple=True)
-@click.option("--paced", is_flag=True, help="On a device that takes time but no core.")
+@click.option("--paced", is_flag=True, help="Use a device that takes time but no core.")
 def measure(*, duration: float, only: tuple[str, ...], paced: bool) -> None:
     """Measure every kind of request through a gateway with one backend."""
     environment = {"SLUICEGATE_BACKEND_THREADS": "1"} | (_PACED if paced else {})
@@ -114,7 +114,7 @@ def _measure(system: System, name: str, kind: _Kind, duration: float) -> tuple[l
         target = target_of(system, kind.path, x_request_timeout=f"{timeout:.3f}")
         return run_closed(target, bodies(), connections=callers, duration=seconds)
 
-    closed(1, 2.0)  # the models are read, and the first requests learned from
+    closed(1, 2.0)  # models are read, and costs are learned from the first requests
     alone = closed(1, 3.0).percentile(0.5)
     full = closed(kind.callers, max(6.0, 8 * alone))
     deadline, seconds = max(_LEAST_TIME, 3.0 * alone), max(duration, 20 * alone)

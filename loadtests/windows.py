@@ -1,8 +1,8 @@
-"""Checks from outside that every window of admitted requests was within a limit.
+"""Checks from outside that no window admitted more requests than a limit allows.
 
-A caller sees only that a request was admitted between sending and the answer. A window counts the
-requests surely admitted in it: sent after its start and answered before its end. Caller and Redis
-share a machine, so their clocks do not differ.
+A caller only knows that a request was admitted some time between sending and the answer. So a
+window counts only requests that were surely admitted in it: sent after its start and answered
+before its end. Caller and Redis run on one machine, so their clocks agree.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from gateway.types import Rule
 
 
 class AdmittedRequest(NamedTuple):
-    """A request admitted some time between `sent` and `came`."""
+    """A request that was admitted some time between `sent` and `came`."""
 
     sent: float
     came: float
 
 
 def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> float:
-    """Return by how many units the worst window is over `rule` (or under: negative).
+    """Return by how many units the worst window exceeds `rule`; negative if none does.
 
-    A window of `t` seconds may have `capacity + t * capacity / window`. All that begin as some
-    request is sent and end as some answer comes are looked at: the others have no more in them.
+    A window of `t` seconds may admit `capacity + t * capacity / window`. It is enough to look at
+    windows that begin when a request is sent and end when an answer comes.
     """
     refill = rule.capacity / rule.window
     ends = np.sort(np.array([one.came for one in admitted]))
@@ -40,30 +40,31 @@ def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> floa
 
 
 def bound(rule: Rule, duration: float) -> float:
-    """Return the most that `rule` admits in `duration` seconds that begin with a full bucket."""
+    """Return the most that `rule` admits in `duration` seconds, if the bucket is full at first."""
     return rule.capacity + duration * rule.capacity / rule.window
 
 
 def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float:
-    """Return the most that `workers` admit by themselves while Redis is away for `away` seconds."""
+    """Return the most that `workers` admit without Redis while it is away for `away` seconds."""
     return workers * (max(1.0, share * rule.capacity) + away * share * rule.capacity / rule.window)
 
 
 LARGEST_LEASE = 0.02
-"""The part of a limit that a worker may have leased, or be ahead by while Redis is late."""
+"""The share of a limit that a worker may lease, or may admit in advance while Redis is late."""
 SLOWEST_CALL = 0.2
-"""The longest call of a healthy Redis in seconds; callers of that time may wait for the next."""
+"""The longest call of a healthy Redis in seconds. Callers that come during it wait for the next
+call."""
 
 
 def failover_bound(
     rule: Rule, *, share: float, workers: int, unaware: float, offered: float
 ) -> float:
-    """Return by how many units a window with a failover of the state Redis may be over `rule`.
+    """Return by how many units a window with a failover of the state Redis may exceed `rule`.
 
-    Each worker admits its local share while Redis is away and until it finds that it is back,
-    `unaware` seconds in all. What the primary granted last may be unknown to the replica: one call
-    of each worker, as the next leaves only after its reply, which the primary sends together with
-    the replica's copy. `offered` is in units a second.
+    Without Redis, each worker admits its local share. It does so until it finds that Redis is back,
+    for `unaware` seconds in all. The replica may also lack the last units that the primary granted:
+    those of one call of each worker, because a worker sends its next call only after a reply, and
+    the primary sends the reply and the replica's copy together. `offered` is in units a second.
     """
     alone = local_share(rule, share=share, workers=workers, away=unaware)
     lease = 1 + 2 * int(LARGEST_LEASE * rule.capacity)
@@ -71,8 +72,8 @@ def failover_bound(
 
 
 def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
-    """Return by how many units a window may be over `rule` while Redis answers, but late.
+    """Return by how many units a window may exceed `rule` while Redis answers late.
 
-    Each worker may be ahead of Redis by its part; `by_share` counts all admissions ahead.
+    Each worker may admit its part before Redis answers; `by_share` counts all such admissions.
     """
     return min(workers * LARGEST_LEASE * rule.capacity, by_share)

@@ -1,9 +1,9 @@
-"""Generates seeded distinct sentences as long as the sentences of film reviews."""
+"""Generates seeded distinct sentences that are as long as the sentences of film reviews."""
 
 import random
 from collections.abc import Iterator
 
-# Everyday words, each one piece in the demo model's vocabulary.
+# Everyday words, each a single token in the demo model's vocabulary.
 _WORDS = (  # noqa: SIM905 - a hundred quoted words are no easier to read
     "the a of to and in that it is was for on with as but not this film story movie one you all by"
     " from at have more than its an are has be who so what about up out if can into just time like"
@@ -15,7 +15,7 @@ _WORDS = (  # noqa: SIM905 - a hundred quoted words are no easier to read
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
-    """Return `count` distinct sentences: median 9 words, at most 50."""
+    """Return `count` distinct sentences: median 9 words, at most 50 words."""
     chooser = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:
@@ -25,6 +25,6 @@ def sentences(count: int, *, seed: int) -> list[str]:
 
 
 def cycle(bodies: list[bytes]) -> Iterator[bytes]:
-    """Yield `bodies` over and over."""
+    """Yield `bodies` in an endless loop."""
     while True:
         yield from bodies

@@ -1,4 +1,4 @@
-"""Runs wrk as a closed loop: one thread in C, faster than a Python server."""
+"""Runs wrk as a closed loop: one thread in C, which is faster than any Python server."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ end
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """What the script prints; times in microseconds."""
+    """The result that the script prints; times are in microseconds."""
 
     requests: int
     duration: float
@@ -43,12 +43,12 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 def is_installed() -> bool:
-    """Tell whether this machine has wrk."""
+    """Return whether this machine has wrk."""
     return shutil.which("wrk") is not None
 
 
 def require() -> None:
-    """End the command with a message where wrk is missing."""
+    """End the command with a message if wrk is missing."""
     if not is_installed():
         raise click.ClickException("`wrk` is needed; `make install-system` installs it")
 
@@ -62,9 +62,10 @@ def send(
     core: int,
     folder: Path,
 ) -> Outcome:
-    """Send `bodies` over and over from `core`; each connection waits for its answer.
+    """Send `bodies` repeatedly from `core`; each connection waits for its answer.
 
-    Refused and broken requests have status 0, and latencies are a thousand percentiles.
+    Refused and broken requests have status 0. Instead of all latencies, the result has a thousand
+    percentiles.
     """
     headers = "".join(f", [ {_quoted(name)} ] = {_quoted(value)}" for name, value in target.headers)
     script = _SCRIPT.replace("HEADERS", headers).replace("PATH", target.path)
@@ -74,7 +75,7 @@ def send(
     url = f"http://{target.host}:{target.port}"
     options = ["-t1", f"-c{connections}", f"-d{max(1, round(duration))}s", "-s", str(path), url]
     done = subprocess.run(
-        ["taskset", "-c", str(core), "wrk", *options],  # noqa: S607 - PATH says where
+        ["taskset", "-c", str(core), "wrk", *options],  # noqa: S607 - `wrk` is on the PATH
         capture_output=True,
         text=True,
         check=True,

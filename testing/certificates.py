@@ -9,7 +9,7 @@ LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 class Authority:
-    """A private CA; `ca` is the file with its certificate."""
+    """A private certificate authority; `ca` is the file with its certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -19,7 +19,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(self.ca)
 
     def issue(self, name: str, *hosts: str, expired: bool = False) -> Path:
-        """Write a certificate for `hosts` with its key to one file, and replace a former one."""
+        """Write a certificate for `hosts` and its key to one file; replace an existing file."""
         until = LONG_AGO + dt.timedelta(days=1) if expired else None
         start = LONG_AGO if expired else None
         leaf = self._authority.issue_cert(*hosts, not_before=start, not_after=until)

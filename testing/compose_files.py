@@ -1,7 +1,7 @@
 """Merges compose.yaml with files of `deploy/compose`, by the rules of Docker Compose."""
 
 from pathlib import Path
-from typing import Any, Final  # a compose file is of all types
+from typing import Any, Final  # a compose file has values of every type
 
 import yaml
 
@@ -9,15 +9,15 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 HA: Final = ("ha",)
 OBSERVED: Final = ("ha", "observability", "ha-observability")
 _REPLACED: Final = ("command", "entrypoint", "test")
-"""Lists that the later file replaces; all others are joined."""
+"""Lists that a later file replaces. All other lists are concatenated."""
 
 
 class _Override(list[Any]):
-    """A list tagged `!override`, which replaces the list of former files."""
+    """A list tagged `!override`, which replaces the lists of earlier files."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows the tag of Docker Compose that this project uses."""
+    """Knows the one tag of Docker Compose that this project uses."""
 
 
 def _overriding(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> _Override:
@@ -28,16 +28,16 @@ _Loader.add_constructor("!override", _overriding)
 
 
 def compose_paths(files: tuple[str, ...], root: Path = ROOT) -> list[Path]:
-    """Return the paths of compose.yaml and of `files`, names of overrides, in their order."""
+    """Return the paths of compose.yaml and then of the overrides named `files`, in order."""
     return [root / "compose.yaml", *(root / "deploy/compose" / f"{each}.yaml" for each in files)]
 
 
 def merged(files: tuple[str, ...] = (), *, root: Path = ROOT) -> dict[str, Any]:
-    """Return compose.yaml with the overrides named `files`, in their order."""
+    """Return compose.yaml merged with the overrides named `files`, in order."""
     made: dict[str, Any] = {}
     for path in compose_paths(files, root):
         text = path.read_text()
-        made = _merge(made, yaml.load(text, _Loader))  # noqa: S506 - a safe loader with one tag more
+        made = _merge(made, yaml.load(text, _Loader))  # noqa: S506 - safe, with one more tag
     return made
 
 
@@ -50,7 +50,7 @@ def _merge(former: Any, latter: Any, name: str = "") -> Any:
     if isinstance(former, list) and isinstance(latter, list) and name not in _REPLACED:
         if isinstance(latter, _Override):
             return list(latter)
-        if name == "volumes":  # by their place in the container
+        if name == "volumes":  # keyed by their place in the container
             taken = {_target(each) for each in latter}
             former = [each for each in former if _target(each) not in taken]
         return [*former, *(each for each in latter if each not in former)]

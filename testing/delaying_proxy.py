@@ -6,9 +6,9 @@ from typing import Self
 
 
 class DelayingProxy:
-    """Listens on a loopback port and passes bytes on to a Unix socket; `delay()` before each reply.
+    """Listens on a loopback port and forwards to a Unix socket; waits `delay()` before each reply.
 
-    `connections` counts those accepted.
+    `connections` counts the accepted connections.
     """
 
     def __init__(self, path: str, *, delay: Callable[[], float]) -> None:
@@ -56,7 +56,7 @@ class DelayingProxy:
         try:
             await _pump(from_server, writer, self._delay)
         except asyncio.CancelledError:
-            return  # the proxy ends
+            return  # the proxy has ended
         finally:
             forward.cancel()
             await asyncio.gather(forward, return_exceptions=True)

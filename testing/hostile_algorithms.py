@@ -1,4 +1,4 @@
-"""Writes algorithms that do harm, each in its own way."""
+"""Writes algorithms that each do a different kind of harm."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def write_algorithm(
     import_time: float = 30.0,
     uses: str = "mood",
 ) -> None:
-    """Write an algorithm that may ask the model `uses`.
+    """Write an algorithm with the code `text`, which may call the model `uses`.
 
     An item may take `time` seconds, and importing the code may take `import_time` seconds.
     """

@@ -9,9 +9,9 @@ import httpx
 
 @cache
 def no_authorities() -> ssl.SSLContext:
-    """Return a value for `verify` of a client that calls without TLS.
+    """Return a value for `verify` with which an httpx client loads no certificate authorities.
 
-    By default httpx reads all certificate authorities for each client, which takes 19 ms.
+    Clients that call without TLS need none, and loading them takes 19 ms for each client.
     """
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -22,7 +22,7 @@ def get(url: str, **options: Any) -> httpx.Response:
 
 
 def is_answered(url: str, *, timeout: float = 5.0) -> bool:
-    """Return whether a GET request is answered with success."""
+    """Return whether a GET request gets a successful answer."""
     try:
         return get(url, timeout=timeout).is_success
     except httpx.TransportError:

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any  # a manifest is of all types
+from typing import Any  # a manifest has values of every type
 
 import yaml
 
@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 
 def has_kubectl() -> bool:
-    """Return whether `render` can work here."""
+    """Return whether this machine has kubectl, which `render` needs."""
     return shutil.which("kubectl") is not None
 
 
@@ -24,10 +24,10 @@ def render(overlay: str) -> list[Manifest]:
     """Return the objects that `kubectl apply -k` would send.
 
     Raises:
-        ValueError: the overlay does not build; the message is kubectl's.
+        ValueError: the overlay cannot be built; the message is kubectl's.
     """
     done = subprocess.run(
-        ["kubectl", "kustomize", FOLDER / "overlays" / overlay],  # noqa: S607 - wherever it is
+        ["kubectl", "kustomize", FOLDER / "overlays" / overlay],  # noqa: S607 - it may be anywhere
         check=False,
         capture_output=True,
         timeout=60.0,
@@ -38,7 +38,7 @@ def render(overlay: str) -> list[Manifest]:
 
 
 def of_kind(manifests: Iterable[Manifest], *kinds: str) -> dict[str, Manifest]:
-    """Return the objects of `kinds` by their names."""
+    """Return the objects whose kind is one of `kinds`, by name."""
     return {each["metadata"]["name"]: each for each in manifests if each["kind"] in kinds}
 
 
@@ -66,7 +66,7 @@ def containers(workload: Manifest) -> list[Manifest]:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector, with `matchLabels` or `In` expressions, takes `labels`."""
+    """Return whether a label selector, with `matchLabels` or `In` expressions, matches `labels`."""
     return all(
         labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()
     ) and all(

@@ -1,6 +1,6 @@
 """Writes a small model repository for tests.
 
-The tokenizer is real. The graph is a toy, or is absent for executors that read none.
+The tokenizer is real. The graph is a toy, or is left out for executors that read no graph.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MARKS = (".", ",", "!", "?")
 
 
 def make_tokenizer() -> Tokenizer:
-    """Return a word piece tokenizer that, like many published ones, pads and truncates."""
+    """Return a WordPiece tokenizer that pads and truncates, as many published ones do."""
     pieces = [*_SPECIAL, *WORDS, *_MARKS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS)]
     tokenizer = word_pieces(pieces)
     tokenizer.enable_padding(length=16)
@@ -32,7 +32,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def word_pieces(pieces: Sequence[str]) -> Tokenizer:
-    """Return a word piece tokenizer that lowers text, and frames it with `[CLS]` and `[SEP]`."""
+    """Return a WordPiece tokenizer that lower-cases text and adds `[CLS]` and `[SEP]`."""
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -46,7 +46,7 @@ def word_pieces(pieces: Sequence[str]) -> Tokenizer:
 
 
 def id_of(piece: str) -> int:
-    """Return the id of a piece."""
+    """Return the token id of a word piece."""
     number = make_tokenizer().token_to_id(piece)
     assert number is not None
     return number
@@ -61,7 +61,7 @@ def write_model(root: Path, name: str, manifest: dict[str, Any], revision: int =
 
 
 def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **changes: Any) -> Path:
-    """Write an encoder; without `real` its graph is for executors that read none."""
+    """Write an encoder. Unless `real`, its graph is invalid, and no executor may read it."""
     manifest = {
         "kind": "encoder",
         "graph": "model.onnx",

@@ -21,7 +21,7 @@ _BRIDGE = "bridge"
 
 
 def missing() -> str:
-    """Return the reason why namespaces cannot be made here; "" if they can."""
+    """Return why namespaces cannot be made on this machine; "" if they can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
@@ -62,7 +62,7 @@ class NamespaceNetwork:
         return f"{_PREFIX}.{self._places[name]}"
 
     def command(self, name: str, *argv: str) -> list[str]:
-        """Return the command that runs `argv` in a member's namespace, under one process id."""
+        """Return the command that runs `argv` in a member's namespace and keeps its process id."""
         return ["ip", "netns", "exec", self._namespace(name), *argv]
 
     def drop(self, source: str, target: str) -> None:
@@ -77,7 +77,7 @@ class NamespaceNetwork:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Open this thread's sockets in the namespace of a member."""
+        """While entered, sockets that this thread opens are in the namespace of a member."""
         with Path("/proc/thread-self/ns/net").open("rb") as own:
             with (_NAMED / self._namespace(name)).open("rb") as other:
                 _enter(other.fileno())

@@ -7,20 +7,21 @@ import socket
 import sys
 from collections import deque
 
-# Below the range of ephemeral ports (32,768 to 60,999 by default): a port of that range is given to
-# an outgoing connection of another process before a server that takes seconds to start binds it.
-# The gateway looks for ports of backends above this one.
+# The ports lie below the range of ephemeral ports (32,768 to 60,999 by default). A port in that
+# range could become another process's outgoing port before a server, which takes seconds to start,
+# binds it. The gateway looks for ports of backends above this one.
 _PORTS = range(10_000, 20_000)
 _ATTEMPTS = 200
 _CLAIMS_KEPT = 64
 
-# File descriptors of the newest claims: other processes are kept off a port until a server has it.
+# File descriptors of the newest claims. A claim keeps other processes off a port until a server has
+# bound it.
 _claims: deque[int] = deque()
 _choose = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a free loopback port that this function did not return lately to any process.
+    """Return a free loopback port that no process has recently got from this function.
 
     Raises:
         RuntimeError: no free port was found.
@@ -37,11 +38,11 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> int:
-    """Claim a port: return the descriptor of a socket whose name has the port.
+    """Claim a port, and return the descriptor of a socket named after the port.
 
-    Only one socket can have the name. It is free again when the descriptor is closed.
+    Only one socket can have this name. The name is free again when the descriptor is closed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-        if sys.platform == "linux":  # only there a name needs no file
+        if sys.platform == "linux":  # such a name needs no file
             claim.bind(f"\0sluicegate-test-port-{port}")
         return claim.detach()

@@ -20,7 +20,7 @@ _OWNER = "nobody" if os.geteuid() == 0 else None
 
 
 def programs() -> Path | None:
-    """Return the folder of `initdb` and `postgres`, or `None` where they are not installed."""
+    """Return the folder of `initdb` and `postgres`; `None` if they are not installed."""
     found = shutil.which("initdb")
     if found is not None:
         return Path(found).resolve().parent
@@ -28,15 +28,15 @@ def programs() -> Path | None:
 
 
 def new_directory() -> Path:
-    """Return a folder for servers. Every user may enter it."""
-    # Not pytest's folder: the path of a Unix socket has at most 107 characters.
+    """Return a new folder for servers, which every user may enter."""
+    # pytest's folder has too long a path: the path of a Unix socket has at most 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
     directory.chmod(0o755)
     return directory
 
 
 class PostgreSQLNode:
-    """A server on a Unix socket, and on `port` of the address `listens` if there is one.
+    """A server on a Unix socket and, with `port`, also on a port of the address `listens`.
 
     All its processes can be killed, stopped and continued.
     """
@@ -53,12 +53,12 @@ class PostgreSQLNode:
             shutil.chown(directory, _OWNER)
 
     def initialize(self) -> None:
-        """Make an empty database."""
+        """Create an empty database cluster."""
         options = ("--username", USER, "--auth", "trust", "--no-sync")
         self.call("initdb", "--pgdata", self._data, *options, "--locale=C", "--encoding=UTF8")
 
     def start(self) -> None:
-        """Start it, and return when it answers."""
+        """Start the server, and return when it answers."""
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -74,9 +74,9 @@ class PostgreSQLNode:
         wait_until(self._answers, what="PostgreSQL answers")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Stop it as an administrator does.
+        """Stop the server as an administrator does.
 
-        Connections end, and a standby gets all written data.
+        Its connections end, and a standby gets all written data.
         """
         assert self._process is not None
         self._process.send_signal(number)
@@ -84,27 +84,27 @@ class PostgreSQLNode:
         self._process = None
 
     def kill(self) -> None:
-        """End all its processes as a crash would, whether they are stopped or not."""
+        """Kill all processes of the server, even stopped ones, as a crash would."""
         self._signal(signal.SIGKILL)
         assert self._process is not None
         self._process.wait()
         self._process = None
 
     def end(self) -> None:
-        """Kill it if it runs."""
+        """Kill the server if it runs."""
         if self._process is not None:
             self.kill()
 
     def pause(self) -> None:
-        """Stop its processes: the kernel accepts connections, and nothing answers."""
+        """Stop the server's processes: the kernel accepts connections, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let stopped processes go on."""
+        """Let the stopped processes continue."""
         self._signal(signal.SIGCONT)
 
     def ask(self, statement: str) -> str:
-        """Return the first value of the answer as text."""
+        """Return the first value of a statement's result, as text."""
         place = f"host={self.directory} port={self.port} user={USER} dbname=postgres"
         with psycopg.connect(place, autocommit=True, connect_timeout=5) as connection:
             cursor = connection.execute(statement.encode())
@@ -112,12 +112,12 @@ class PostgreSQLNode:
             return str(row[0]) if row else ""
 
     def call(self, program: str, *arguments: str | Path) -> None:
-        """Run a program of PostgreSQL as the owner of the server."""
+        """Run a program of PostgreSQL as the user that owns the server."""
         command = [self._programs / program, *arguments]
         subprocess.run(command, check=True, capture_output=True, cwd=self.directory, user=_OWNER)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the server's process and its children. Each child is in its own session."""
+        """Send a signal to the server's process and its children, each in its own session."""
         assert self._process is not None
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -135,7 +135,7 @@ class PostgreSQLNode:
 
 
 class PostgreSQL:
-    """A server on a Unix socket. Each `database()` is new and empty, and deleted at the exit."""
+    """A server on a Unix socket. Each `database()` is new and empty, and is deleted at the exit."""
 
     def __init__(self, folder: Path) -> None:
         self._directory = new_directory()
@@ -149,17 +149,17 @@ class PostgreSQL:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._node.stop(signal.SIGQUIT)  # at once, whoever is connected
+        self._node.stop(signal.SIGQUIT)  # end at once, even if somebody is connected
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
-        """Return the URL of an empty database, which is a new schema."""
+        """Return the URL of an empty database, which is in fact a new schema."""
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
 
     def ascii_database(self) -> str:
-        """Return the URL of an empty database in `SQL_ASCII`, which does not check texts."""
+        """Return the URL of an empty database in the encoding `SQL_ASCII`, which checks no text."""
         self._node.ask(
             "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
             " TEMPLATE template0"
@@ -167,5 +167,5 @@ class PostgreSQL:
         return self._url.replace("/postgres?", "/ascii?")
 
     def socket(self) -> str:
-        """Return the path of its Unix socket."""
+        """Return the path of the server's Unix socket."""
         return str(self._node.directory / ".s.PGSQL.5432")

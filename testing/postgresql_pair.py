@@ -1,6 +1,6 @@
-"""Runs PostgreSQL as a primary and a standby that copies each commit, and fails over by hand.
+"""Runs PostgreSQL as a primary and a standby that copies each commit.
 
-The test plays the cluster manager: it calls `promote` and `rejoin`.
+The test has the role of the cluster manager: it calls `promote` and `rejoin`.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from testing.waiting import wait_until
 
 
 class PostgreSQLPair:
-    """A primary and its synchronous standby while entered; `url` names both."""
+    """A primary and its synchronous standby, which run while entered; `url` names both."""
 
     def __init__(self) -> None:
         folder = programs()
@@ -42,14 +42,14 @@ class PostgreSQLPair:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def promote(self) -> None:
-        """Make the standby the primary, which needs no standby for its commits."""
+        """Make the standby the primary; its commits then wait for no standby."""
         data = self.standby.directory / "data"
         self.standby.call("pg_ctl", "promote", "-D", data, "-w")
         self.primary, self.standby = self.standby, self.primary
         self._wait_for_standby("")
 
     def rejoin(self) -> None:
-        """Make the other server a standby with a copy of the primary; let commits wait for it."""
+        """Make the other server a standby with a copy of the primary; commits wait for it again."""
         self.standby.end()
         data = self.standby.directory / "data"
         shutil.rmtree(data, ignore_errors=True)
@@ -61,10 +61,10 @@ class PostgreSQLPair:
         wait_until(self._is_copied, what="a synchronous standby")
 
     def _wait_for_standby(self, name: str) -> None:
-        """Let each commit wait for the standby `name`; `*` means any, "" means none."""
+        """Let each commit wait for the standby `name`; `*` means any standby, "" means none."""
         self.primary.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
         self.primary.ask("SELECT pg_reload_conf()")
 
     def _is_copied(self) -> bool:
-        """Return whether a standby has all commits, and further commits wait for it."""
+        """Return whether the standby has all commits, and new commits wait for it."""
         return self.primary.ask("SELECT sync_state FROM pg_stat_replication") == "sync"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any  # JSON of Prometheus, and its configuration
+from typing import Any  # Prometheus's JSON, and its configuration
 
 import yaml
 
@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 class Prometheus:
-    """Asks the server at `url`."""
+    """A client of the Prometheus at `url`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -29,7 +29,7 @@ class Prometheus:
         """Return the series of an instant query.
 
         Raises:
-            ValueError: Prometheus cannot evaluate it; the message says why.
+            ValueError: Prometheus cannot evaluate the query; the message says why.
         """
         moment = time.time() if at is None else at
         answer = get(f"{self.url}/api/v1/query", params={"query": expr, "time": str(moment)})
@@ -43,7 +43,7 @@ class Prometheus:
         return found
 
     def value(self, expr: str) -> float:
-        """Return the only value of a query, or 0 if there is none."""
+        """Return the only value of a query, or 0 if the query has no result."""
         found = self.query(expr)
         return float(found[0]["value"][1]) if found else 0.0
 
@@ -84,7 +84,7 @@ def running_prometheus(
 
 
 def scrapes_of(system: System) -> list[Mapping[str, Any]]:
-    """Return the `scrape_configs` for a system, with the jobs of deploy/prometheus.yaml."""
+    """Return the `scrape_configs` for a system, with the job names of deploy/prometheus.yaml."""
     backends = [str(each.address).removeprefix("http://") for each in system.processes("backend")]
     gateway = f"127.0.0.1:{system.admin_port}"
     return [

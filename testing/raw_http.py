@@ -20,7 +20,7 @@ _KEPT = 4096
 
 
 class MalformedResponse(Exception):
-    """The bytes received are no response."""
+    """The received bytes are not a valid response."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +31,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
     def json(self) -> Any:
-        """Return the body decoded."""
+        """Return the decoded JSON body."""
         return msgspec.json.decode(self.body)
 
 
 class _KeepingReader(asyncio.StreamReader):
-    """Keeps the last bytes received; what came before a reset can still be read."""
+    """Keeps the last bytes received, so that data before a reset can still be read."""
 
     received = b""
 
@@ -75,7 +75,7 @@ class Connection:
         self._writer.transport.abort()
 
     async def send(self, *parts: bytes) -> None:
-        """Send the parts one by one: the worker may read each before the next one comes."""
+        """Send the parts one by one, so that the worker can read each part before the next."""
         for part in parts:
             self._writer.write(part)
             await self._writer.drain()
@@ -86,7 +86,7 @@ class Connection:
         """Return the status and headers of the next response.
 
         Raises:
-            MalformedResponse: the bytes are no head of a response.
+            MalformedResponse: the bytes are not the head of a response.
         """
         async with asyncio.timeout(WAIT_LIMIT):
             text = (await self.reader.readuntil(_END))[: -len(_END)].decode("latin-1")
@@ -106,10 +106,10 @@ class Connection:
         return int(status[1]), headers
 
     async def response(self, *, to_head: bool = False) -> Response:
-        """Return the next response but 100 (Continue).
+        """Return the next response that is not 100 (Continue).
 
         Raises:
-            MalformedResponse: the bytes are no response, or have no valid `Content-Length`.
+            MalformedResponse: the bytes are not a response, or it has no valid `Content-Length`.
         """
         while (found := await self.head())[0] < 200:
             pass
@@ -135,7 +135,7 @@ def post(
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a request. Without `body`, the headers must say how the body is sent."""
+    """Return the bytes of a request. Without `body`, the headers must say how the body is sent."""
     lines = [f"{method} {path} HTTP/1.1", "host: worker", f"authorization: Bearer {key}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body is not None:

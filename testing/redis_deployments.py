@@ -9,13 +9,14 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 FAILOVER_TIMEOUT = 3.0
-"""Seconds; a Sentinel that found no leader tries again after twice as long."""
+"""Seconds. A Sentinel whose election had no winner tries again after twice this time."""
 
 
 class SentinelDeployment:
     """A primary, its replicas, and Sentinels that promote a replica when the primary ends.
 
-    `primary` and `replica` keep their places when the roles change.
+    `primary` and `replica` are named after the roles at the start. The names do not follow a change
+    of roles.
     """
 
     def __init__(self, servers: list[Valkey], sentinels: list[Valkey]) -> None:
@@ -31,11 +32,11 @@ class SentinelDeployment:
         return f"redis-sentinel://{hosts}/0?primary=cache"
 
     def has_failed_over(self) -> bool:
-        """Return whether the replica is the primary now, also in Sentinel's view."""
+        """Return whether the replica is the primary now, and Sentinel says so too."""
         return self.current() is self.replica
 
     def current(self) -> Valkey | None:
-        """Return the server that Sentinel names and that is a primary."""
+        """Return the server that Sentinel names as the primary, once it is one."""
         address = self.sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME cache")
         for server in self.servers:
             if str(server.port).encode() in address and server.is_running:
@@ -43,13 +44,13 @@ class SentinelDeployment:
         return None
 
     def kill_primary(self) -> Valkey:
-        """Kill the present primary, and return it."""
+        """Kill the current primary, and return it."""
         primary = self._primary()
         primary.kill()
         return primary
 
     def rejoin(self, server: Valkey) -> None:
-        """Start a killed `server` as a replica, and return when all others follow the primary."""
+        """Start a killed server as a replica; return when all replicas follow the primary."""
         server.replica_of = self._primary().port
         server.start()
         wait_until(self._is_whole, what="a primary and its replicas")
@@ -70,7 +71,10 @@ class SentinelDeployment:
 def sentinel_deployment(
     *arguments: str, replicas: int = 1, sentinels: int = 1, down_after: float = 0.3
 ) -> Iterator[SentinelDeployment]:
-    """Run the servers with `arguments`; Sentinels declare a primary down after `down_after` s."""
+    """Run the servers, each with `arguments`.
+
+    Sentinels declare a primary down after `down_after` seconds without an answer.
+    """
     with ExitStack() as stack:
         options = ("--repl-diskless-sync-delay", "0", *arguments)
         servers = [Valkey(*options, port=free_port()) for _ in range(1 + replicas)]

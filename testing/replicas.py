@@ -13,7 +13,7 @@ share."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger of a ScaledObject whose metric is an average value of each replica."""
+    """A trigger of a ScaledObject whose metric is an average over the replicas."""
 
     name: str
     query: str
@@ -21,7 +21,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     activation: float
 
     def replicas(self, value: float, current: int) -> int:
-        """Return the wanted number of replicas for the answer `value`."""
+        """Return how many replicas a query's result `value` asks for."""
         if current and abs(value / (self.threshold * current) - 1.0) <= _TOLERANCE:
             return current
         return math.ceil(value / self.threshold)
@@ -36,9 +36,9 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[Trigger, ...]
 
     def replicas(self, values: Mapping[str, float], current: int) -> int:
-        """Return the replicas for the answers by trigger, without limits on the speed of changes.
+        """Return the number of replicas for each trigger's result, with no limit on its changes.
 
-        KEDA itself scales from and to zero, by the thresholds of activation.
+        Scaling from zero and to zero follows KEDA's activation thresholds instead.
         """
         is_active = any(values[each.name] > each.activation for each in self.triggers)
         if self.least == 0 and not is_active:

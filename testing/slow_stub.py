@@ -1,4 +1,4 @@
-"""Answers as the stub backend does, each item five milliseconds after the one before."""
+"""Answers like the stub backend, but each item five milliseconds after the one before."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from testing.stub_backend import Reply, StubBackend, echo
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Answer one item after the other."""
+    """Answer one item after another."""
     for index in range(len(call.items)):
         await asyncio.sleep(0.005)
         await reply.send(echo(call, index, stub.backend_id))

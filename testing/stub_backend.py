@@ -41,7 +41,7 @@ _HEAD_END = b"\r\n\r\n"
 def stub_model(
     name: str = "stub", *, revision: str = "aaaaaaaaaaaa", profile: str = "fp32"
 ) -> ModelInfo:
-    """Return a model that takes every task."""
+    """Return a model that has every task."""
     return ModelInfo(
         name=name,
         revision=revision,
@@ -55,14 +55,14 @@ def stub_model(
 
 
 def echo(call: Call, index: int, backend_id: str) -> Done:
-    """Return the right answer to an item: its own body, and who answered."""
+    """Return the right answer to an item: the item's own body, and the backend's id."""
     body = msgspec.msgpack.decode(call.items[index].body)
     result = msgspec.json.encode({"echo": body, "backend": backend_id})
     return Done(index=index, result=result, rows=1, tokens=4)
 
 
 class Reply:
-    """A response in progress, which a behaviour writes."""
+    """A response in progress. A behaviour of the stub writes it."""
 
     def __init__(self, writer: asyncio.StreamWriter, closed: asyncio.Event) -> None:
         self._writer = writer
@@ -75,7 +75,7 @@ class Reply:
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
-        """Send bytes as they are, after the response's head if this is the beginning."""
+        """Send raw bytes; the first bytes come after the response's head."""
         if not self._has_begun:
             self._has_begun = True
             content = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + content
@@ -83,12 +83,12 @@ class Reply:
         await self._writer.drain()
 
     async def end(self, report: Report | None = None) -> None:
-        """Send the report and end the response."""
+        """Send the load report and end the response."""
         await self.send(report or Report())
         await self.send_raw(b"0\r\n\r\n")
 
     async def whole(self, status: int, body: bytes) -> None:
-        """Send a response that is not a stream."""
+        """Send a response that is not a stream of frames."""
         self._has_begun = True
         head = f"HTTP/1.1 {status} Status\r\ncontent-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
@@ -119,9 +119,9 @@ async def hang(stub: "StubBackend", call: Call, reply: Reply) -> None:
 
 
 def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
-    """Answer when `gate` opens.
+    """Return a behaviour that answers when `gate` opens.
 
-    With `index`, only this item waits for the gate, and the others are answered immediately.
+    With `index`, only this item waits for the gate. The other items are answered immediately.
     """
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
@@ -137,7 +137,7 @@ def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
 
 
 def cut_after(answers: int) -> Behaviour:
-    """Answer `answers` items, then reset the connection."""
+    """Return a behaviour that answers `answers` items, then resets the connection."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         if answers:
@@ -148,7 +148,7 @@ def cut_after(answers: int) -> Behaviour:
 
 
 def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour:
-    """Refuse the call as a whole."""
+    """Return a behaviour that refuses the call as a whole."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         refusal = Refusal(code=code, detail=f"refused: {code}", retryable=retryable)
@@ -160,7 +160,7 @@ def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour
 def fail_items(
     *indexes: int, code: str = "backend_error", status: int = 500, retryable: bool = True
 ) -> Behaviour:
-    """Fail these items at once and answer the others."""
+    """Return a behaviour that fails these items at once and answers the others."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         for index in range(len(call.items)):
@@ -181,9 +181,9 @@ def _chunk(content: bytes) -> bytes:
 
 
 class StubBackend:
-    """An HTTP server on loopback, with a `certificate` over TLS.
+    """An HTTP server on loopback; with a `certificate`, it uses TLS.
 
-    All attributes may be changed while it runs.
+    All attributes may be changed while the server runs.
     """
 
     def __init__(
@@ -231,12 +231,12 @@ class StubBackend:
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port on which the backend listens."""
         return self._port
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open now."""
+        """The number of open connections."""
         return len(self._open)
 
     async def __aenter__(self) -> Self:
@@ -247,7 +247,7 @@ class StubBackend:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen; after a stop, on the same port as before."""
+        """Start to listen; after a stop, on the same port as before."""
         tls = None
         if self._certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -258,7 +258,7 @@ class StubBackend:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop as if killed: listener gone, connections reset."""
+        """Stop as if the process were killed: close the listener and reset connections."""
         if self._server is None:
             return
         self._server.close()
@@ -269,7 +269,7 @@ class StubBackend:
         self._server = None
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds, asking again at every change."""
+        """Wait until `condition` holds. It is checked at every change of the stub."""
         async with asyncio.timeout(60.0), self.changed:
             await self.changed.wait_for(condition)
 
@@ -281,7 +281,7 @@ class StubBackend:
         self, closed: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self._server is None or not self._server.is_serving():
-            return writer.transport.abort()  # it was accepted while the server stopped
+            return writer.transport.abort()  # the connection was accepted while the server stopped
         self._open[writer] = closed
         self.connections += 1
         await self._notify()
@@ -299,7 +299,7 @@ class StubBackend:
                 if reply.is_cut or closed.is_set():
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone
+            pass  # the client has disconnected
         finally:
             writer.transport.abort()
             del self._open[writer]
@@ -322,7 +322,7 @@ class StubBackend:
             await reply.whole(404, b"")
 
     def state(self) -> ServingState:
-        """Return its serving state."""
+        """Return the backend's serving state."""
         return ServingState(
             backend_id=self.backend_id,
             region=self.region,
@@ -367,7 +367,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
 
 async def _unless(closed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, and give it up when the connection closes."""
+    """Do `work`, but give it up when the connection closes."""
     tasks = [asyncio.create_task(work), asyncio.create_task(closed.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -33,9 +33,10 @@ def stub_process(
     certificate: Path | None = None,
     module: str = "testing.stub_backend",
 ) -> Iterator[StubProcess]:
-    """Run a stub backend in a process that ends with the context; with a certificate, over TLS.
+    """Run a stub backend as a process while entered; with a certificate, it uses TLS.
 
-    It answers by `answer` of a module, for its `models()` if there are any.
+    It answers by the function `answer` of a module. If the module has `models()`, it serves these
+    models.
     """
     command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
     command += [str(certificate)] if certificate else []

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `processes.json`."""
+    """A line of `processes.json`, which describes a process."""
 
     role: str
     region: str | None = None
@@ -35,7 +35,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System:
-    """A running `sluicegate up`. Stops it, and checks that it left nothing, at the exit."""
+    """A running `sluicegate up`. At the exit it stops, and must leave nothing behind."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class System:
             *("--demo-key", DEMO_KEY, "--admin-key", ADMIN_KEY),
             *arguments,
         ]
-        # Most systems run no batches and serve no gRPC, and start sooner so.
+        # Most tests need neither batch jobs nor gRPC, and a system starts sooner without them.
         own = {"SLUICEGATE_BATCHES": "false", "SLUICEGATE_GRPC_PORT": "0"}
         self._environment = dict(process_environment()) | own | (environment or {})
         port_of_grpc = self._environment["SLUICEGATE_GRPC_PORT"]
@@ -79,7 +79,7 @@ class System:
             self.stop()
 
     def start(self, *, within: float = 240.0) -> float:
-        """Start it, wait until it is ready, and return how long that took."""
+        """Start the system, wait until it is ready, and return the seconds that this took."""
         started = time.monotonic()
         with self._output.open("wb") as output:
             self._child = subprocess.Popen(
@@ -87,13 +87,13 @@ class System:
             )
         try:
             wait_until(self._ready, within=within, what="ready", every=0.02)
-        except BaseException as error:  # also that the test's own time is over
+        except BaseException as error:  # also when the test's own time limit ends it
             self._running().kill()
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started
 
     def stop(self, *, within: float = 90.0) -> int:
-        """Stop it as Ctrl-C does; return its exit status."""
+        """Stop the system as Ctrl-C does; return its exit status."""
         is_started = (self.data_dir / "processes.json").exists()
         pids = [process.pid for process in self.processes()] if is_started else []
         child = self._running()
@@ -104,39 +104,39 @@ class System:
         return status
 
     def wait(self, *, within: float = 60.0) -> int:
-        """Wait until it ends by itself, and return its exit status."""
+        """Wait until the system ends by itself, and return its exit status."""
         return self._running().wait(timeout=within)
 
     @property
     def pid(self) -> int:
-        """The process that started all others."""
+        """The id of the process that started all others."""
         return self._running().pid
 
     def output(self) -> str:
-        """Return its output."""
+        """Return the output of the system."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self, role: str | None = None) -> list[Process]:
-        """Return its processes, all or with `role`."""
+        """Return all processes, or the processes with `role`."""
         text = (self.data_dir / "processes.json").read_bytes()
         found = msgspec.json.decode(text, type=list[Process])
         return [process for process in found if role in (None, process.role)]
 
     def kill(self, role: str, *, region: str | None = None) -> int:
-        """`kill -9` the first process of `role`; return its id."""
+        """Kill the first process of `role` by SIGKILL; return its id."""
         victim = next(p for p in self.processes(role) if region in (None, p.region))
         os.kill(victim.pid, signal.SIGKILL)
         return victim.pid
 
     def replaced(self, role: str, pid: int, *, region: str | None = None) -> bool:
-        """Return whether a process of `role` runs under another id than `pid`."""
+        """Return whether a process of `role` runs with another id than `pid`."""
         now = [p for p in self.processes(role) if region in (None, p.region)]
         return bool(now) and all(p.pid != pid and _alive(p.pid) for p in now)
 
     def is_backend_ready(self, region: str) -> bool:
-        """Return whether the backends of `region` themselves say that they are ready.
+        """Return whether the backends of `region` say that they are ready.
 
-        Gateways may still show the last probe of a killed backend.
+        This asks the backends, because gateways may still show the last probe of a killed backend.
         """
         return all(
             is_answered(f"{process.address}/health/ready", timeout=1)
@@ -145,11 +145,11 @@ class System:
         )
 
     def client(self, **options: Any) -> httpx.Client:
-        """Return a client with the demo key."""
+        """Return a client with the demo API key."""
         return httpx.Client(**self._options(), **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
-        """Return an asynchronous client with the demo key."""
+        """Return an asynchronous client with the demo API key."""
         return httpx.AsyncClient(**self._options(), **options)
 
     def admin(self) -> httpx.Client:
@@ -160,7 +160,7 @@ class System:
         )
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of a client with the demo key."""
+        """Return the options of a client with the demo API key."""
         headers = {"authorization": f"Bearer {self.key}"}
         return {"base_url": self.url, "headers": headers, "timeout": 60, "verify": no_authorities()}
 
@@ -179,9 +179,9 @@ class System:
         )
 
     def _knows_regions(self) -> bool:
-        """Whether every worker has heard of every region: it learns of one at its next probe.
+        """Whether every worker knows every region, which it learns from its probes.
 
-        Each connection goes to some worker.
+        Each new connection may go to any worker, so several are asked.
         """
         regions = {process.region for process in self.processes("backend")}
         asked = (
@@ -204,5 +204,5 @@ def _alive(pid: int) -> bool:
 
 
 def pretty(response: httpx.Response) -> str:
-    """Return a response for a failed assertion's message."""
+    """Return a response as text, for the message of a failed assertion."""
     return f"{response.status_code} {json.dumps(response.json())}"

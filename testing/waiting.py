@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 _INTERVAL, _LONGEST_INTERVAL = 0.005, 0.05
 WAIT_LIMIT = 60.0
-"""Seconds after which a test that waits has failed: far more than a slow machine needs."""
+"""A test that waits fails after this many seconds, far more than a slow machine needs."""
 
 
 def wait_until(
@@ -21,7 +21,7 @@ def wait_until(
     what: str = "",
     every: float = _INTERVAL,
 ) -> None:
-    """Return once `holds()`, which is asked every `every` seconds or less often.
+    """Return once `holds()` is true. It is called every `every` seconds, or less often.
 
     Fails after `within` seconds.
     """
@@ -32,7 +32,7 @@ def wait_until(
 
 
 async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: str = "") -> None:
-    """Return once `holds()`. Other tasks of the event loop run during the wait."""
+    """Return once `holds()` is true. Other tasks of the event loop run during the wait."""
     began = time.monotonic()
     while not holds():
         pause = _pause(began, within, _INTERVAL, what or holds)
@@ -42,7 +42,7 @@ async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: 
 async def eventually(
     holds: Callable[[], Awaitable[bool]], *, within: float = WAIT_LIMIT, every: float = _INTERVAL
 ) -> None:
-    """Return once `await holds()`: it is asked every `every` seconds or less often."""
+    """Return once `await holds()` is true. It is called every `every` seconds, or less often."""
     began = time.monotonic()
     while not await holds():
         pause = _pause(began, within, every, holds)

@@ -1,4 +1,4 @@
-"""Writes safetensors files, in any of the numbers that checkpoints are saved in."""
+"""Writes safetensors files in the number formats of checkpoints."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 
 def write_safetensors(path: Path, tensors: Tensors, *, dtype: str = "F32") -> None:
-    """Write tensors as float32, or rounded to `F16`, `F64` or (by cutting) `BF16`."""
+    """Write tensors as float32, or rounded to `F16`, `F64`, or `BF16` (by cutting digits off)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     contents, end = [], 0
     for name, tensor in tensors.items():

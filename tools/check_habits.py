@@ -1,4 +1,4 @@
-"""Checks habits that no linter knows: `python -m tools.check_habits` exits with 1 at a problem.
+"""Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 at a problem.
 
 A handler of every exception has a comment that says why. A test does not sleep. No file names a
 package host, because each machine configures its own. The changelog and the project name one
@@ -20,7 +20,7 @@ TREES = (
 PACKAGE_HOSTS = re.compile(
     r"pypi[.]org|files[.]pythonhosted|registry[.]npmjs|deb[.]debian[.]org|--(extra-)?index[-]url"
 )
-# A comment that only addresses a tool.
+# Such a comment only addresses a tool, so it does not count as a reason.
 _MARKER = re.compile(
     r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?|type: ignore(\[[\w, -]+\])?|pragma: no cover"
 )
@@ -60,9 +60,9 @@ def _has_reason(line: str) -> bool:
 
 
 def _sleeps(node: ast.AST) -> bool:
-    """Return whether this sleeps.
+    """Return whether this call sleeps.
 
-    Zero only yields to the event loop, and a name is the interval of a poll.
+    A sleep of zero only yields to the event loop. A sleep of a variable is the interval of a poll.
     """
     if not isinstance(node, ast.Call):
         return False
@@ -89,7 +89,7 @@ def hosts(root: Path) -> Iterator[str]:
 
 
 def version_problem(root: Path) -> Iterator[str]:
-    """Yield a difference between the project's version and the newest in the changelog."""
+    """Yield a message if the project's version is not the newest version in the changelog."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     version = project["project"]["version"]
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def version_problem(root: Path) -> Iterator[str]:
 
 
 def main(root: Path = Path()) -> int:
-    """Print every problem of the project in `root`; return 1 if there is one."""
+    """Print every problem of the project in `root`; return 1 if there is any."""
     found = [*hosts(root), *version_problem(root)]
     for tree in TREES:
         for path in sorted((root / tree).rglob("*.py")):

@@ -1,7 +1,7 @@
 """Checks that a built site has no broken links, and loads nothing from another host.
 
-`python -m tools.check_site build/site` prints each broken link and each resource of another host,
-and exits with 1 if there is one. MkDocs checks the sources; this also checks what MkDocs adds.
+`python -m tools.check_site build/site` prints every such link and resource, and exits with 1 if
+there is any. MkDocs checks the sources; this tool also checks what MkDocs adds.
 """
 
 import re
@@ -57,7 +57,7 @@ def read_page(text: str) -> SitePage:
 
 
 def problems(site: Path) -> Iterator[str]:
-    """Yield each problem of the site in a folder, as a sentence."""
+    """Yield a sentence for each problem of the site in a folder."""
     site = site.resolve()
     pages = {
         path: read_page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))
@@ -86,11 +86,11 @@ def _problems_of(
 
 
 def _lost(link: str, path: Path, site: Path, pages: dict[Path, SitePage]) -> str:
-    """Return the problem of a link on the page at `path`; empty if it is valid."""
+    """Return what is wrong with a link on the page at `path`; empty if nothing is."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         return ""
-    # Only the 404 page has paths from the root.
+    # Only the 404 page has links that begin at the root.
     folder = site if parts.path.startswith("/") else path.parent
     target = (folder / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
     if target.is_dir():

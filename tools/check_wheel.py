@@ -1,4 +1,4 @@
-"""Installs the wheel into an empty environment, starts it outside of a clone, and calls it.
+"""Installs the wheel into an empty environment, starts the product outside a clone, and calls it.
 
 `python -m tools.check_wheel` needs a package index and takes a few minutes.
 """
@@ -25,7 +25,7 @@ _CALL = (
     "from sluicegate import Sluicegate; client = Sluicegate();"
     " print(client.classify('sentiment', ['a gorgeous, witty movie']).results[0].labels[0])"
 )
-# The messages are so simple that no generated classes are needed: `ready` is field 1.
+# The messages are so simple that this needs no generated classes: `ready` is field 1.
 _RPC_CALL = (
     "import sys, grpc; channel = grpc.insecure_channel(sys.argv[1]);"
     " method = channel.unary_unary('/inference.GRPCInferenceService/ServerReady');"
@@ -34,7 +34,7 @@ _RPC_CALL = (
 
 
 def main() -> int:
-    """Run and print all steps; return 0 if they succeed."""
+    """Run all steps and print each; return 0 if they succeed."""
     with tempfile.TemporaryDirectory(prefix="sluicegate-wheel-") as name:
         root = Path(name)
         _say("build the wheel")
@@ -95,7 +95,7 @@ def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> 
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without variables that point to the clone or configure the gateway."""
+    """Return the environment without variables that name the clone or configure the gateway."""
     return {
         name: value
         for name, value in os.environ.items()  # noqa: TID251 - passed on to programs

@@ -19,7 +19,7 @@ compile() {
         --override "$overrides" --output-file "$output" "$@"
 }
 
-# The largest set first: the versions it finds constrain all the others.
+# The largest set comes first: the versions found for it constrain all other sets.
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
@@ -36,7 +36,7 @@ compile backend-openvino pyproject.toml requirements/build.in \
     --extra backend-cpu --extra models --extra openvino --extra otlp-grpc --constraint "$pins" "$@"
 compile bulk pyproject.toml requirements/build.in \
     --extra backend-cpu --extra bulk --constraint "$pins" "$@"
-# Of bulk jobs on Ray, which brings its own models.
+# Bulk jobs on Ray, with the demo models.
 compile ray pyproject.toml requirements/build.in requirements/demo.in \
     --extra backend-cpu --extra bulk --extra ray --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
@@ -44,7 +44,8 @@ compile backend-gpu pyproject.toml requirements/build.in \
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/backend-gpu.txt >>"$pins"
 compile demo-gpu pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra zstd --extra grpc --extra backend-gpu --constraint "$pins" "$@"
-# The peers of `make bench NAME=peers` and `make bench NAME=latency`: exact packages for this one platform, and apart from all of ours.
+# The peers of `make bench NAME=peers` and `make bench NAME=latency`, for this platform only, with
+# versions that our own packages do not constrain.
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
@@ -56,7 +57,7 @@ for peer in litserve bentoml triton litellm infinity bettertransformer; do
         echo "left as it is: loadtests/peers/$peer/requirements.txt" >&2
 done
 
-# The clients of `make check NAME=clients`, for every platform and apart from all of ours.
+# The clients of `make check NAME=clients`, for every platform, not constrained by our packages.
 for client in tests/clients/*/requirements.in; do
     echo "compiling ${client%.in}.txt"
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -65,17 +66,17 @@ for client in tests/clients/*/requirements.in; do
         echo "left as it is: ${client%.in}.txt" >&2
 done
 
-# What installs the packages.
+# The programs that install packages.
 compile pip requirements/pip.in "$@"
 
-# What writes the lists of packages, apart from all of ours.
+# The program that writes the lists of packages, not constrained by our packages.
 compile sbom requirements/sbom.in "$@"
 
-# What builds the site, apart from all of ours, too.
+# The programs that build the site, not constrained by our packages.
 compile docs requirements/docs.in "$@"
-# The load generator of `make load`, a program in a wheel.
+# The load generator of `make load`, which is a program in a wheel.
 compile load requirements/load.in
 
-# Here the framework is what is wanted.
+# The parity check needs the framework that all other sets leave out.
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the programs that tests marked `system` and `make bench NAME=hit` use and no wheel carries.
+# Installs programs that no wheel contains, for tests marked `system` and `make bench NAME=hit`.
 set -euo pipefail
 
 # program:package
@@ -7,14 +7,14 @@ wanted=(chromium:chromium wrk:wrk nginx:nginx-light ip:iproute2 iptables:iptable
 
 missing=()
 for entry in "${wanted[@]}"; do
-    # Programs for root alone may be where others do not look.
+    # Programs for root may be in folders that are not on the PATH of other users.
     PATH="$PATH:/usr/sbin:/sbin" command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
 done
-# What the rival in loadtests/rivals needs beside nginx; modules are no programs.
+# The rival in loadtests/rivals needs these modules of nginx, which are not programs.
 for package in libnginx-mod-http-lua lua-nginx-redis lua-cjson; do
     dpkg-query --show "$package" >/dev/null 2>&1 || missing+=("$package")
 done
-# Debian keeps it out of the path, in a folder for each version.
+# Debian keeps PostgreSQL's programs out of the PATH, in a folder for each version.
 if ! command -v initdb >/dev/null && ! compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; then
     missing+=(postgresql)
 fi

@@ -24,7 +24,7 @@ _OWN = "sluicegate-"
 
 
 class PinError(Exception):
-    """A digest cannot be determined; no file was changed."""
+    """A digest could not be determined; no file was changed."""
 
 
 def files() -> list[Path]:
@@ -66,7 +66,7 @@ def pin(paths: Iterable[Path], resolve: Callable[[str], str]) -> dict[str, str]:
 
 
 def from_registry(name: str) -> str:
-    """Return a registry's digest of a tag: the digest of the index for all platforms.
+    """Return a registry's digest of a tag. It is the digest of the index of all platforms.
 
     Raises:
         PinError: skopeo is missing, or the registry returns no digest.

@@ -1,7 +1,7 @@
 """Writes a CycloneDX file with the Python packages of each image: `make sbom`.
 
-The packages are the hashed requirements of an image, without the packages that its Dockerfile
-removes again. It runs in the environment with `cyclonedx-bom`.
+The packages are the locked requirements of an image, without the packages that its Dockerfile
+removes. The tool needs an environment with `cyclonedx-bom`.
 """
 
 import re
@@ -30,7 +30,7 @@ def packages_of(dockerfile: Path) -> str:
 
 
 def _without(requirements: str, removed: set[str]) -> Iterator[str]:
-    # Each part is a requirement with the lines of its hashes.
+    # Each part is a requirement, followed by the lines with its hashes.
     for each in re.split(r"^(?=[a-z0-9])", requirements, flags=re.MULTILINE | re.IGNORECASE):
         if each.partition("==")[0].strip() not in removed:
             yield each

@@ -1,4 +1,4 @@
-"""Adapts the documentation to the site. MkDocs calls these functions by name."""
+"""Adapts the documentation to the site. MkDocs calls these functions by their names."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made from files outside `docs`."""
+    """Add the pages of the site whose files are outside `docs`."""
     for path, name in OUTSIDE.items():
         text = (_ROOT / path.removeprefix("../")).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text))
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Return the text of a page for the site."""
+    """Return the text of a page in the form that the site needs."""
     known = {file.src_uri for file in files}
     return site_text(
         markdown, page.file.src_uri, known=known, repository=config.extra.get("repository") or ""

@@ -1,8 +1,8 @@
 """Converts a page's Markdown from the code host's form to the site's form.
 
-Adjacent blocks of curl, Python and JavaScript become tabs. A link out of `docs` leads to the page
-made from that file, or into the repository if its address is known. Otherwise only the text of the
-link stays.
+Adjacent blocks of curl, Python and JavaScript become tabs. A link to a file outside `docs` becomes
+a link to the site's page of that file or, if the repository's address is known, to the file in the
+repository. Otherwise only the text of the link stays.
 """
 
 import posixpath
@@ -17,7 +17,7 @@ FOLDERS: Final = {
     "decisions": ("Development", "Decisions"),
     "runbooks": ("Operation", "Runbooks"),
 }
-"""Folders whose pages are all in the navigation, with their section and title."""
+"""Folders whose pages are all in the navigation; each has its section and title there."""
 _PLACES = OUTSIDE | {"../README.md": "index.md"}
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r'^```(\w+) title="([\w+]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -26,12 +26,12 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def site_text(markdown: str, page: str, *, known: Collection[str], repository: str) -> str:
-    """Return the site's text of `page`, a path below `docs`.
+    """Return the text of `page`, a path below `docs`, for the site.
 
     `known` holds the paths of all pages and other files. `repository` is the address to which paths
     of the project are appended; it may be empty.
     """
-    # The links of files outside `docs` start at the root.
+    # Links in files outside `docs` are relative to the root.
     folder = ".." if page in OUTSIDE.values() else posixpath.dirname(page)
     parts = _FENCE.split(_PROGRAMS.sub(lambda found: _tabs(found[0]), markdown))
     return "".join(
@@ -55,7 +55,7 @@ def _tabs(programs: str) -> str:
 def _place(
     link: re.Match[str], page: str, folder: str, repository: str, known: Collection[str]
 ) -> str:
-    """Return a link in the site's form: to a page, into the repository, or only its text."""
+    """Return a link in the site's form: to a page, to the repository, or only its text."""
     words, target, section = link[1], link[2], link[3] or ""
     path = posixpath.normpath(posixpath.join(folder, target))
     inside = _PLACES.get(path) or path.removeprefix("../docs/")

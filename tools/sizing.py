@@ -1,7 +1,7 @@
-"""Estimates the workers, cores, memory and backends for a load, from docs/performance.md.
+"""Estimates the workers, cores, memory and backends that a load needs.
 
-`python -m tools.sizing --requests 2000 --hits 0.8` prints a table. The result is computed from
-averages: measure before you buy.
+`python -m tools.sizing --requests 2000 --hits 0.8` prints a table. The costs of a request are those
+of docs/performance.md. They are averages, so measure before you buy.
 """
 
 import argparse
@@ -15,20 +15,21 @@ from tools.reference.markdown import table
 
 _MIB = 1 << 20
 _BESIDE_WORKERS = 4
-"""The operators' listener, the shipper and the batches process, which counts twice for two
-pools."""
+"""The operators' listener, the shipper and the batches process; the last counts twice, since it has
+two connection pools."""
 _HEAD = ("resource", "amount", "reason")
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds costs measured on one core of an AMD EPYC, in seconds of CPU time and in bytes."""
+    """Costs measured on one core of an AMD EPYC: CPU time in seconds, memory in bytes."""
 
     memory_hit: float = 11.9e-6
     redis_hit: float = 32.2e-6
     miss: float = 193e-6
-    """CPU time of a worker for a single item; 75e-6 if many callers miss together."""
+    """CPU time of a worker for a missed item in a request of its own; 75e-6 if many callers miss at
+    the same time."""
     beside_hit: float = 4.1e-6
-    """CPU time of Redis and the event processes."""
+    """CPU time of Redis and the event processes for a hit."""
     beside_miss: float = 28e-6
     worker_bytes: int = 79 * _MIB
     """Memory of a worker without its cache."""
@@ -39,55 +40,56 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the average load in the busiest minute."""
+    """The average load in the busiest minute."""
 
     requests: float = 2_000.0
     """Requests a second."""
     items: float = 1.0
-    """Items of a request."""
+    """Items in a request."""
     hits: float = 0.8
     """Fraction of items that are cache hits."""
     memory_hits: float = 0.5
-    """Fraction of hits that are in a worker's memory."""
+    """Fraction of the hits that come from a worker's memory; all others come from Redis."""
     row_millis: float = 2.33
-    """CPU time of a backend for a missed item; `sluicegate models tune` measures it."""
+    """CPU time of a backend for a missed item. `sluicegate models tune` measures it."""
     answers: float = 1_000_000.0
-    """Distinct items that should stay in the cache."""
+    """Distinct items that the cache should hold."""
     answer_bytes: float = 250.0
-    """Bytes of a result in Redis."""
+    """Bytes of one result in Redis."""
     cores: int = 4
-    """Cores of a backend's machine."""
+    """Cores of each machine with a backend."""
     use: float = 0.6
-    """Fraction of a core that is used in that minute."""
+    """Fraction of each core that may be busy in that minute."""
     regions: int = 2
-    """The number of backend regions. Any one of them may be lost."""
+    """The number of backend regions. The others must carry the load if any one of them is lost."""
     memory_tier: float = 64.0
     """`cache.memory_bytes`, in MiB."""
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the resources for a load."""
+    """The resources that a load needs."""
 
     worker_cores: float
     workers: int
-    """The number of workers in all gateways together. Half of them may be lost."""
+    """The number of workers of both gateways together. Either gateway may be lost."""
     beside_cores: float
     gateway_bytes: float
     """Memory of each of two gateways."""
     redis_bytes: float
     connections: int
-    """The most connections to PostgreSQL, of two gateways and billing."""
+    """The most connections to PostgreSQL from both gateways and billing."""
     backend_cores: float
     backends: int
-    """Backends in each region."""
+    """The number of backends in each region."""
     backend_bytes: int
     """Memory of each backend."""
 
 
 def size(load: Load, costs: Costs) -> Size:
-    """Return the resources for a load.
+    """Return the resources that a load needs.
 
-    Each of two gateways can carry the load alone, and so can the backends without one region.
+    One of the two gateways can carry the load without the other. The backends can carry it without
+    any one region.
     """
     items = load.requests * load.items
     hits, misses = items * load.hits, items * (1 - load.hits)
@@ -116,7 +118,7 @@ def _up(value: float) -> int:
 
 
 def report(load: Load, costs: Costs) -> str:
-    """Return a table of the resources for a load."""
+    """Return a table of the resources that a load needs."""
     found = size(load, costs)
     rows = [
         (
@@ -165,7 +167,7 @@ def _mib(size_bytes: float) -> str:
 def main(arguments: list[str]) -> None:
     """Print the resources for the load that the options describe."""
     parser = argparse.ArgumentParser(
-        prog="make size", description="Estimate the resources for a load."
+        prog="make size", description="Estimate the resources that a load needs."
     )
     for field in msgspec.structs.fields(Load):
         name = f"--{field.name.replace('_', '-')}"

@@ -1,7 +1,7 @@
 """Trains the head `banking-intents` on Banking77: `python -m training.banking_intents --help`.
 
-Six training texts that are also in the test file are left out. Texts are compared without case and
-without leading and trailing blanks.
+Six training texts that are also in the test file are left out. The comparison ignores case, and
+blanks at both ends.
 """
 
 import argparse
@@ -21,8 +21,8 @@ INVERSE_REGULARISATION = 30
 def main() -> None:
     """Train and save the head, and print the accuracy of the saved head."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", type=Path, required=True, help="banking77_train.csv")
-    parser.add_argument("--test", type=Path, required=True, help="banking77_test.csv")
+    parser.add_argument("--train", type=Path, required=True, help="path of banking77_train.csv")
+    parser.add_argument("--test", type=Path, required=True, help="path of banking77_test.csv")
     parser.add_argument("--models", type=Path, required=True, help="repository with `minilm`")
     parser.add_argument("--output", type=Path, required=True, help="banking-intents.npz")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Reads sentences with entities from CoNLL files, which have a word and its tag on each line."""
+"""Reads sentences with entities from CoNLL files. Each line has a word and its tag."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +35,9 @@ def read_conll(path: Path) -> Iterator[Sentence]:
 
 
 def as_bio(words: Sentence) -> Sentence:
-    """Return `words` with mapped types, and with `B-` at the first word of every entity.
+    """Return `words` with mapped types, and with a `B-` tag at the first word of every entity.
 
-    Wikigold has only `I-` tags.
+    The tags of Wikigold begin with `I-` only.
     """
     result: Sentence = []
     previous = "O"
@@ -55,7 +55,7 @@ def as_bio(words: Sentence) -> Sentence:
 
 
 def spans(tags: list[str]) -> set[tuple[int, int, str]]:
-    """Return the entities of a tag sequence as (first word, word after the last, type)."""
+    """Return the entities of a tag sequence as (first word, word after the last word, type)."""
     found: set[tuple[int, int, str]] = set()
     start = 0
     for index, tag in enumerate(tags):

@@ -1,4 +1,4 @@
-"""Runs a demo encoder over training texts with the tokens and the graph that a backend uses."""
+"""Runs a demo encoder on training texts, with the tokens and the graph that a backend uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ Matrix = NDArray[np.float32]
 
 
 class Encoder:
-    """An encoder of the demo models' repository."""
+    """An encoder in the repository of the demo models."""
 
     def __init__(self, models: Path, name: str = "minilm") -> None:
         folder = models / name / "1"

@@ -25,7 +25,7 @@ from training.heads import apply_head, save_head
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-MISC", "I-MISC"]
 SEED = 0
 HIDDEN = 128
-# Chosen on another fifth of Wikigold and on the development file of WNUT 2017.
+# The value was chosen on another fifth of Wikigold and on the development file of WNUT 2017.
 PENALTY, EPOCHS = 0.03, 10
 TEST_EVERY = 5
 

@@ -29,14 +29,14 @@ class Api:
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=90)
 
     async def rows(self, body: dict[str, Any]) -> int:
-        """Return how many rows a request used, in all its models."""
+        """Return how many rows a request used, summed over all its models."""
         headers = {"cache-control": "no-cache"}
         response = await self._client.post("/v1/classify", json=body, headers=headers)
         response.raise_for_status()
         return sum(map(int, re.findall(r"=(\d+)", response.headers["sluicegate-rows"])))
 
     async def best(self, path: str, body: dict[str, Any], texts: Sequence[str]) -> list[str]:
-        """Return the best label of each text; sends a few requests at a time."""
+        """Return the best label of each text; a few requests are in flight at the same time."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(chunk: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ Layer = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 def save_head(path: Path, layers: Sequence[Layer]) -> None:
-    """Write `layers` to `path`, first layer first."""
+    """Write `layers` to `path`, from the first layer to the last."""
     arrays: dict[str, NDArray[np.float32]] = {}
     for index, (weight, bias) in enumerate(layers):
         arrays[f"w{index}"] = np.ascontiguousarray(weight, dtype=np.float32)
@@ -32,9 +32,9 @@ def apply_head(path: Path, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def layer_of(model: LogisticRegression) -> Layer:
-    """Return a logistic regression as a layer with one column for each class."""
+    """Return a logistic regression as a layer, with one column for each class."""
     weight, bias = model.coef_.T, model.intercept_
-    if weight.shape[1] == 1:  # with two classes, the model has only the second class's column
+    if weight.shape[1] == 1:  # with two classes, it has the second's column only
         weight = np.concatenate([-weight, weight], axis=1) / 2
         bias = np.concatenate([-bias, bias]) / 2
     return weight, bias

@@ -2,7 +2,7 @@
 
 The test set is the rows of SST-2's training file with `idx % 32 == 7`. SST-2 has many phrases of
 its own sentences. So a text is used for training only if it does not equal, contain or occur in a
-test text. Texts are compared without case and without leading and trailing blanks.
+test text. The comparison ignores case, and blanks at both ends.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from training.encoder import Encoder
 from training.heads import apply_head, layer_of, save_head
 
 TEST_MODULUS, TEST_REMAINDER = 32, 7
-# Chosen from 0.3, 1 and 3 on two other remainders, which were filtered like the test set.
+# Chosen from 0.3, 1 and 3 on rows with two other remainders, filtered in the same way.
 INVERSE_REGULARISATION = 0.3
 
 
 class Sentences(NamedTuple):
-    """Holds texts and their labels: 1 is positive, 0 negative."""
+    """Holds texts and their labels: 1 is positive, 0 is negative."""
 
     texts: list[str]
     labels: NDArray[np.int64]

@@ -1,9 +1,9 @@
 """Trains the head `sentiment-small` on SST-2, and chooses the threshold of the cascade.
 
 Run `python -m training.sentiment_small --help`. The training and test texts are those of
-`sentiment.py`. A head trained on four fifths of the training texts chooses the threshold on the
-other fifth, so that the large model gets the 40 % with the lowest probabilities. The saved head is
-trained on all training texts.
+`sentiment.py`. The cascade sends texts whose probability is below the threshold to the large model.
+A head trained on four fifths of the training texts gives the threshold: it is the probability below
+which 40 % of the other fifth lie. The saved head is trained on all training texts.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from training.encoder import Encoder, Matrix
 from training.heads import apply_head, layer_of, save_head
 from training.sentiment import read_sst2
 
-# Chosen from 1, 3 and 10 on the held-out fifth of the training texts.
+# Chosen from 1, 3 and 10 on the fifth of the training texts that was held out.
 INVERSE_REGULARISATION = 3.0
 ESCALATED = 0.4
 _KEPT_APART = 5
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _choose_threshold(vectors: Matrix, labels: NDArray[np.int64]) -> float:
-    """Return the probability below which two fifths of the held-out texts lie."""
+    """Return the probability below which 40 % of the held-out texts lie."""
     apart = np.arange(len(labels)) % _KEPT_APART == 0
     scores = _fit(vectors[~apart], labels[~apart]).predict_proba(vectors[apart])
     accuracy = (scores.argmax(axis=1) == labels[apart]).mean()

@@ -1,8 +1,7 @@
 """Builds the project's images, unmodified, on base images made from packages of Debian.
 
-A machine with a registry of images needs no base images of its own. Package indexes are those that
-this machine is configured for: a build mounts its settings for apt and pip, and no image keeps
-them.
+A machine with a registry of images needs no base images of its own. A build mounts this machine's
+settings for apt and pip, which name the package indexes. No image keeps these settings.
 """
 
 import configparser
@@ -17,7 +16,7 @@ from loadtests.containers.podman import HOME, PodmanError, run
 from testing.compose_files import OBSERVED, ROOT, merged
 
 PRESENT, FORMER = "present", "former"
-"""Tags of the images of the working tree and of the former release."""
+"""Tags of the images of the working tree, and of the images of the former release."""
 _BASES = Path(__file__).parent / "bases"
 _SUITE = "bookworm"
 _MINIMAL = "localhost/debian:bookworm-slim"
@@ -30,7 +29,7 @@ _NO_PIP = "import importlib.util as u; raise SystemExit(u.find_spec('pip') is no
 def build(tag: str, ref: str = "") -> None:
     """Build the missing base images, and every image of the project with `tag`.
 
-    The sources are those of commit `ref`, or of the working tree. Podman keeps the layers of former
+    The sources are from commit `ref`, or from the working tree. Podman reuses the layers of earlier
     builds.
 
     Raises:
@@ -48,7 +47,7 @@ def build(tag: str, ref: str = "") -> None:
 
 
 def former_release() -> str:
-    """Return the commit of the last release, or the commit before this one if there is none."""
+    """Return the commit of the last release, or this commit's parent if there is no release."""
     try:
         return _git("describe", "--tags", "--abbrev=0", "--match=v*", "HEAD~1").decode().strip()
     except PodmanError:
@@ -56,12 +55,12 @@ def former_release() -> str:
 
 
 def tagged(image: str, tag: str) -> str:
-    """Return the name of an image with another tag, or its own name for an empty tag."""
+    """Return the name of an image with the tag `tag`, or its own name if `tag` is empty."""
     return f"{image.rpartition(':')[0]}:{tag}" if tag else image
 
 
 def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
-    """Return the Dockerfile and the stage of each image of the project, without those for GPUs."""
+    """Return the Dockerfile and the stage of each image of the project, except images for GPUs."""
     services = merged(root=sources)["services"].values()
     return {
         f"localhost/{service['image']}": (
@@ -74,9 +73,9 @@ def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
 
 
 def full_name(name: str) -> str:
-    """Return the name of an image with its folder, which is `library` for Docker's own images.
+    """Return the name of an image with its folder, which is `library` for Docker's official images.
 
-    It has no digest, because a stand-in has another one.
+    The name has no digest, because the stand-in of an image has another digest.
     """
     name = name.partition("@")[0]
     return name if "/" in name else f"library/{name}"
@@ -112,7 +111,7 @@ def _build_bases() -> None:
 
 
 def _bases() -> dict[str, str]:
-    """Return the foreign images that the project names, by their local stand-ins."""
+    """Return the images of other projects that this project names, by their local stand-ins."""
     services = merged(OBSERVED)["services"].values()
     named = {service["image"] for service in services if "build" not in service}
     for file in (ROOT / "deploy").glob("*.Dockerfile"):
@@ -128,7 +127,7 @@ def _build(file: Path, context: Path, options: list[str]) -> None:
 
 
 def _pip_mounts(folder: Path) -> list[str]:
-    """Return the mounts that give pip in a build the package settings of this machine."""
+    """Return the build's mounts that give pip this machine's package settings."""
     settings = configparser.ConfigParser()
     home = Path.home()
     settings.read(["/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf"])

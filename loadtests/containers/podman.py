@@ -1,7 +1,7 @@
-"""Calls podman with a configuration of the load tests' own.
+"""Calls podman with a configuration that only the load tests use.
 
-Checked with podman 4.3 of Debian 12, run by root. `runc` and `cgroupfs` work without systemd, and
-the limits on open files stay within those of the shell.
+It was checked with podman 4.3 of Debian 12, run by root. It uses `runc` and `cgroupfs`, which work
+without systemd, and keeps the limits on open files within the limits of the shell.
 """
 
 import os
@@ -14,8 +14,8 @@ import msgspec
 
 from gateway.settings import process_environment
 
-HOME = Path("/var/tmp/sluicegate-containers")  # noqa: S108 - of root, made with mode 0700
-"""The folder of secrets, volumes and build files."""
+HOME = Path("/var/tmp/sluicegate-containers")  # noqa: S108 - owned by root, made with mode 0700
+"""The folder for secrets, volumes and build files."""
 _PROGRAMS = ("podman", "runc", "debootstrap", "iptables", "nsenter", "mkfs.ext4", "mount")
 _PACKAGES = "podman runc netavark aardvark-dns iptables catatonit debootstrap e2fsprogs util-linux"
 _INIT = "/usr/bin/catatonit"
@@ -26,7 +26,7 @@ class PodmanError(OSError):
 
 
 def missing() -> str:
-    """Return what this machine lacks to run containers, empty if nothing."""
+    """Return what this machine lacks to run containers; empty if it lacks nothing."""
     if os.geteuid() != 0:
         return "containers need root, to mount file systems and to change their firewalls"
     absent = [program for program in _PROGRAMS if shutil.which(program) is None]
@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 def prepare() -> None:
-    """Write the configuration that `run` uses."""
+    """Write the podman configuration that `run` uses."""
     HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     init = shutil.which("catatonit") or _INIT
@@ -55,11 +55,11 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
     """Run podman and return its standard output.
 
     Raises:
-        PodmanError: it failed, and `check` is true.
+        PodmanError: podman failed, and `check` is true.
     """
     own = {"CONTAINERS_CONF": str(HOME / "containers.conf"), "DISABLE_HC_SYSTEMD": "true"}
     done = subprocess.run(
-        ["podman", *arguments],  # noqa: S607 - wherever it is installed
+        ["podman", *arguments],  # noqa: S607 - podman may be installed anywhere
         env={**process_environment(), **own},
         capture_output=True,
         text=True,
@@ -75,7 +75,7 @@ def psql(container: str, query: str, *options: str, password: str = "") -> list[
     """Return the rows of a query to the PostgreSQL in a container, as text.
 
     Raises:
-        PodmanError: the database cannot be asked.
+        PodmanError: the query failed.
     """
     words = ("psql", "--username=sluicegate", "--no-align", "--tuples-only", "--field-separator=\t")
     secret = f"--env=PGPASSWORD={password}"
@@ -84,20 +84,20 @@ def psql(container: str, query: str, *options: str, password: str = "") -> list[
 
 
 def names(*listing: str) -> list[str]:
-    """Return the names that a listing prints, such as `ps --all` or `network ls`."""
+    """Return the names that a podman command prints, such as `ps --all` or `network ls`."""
     return run(*listing, "--format", "{{.Names}}" if listing[0] == "ps" else "{{.Name}}").split()
 
 
 class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a container as podman reports it; `pid` is 0 when it does not run."""
+    """The state of a container as podman reports it; `pid` is 0 when the container does not run."""
 
     pid: int
     status: str
     exit_code: int
     address: dict[str, str]
-    """The IP address in each network."""
+    """The container's IP address in each network."""
     mac: dict[str, str]
-    """The hardware address in each network."""
+    """The container's hardware address in each network."""
 
 
 def inspect(name: str) -> ContainerState:

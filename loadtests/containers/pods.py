@@ -1,7 +1,8 @@
 """Plays the pods of an overlay by `podman kube play`, and probes them as a kubelet does.
 
-It differs from a cluster: a workload is so many pods of given names. Volume claims and empty
-folders are named volumes of podman. The name of a service leads to all its pods, ready or not.
+This differs from a cluster in three ways. A workload has a fixed number of pods with fixed names.
+Volume claims and `emptyDir` volumes are named volumes of podman. The name of a service resolves to
+all its pods, even to pods that are not ready.
 """
 
 import base64
@@ -29,32 +30,32 @@ PREFIX = "kube-"
 NETWORK = "kube-pods"
 _NAMESPACE = "sluicegate"
 _DOMAIN = f"{_NAMESPACE}.svc.cluster.local"
-# What podman would run by programs that images lack, or does not know.
+# The images lack the programs by which podman would run these, or podman does not know them.
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
 _CLAIMED = "-claim"
 
 
 class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as it is played, by the name that it would have on a cluster."""
+    """A pod that podman plays, under the name that it would have on a cluster."""
 
     name: str
     objects: tuple[Manifest, ...]
-    """The pod as podman takes it, after what it mounts."""
+    """The manifests that podman plays: what the pod mounts, and the pod itself last."""
     aliases: tuple[str, ...]
     probes: dict[str, Manifest]
-    """The containers by their name, as the overlay has them, with probes."""
+    """The manifest of each container, with its probes, by the container's name."""
     grace: int
 
     @property
     def infra(self) -> str:
-        """The container that holds the network of the pod."""
+        """The name of the container that holds the pod's network."""
         (line,) = run(
             "pod", "inspect", "--format", "{{.InfraContainerID}}", PREFIX + self.name
         ).splitlines()
         return line
 
     def address(self) -> str:
-        """Return where it is in the network."""
+        """Return the pod's IP address."""
         return inspect(self.infra).address[NETWORK]
 
     def container(self, name: str) -> str:
@@ -62,7 +63,7 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
         return f"{PREFIX}{self.name}-{name}"
 
     def passes(self, probe: str) -> bool:
-        """Return whether every container that has such a probe passes it now."""
+        """Return whether every container that has a probe of this kind passes it now."""
         found = ((name, each.get(probe)) for name, each in self.probes.items())
         return all(self._passes(name, each) for name, each in found if each is not None)
 
@@ -82,10 +83,10 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(pod: PlayedPod, folder: Path) -> None:
-    """Create and start a pod, which does not exist, by a file in a folder that is private.
+    """Create and start a new pod from a manifest that is written to the private folder `folder`.
 
     Raises:
-        PodmanError: podman refuses it.
+        PodmanError: podman refuses the manifest.
     """
     aliases = ",".join(f"alias={each}" for each in pod.aliases)
     path = folder / f"{pod.name}.yaml"
@@ -94,7 +95,7 @@ def play(pod: PlayedPod, folder: Path) -> None:
 
 
 def take_away(pod: PlayedPod) -> None:
-    """Stop a pod within its grace and remove it; what it has claimed stays."""
+    """Stop a pod within its grace period and remove it; its volume claims stay."""
     for name in pod.probes:
         run("stop", "--time", str(pod.grace), pod.container(name), timeout=pod.grace + 60.0)
     run("pod", "rm", "--force", PREFIX + pod.name)
@@ -104,12 +105,12 @@ def take_away(pod: PlayedPod) -> None:
 
 
 def pids(pod: PlayedPod) -> list[int]:
-    """Return the first process of each container."""
+    """Return the id of the first process of each container."""
     return [inspect(pod.container(name)).pid for name in pod.probes]
 
 
 def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
-    """Create the network, and the secrets for the variables of pods, in place of former ones."""
+    """Create the network and the secrets that pods use as variables; earlier ones are replaced."""
     remove_everything()
     run("network", "create", NETWORK)
     for name, values in secrets.items():
@@ -120,7 +121,7 @@ def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
 
 
 def remove_everything() -> None:
-    """Remove every played pod, and its volumes, secrets and network."""
+    """Remove every played pod and all volumes, secrets and the network."""
     for kind in ("pod", "volume", "secret", "network"):
         options = ("--force", "--time", "1") if kind == "pod" else ()
         for name in names(kind, "ls"):
@@ -129,7 +130,7 @@ def remove_everything() -> None:
 
 
 def dependencies(path: Path) -> Iterator[PlayedPod]:
-    """Yield the pods of a file of pods and config maps."""
+    """Yield the pods in a file of pods and config maps."""
     found = list(yaml.safe_load_all(path.read_text()))
     for name, each in of_kind(found, "Pod").items():
         yield _played(name, each["spec"], each["metadata"]["labels"], (name,), found, {}, "")
@@ -138,9 +139,9 @@ def dependencies(path: Path) -> Iterator[PlayedPod]:
 def pods(
     manifests: Iterable[Manifest], secrets: Mapping[str, Mapping[str, str]], *, tag: str
 ) -> Iterator[PlayedPod]:
-    """Yield the pods of all workloads, with images of `tag`.
+    """Yield the pods of all workloads, with images of the tag `tag`.
 
-    `secrets` are the contents of the secrets that the workloads name.
+    `secrets` has the contents of the secrets that the workloads name.
     """
     manifests = list(manifests)
     services = of_kind(manifests, "Service")
@@ -177,11 +178,12 @@ def _played(
         if "/" not in container["image"]:
             container["image"] = tagged(f"localhost/{container['image']}", tag)
         container["imagePullPolicy"] = "Never"
-        # All of these are optional, and none is there.
+        # All of these are optional, and none exists here.
         container.pop("envFrom", None)
         for field in _PROBES:
             container.pop(field, None)
-        # Podman publishes every port on this machine, by the same number where none is said.
+        # Podman publishes every port on this machine, under the same number unless another one is
+        # set.
         container["ports"] = [each for each in container.get("ports", []) if "hostPort" in each]
         for variable in container.get("env", []):
             if "secretKeyRef" in (reference := variable.get("valueFrom", {})):
@@ -209,9 +211,10 @@ def _mounted(
     maps: Mapping[str, Manifest],
     secrets: Mapping[str, Mapping[str, str]],
 ) -> Manifest | None:
-    """Rename a volume, and return the object that it is made of, if any.
+    """Rename a volume, and return the object from which it is made, if there is one.
 
-    Podman keeps a volume of its own by the name of each empty folder, config map and secret.
+    Podman names the volume of each `emptyDir`, config map and secret after the object, so each
+    needs a name of its own.
     """
     volume["name"] = name
     if "persistentVolumeClaim" in volume:
@@ -220,7 +223,7 @@ def _mounted(
         if "configMap" in volume:
             contents = maps[volume["configMap"]["name"]]["data"]
         else:
-            # Podman 4.3 would write files of a secret in base64.
+            # Podman 4.3 would write the files of a secret in base64.
             contents = secrets[volume.pop("secret")["secretName"]]
         volume["configMap"] = {"name": name, "optional": False}
         return _object("ConfigMap", name, {"data": dict(contents)})

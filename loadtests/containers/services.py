@@ -1,7 +1,7 @@
 """Runs the services of compose.yaml and its overrides as podman containers.
 
-The files are used as they stand: images, commands, environments, networks, users, read-only roots,
-dropped capabilities, restarts. Volumes differ: each is a small file system of its own, so that a
+Images, commands, environments, networks, users, read-only roots, dropped capabilities and restarts
+are those in the files. Only the volumes differ: each is a small file system of its own, so that a
 fault can fill it.
 """
 
@@ -26,13 +26,13 @@ BALANCER_PORT = 18080
 _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
 _RESOLVED_NAMES = Path("/run/containers/networks/aardvark-dns")
-"""Where podman's name server finds the names of each network."""
+"""The folder where podman's name server finds the names of each network."""
 _MEMORY = "3g"
-"""The memory that a container may use; the bounds of the load tests are lower."""
+"""The memory limit of a container. The bounds that load tests check are lower."""
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A service of compose.yaml, as far as `start` uses it."""
+    """The part of a service of compose.yaml that `start` uses."""
 
     name: str
     image: str
@@ -40,7 +40,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     entrypoint: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     networks: dict[str, str]
-    """The address in each network, empty where the engine chooses."""
+    """The address in each network; empty if the container engine chooses it."""
     volumes: tuple[str, ...] = ()
     tmpfs: tuple[str, ...] = ()
     depends_on: dict[str, Any] = {}
@@ -52,29 +52,30 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def container(self) -> str:
-        """The name of its container."""
+        """The name of the service's container."""
         return PREFIX + self.name
 
     @property
     def disks(self) -> list[Path]:
-        """The folders of this machine that are its volumes."""
+        """The folders of this machine that hold the service's volumes."""
         return [_volume_folder(each.partition(":")[0]) for each in self.volumes if each[0] != "."]
 
     @property
     def grace(self) -> int:
-        """Seconds that it may take to stop."""
+        """Seconds that the service may take to stop."""
         return int(self.stop_grace_period.removesuffix("s"))
 
     @property
     def ends(self) -> bool:
-        """Whether its command ends, once it has done what others wait for."""
+        """Whether the service's command ends after it has done what other services wait for."""
         return self.restart == "no"
 
 
 def services(values: Mapping[str, str], *, tag: str = "") -> dict[str, Service]:
     """Return the services of compose.yaml and its overrides, dependencies first.
 
-    `values` stand for the variables of `deploy/env.example`. The project's images have `tag`.
+    `values` are the values of the variables of `deploy/env.example`. The project's images have
+    `tag`.
     """
     text = msgspec.json.encode(merged(OBSERVED)["services"]).decode()
     text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], text)
@@ -103,7 +104,7 @@ def _service(name: str, found: dict[str, Any], tag: str) -> Service:
 
 
 def networks() -> dict[str, list[str]]:
-    """Return the networks of compose.yaml, and the options that create each."""
+    """Return the networks of compose.yaml, and the options with which each is created."""
     found = {}
     for name, each in merged(OBSERVED)["networks"].items():
         found[name] = ["--internal"] if each.get("internal") else []
@@ -120,7 +121,7 @@ def new_secrets() -> dict[str, str]:
 
 
 def create_networks_and_volumes(chosen: Mapping[str, Service]) -> None:
-    """Create the missing networks, and mount an empty file system for each volume without one."""
+    """Create missing networks, and mount an empty file system for each volume that has none."""
     there = names("network", "ls")
     for name, options in networks().items():
         if PREFIX + name not in there:
@@ -139,7 +140,7 @@ def create_networks_and_volumes(chosen: Mapping[str, Service]) -> None:
 
 
 def remove_volume(folder: Path) -> None:
-    """Remove a volume that no container uses, with its data."""
+    """Remove a volume that no container uses, and its data."""
     if folder.is_mount():
         subprocess.run(["umount", folder], check=True)  # noqa: S607
     _image_of(folder).unlink(missing_ok=True)
@@ -154,7 +155,8 @@ def remove_everything() -> None:
     for name in names("network", "ls"):
         if name.startswith(PREFIX):
             run("network", "rm", "--force", name)
-    # The names of a container that ended badly would give the next network its former address.
+    # Names of containers that ended badly would give the next network the address of the former
+    # one.
     for path in _RESOLVED_NAMES.glob(f"{PREFIX}*"):
         path.unlink()
 
@@ -162,12 +164,12 @@ def remove_everything() -> None:
 def start(
     service: Service, *, former: ContainerState | None = None, port: int = BALANCER_PORT
 ) -> None:
-    """Run a container of `service`, at the addresses of a `former` one if given.
+    """Run a container of `service`, at the addresses of the container `former` if it is given.
 
-    A load balancer listens on `port` of this machine.
+    The load balancer listens on `port` of this machine.
 
     Raises:
-        PodmanError: it cannot be run.
+        PodmanError: the container cannot be run.
     """
     options = [*_options(service, former)]
     if service.name.startswith("load-balancer"):
@@ -192,7 +194,7 @@ def is_healthy(service: Service) -> bool:
             return found.status == "exited" and found.exit_code == 0
         if found.status == "running" and service.healthcheck:
             run("exec", service.container, *service.healthcheck["test"][1:], timeout=30.0)
-    except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's, which waits for names
+    except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's, until names resolve
         return False
     return found.status == "running"
 
@@ -202,7 +204,7 @@ def _volume_folder(name: str) -> Path:
 
 
 def _image_of(folder: Path) -> Path:
-    """Return the file that holds the file system of a volume."""
+    """Return the file with the file system of a volume."""
     return HOME / f"{folder.name}.ext4"
 
 
@@ -215,7 +217,7 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     for network, address in service.networks.items():
         name = PREFIX + network
         fixed = f",ip={address}" if address else ""
-        if former:  # with the hardware address, as Docker does: neighbours remember it
+        if former:  # with the former hardware address, as Docker does: neighbours remember it
             fixed = f",ip={former.address[name]},mac={former.mac[name]}"
         yield f"--network={name}:alias={service.name}{fixed}"
     for folder in service.tmpfs:

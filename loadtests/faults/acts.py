@@ -18,11 +18,11 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 SUPERVISED = {"worker": "gateway", "shipper": "shipper", "admin": "admin", "batches": "batches"}
-"""The parts that the gateway's supervisor starts again, and their roles."""
+"""The parts that the gateway's supervisor restarts, and their roles."""
 _LATE = 0.2
-"""Seconds by which the replies of a slow Redis are late."""
+"""Seconds by which replies of a slow Redis are delayed."""
 _EARLIER = 4.0
-"""Seconds by which one backend is back before the others."""
+"""Seconds by which one backend returns before the others."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def stop(topology: Processes, part: str) -> Iterator[None]:
 
 
 def proxied(**fault: float) -> Act:
-    """Return an act that lets the proxies of backends behave as `ProxyFault(**fault)`."""
+    """Return an act that makes the proxies of backends behave as `ProxyFault(**fault)`."""
 
     @contextmanager
     def act(topology: Processes, part: str) -> Iterator[None]:
@@ -74,7 +74,7 @@ def proxied(**fault: float) -> Act:
 
 @contextmanager
 def all_down(topology: Processes, part: str) -> Iterator[None]:
-    """Refuse the calls of all backends; the last one comes back some seconds earlier."""
+    """Refuse the calls of all backends; the last backend returns some seconds before the others."""
     *others, last = topology.backends_of(part)
     for backend in (*others, last):
         topology.set_fault(backend, ProxyFault(refuses=True))
@@ -95,7 +95,7 @@ def revision(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def full(topology: Processes, part: str) -> Iterator[None]:
-    """Leave no memory to a Redis that evicts nothing."""
+    """Fill the memory of a Redis that evicts nothing."""
     redis = topology.server(part)
     redis.configure("maxmemory-policy", "noeviction")
     redis.configure("maxmemory", "1")
@@ -117,7 +117,7 @@ def redis_latency(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def failover(topology: Processes, part: str) -> Iterator[None]:
-    """Kill the primary of a Redis, and note the seconds without one as `away`."""
+    """Kill the primary of a Redis, and note as `away` the seconds without a primary."""
     deployment = topology.redis[part]
     if not isinstance(deployment, SentinelDeployment):
         raise TopologyError(f"`{part}` has no Sentinels")
@@ -127,7 +127,7 @@ def failover(topology: Processes, part: str) -> Iterator[None]:
 
 
 def fail_over(deployment: SentinelDeployment) -> tuple[Valkey, float]:
-    """Kill the primary; return it, and the seconds without one."""
+    """Kill the primary; return it and the seconds without a primary."""
     former = deployment.kill_primary()
     killed = time.monotonic()
     wait_until(lambda: deployment.current() is not None, what="a new primary")

@@ -1,4 +1,4 @@
-"""Injects six faults into a scraped system, and asks Prometheus which alerts fire, and when."""
+"""Injects six faults into a system that Prometheus scrapes, and notes when which alerts fire."""
 
 import itertools
 import time
@@ -16,7 +16,7 @@ from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
 from loadtests.faults.topology import repeating
 
 _LIMIT = 180.0
-"""Seconds of a fault at most; it ends when all expected alerts fire."""
+"""The most seconds of a fault. It ends earlier if all expected alerts fire."""
 _SETUP = Setup(backends=TWO_BY_TWO[::2], workers=1, limited=1, is_mixed=True, scrape_interval="15s")
 _ON_DISK = msgspec.structs.replace(_SETUP, disk_bytes=2_400_000_000)
 _LOAD = LoadSpec(rate=30.0, hasty=0.0)
@@ -24,7 +24,7 @@ _LOAD = LoadSpec(rate=30.0, hasty=0.0)
 
 @contextmanager
 def _slow_down(topology: Processes, part: str) -> Iterator[None]:
-    """Let a backend run for a tenth of the time."""
+    """Let a backend run for only a tenth of the time."""
     (backend,) = topology.backends_of(part)
     turns = itertools.cycle(((backend.pause, 0.9), (backend.resume, 0.1)))
 
@@ -61,7 +61,7 @@ def _fill_disk(topology: Processes, _: str) -> Iterator[None]:
 
 
 def _watched(act: Act | None) -> Act:
-    """Return an act that notes which alerts fired before it."""
+    """Return an act that first notes which alerts already fire."""
 
     @contextmanager
     def watched(topology: Processes, part: str) -> Iterator[None]:
@@ -74,7 +74,7 @@ def _watched(act: Act | None) -> Act:
 
 
 def _have_fired(alerts: tuple[str, ...]) -> Callable[[Processes], bool]:
-    """Return a function that notes when each alert fires, and whether all of `alerts` have."""
+    """Return a function that notes when each alert fires, and says whether all of `alerts` have."""
 
     def have_fired(topology: Processes) -> bool:
         fired: dict[str, float] = topology.notes["fired"]

@@ -1,4 +1,4 @@
-"""Kills every process in turn while a batch runs; each line must be there, and billed, once."""
+"""Kills every process in turn while a batch job runs; each line must be done and billed once."""
 
 import time
 from collections import Counter
@@ -50,7 +50,7 @@ def _kill_in_turn(topology: Processes, _: str) -> Iterator[None]:
 
 
 def each_line_is_there_once(case: Case) -> Iterator[str]:
-    """Find lines of the batch that are lost, twice, wrong, or not billed once."""
+    """Find lines of the batch job that are lost, doubled, wrong, or not billed exactly once."""
     batch, ended, lines, asked = case.topology.notes["batch"]
     output = [msgspec.json.decode(line) for line in lines]
     times = Counter(line["custom_id"] for line in output)
@@ -78,7 +78,7 @@ def each_line_is_there_once(case: Case) -> Iterator[str]:
 
 
 def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
-    """Upload a line for each text, start a batch of them, and return its id."""
+    """Upload a file with a line for each text, start a batch job of it, and return the job's id."""
     content = b"".join(
         msgspec.json.encode(
             {
@@ -102,7 +102,7 @@ def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
 
 
 def _status(client: httpx.Client, batch: str) -> dict[str, Any]:
-    """Return the batch; ask again while the gateway is away."""
+    """Return the batch job; ask again while the gateway is down."""
     while True:
         with suppress(httpx.TransportError):
             answer = client.get(f"/v1/batches/{batch}")
@@ -113,12 +113,12 @@ def _status(client: httpx.Client, batch: str) -> dict[str, Any]:
 
 
 def lines_done(client: httpx.Client, batch: str) -> int:
-    """Return how many lines have ended."""
+    """Return how many lines of the job have ended."""
     counts = _status(client, batch)["request_counts"]
     return int(counts["completed"] + counts["failed"])
 
 
-# Batches of many rows take little longer, so that the machine's cores decide.
+# Batches of many rows take little longer than small ones, so the machine's cores are the limit.
 _FAST = {"paced_token": "2e-5"}
 FAULTS = (
     Fault(

@@ -1,7 +1,8 @@
 """Kills bulk jobs, and compares their output with the output of an undisturbed run.
 
-As a program, in an environment that has Ray, it kills the driver and a node of a Ray cluster under
-bulk jobs, and prints the digests of their outputs. The cluster is three nodes of one core.
+Run as a program in an environment that has Ray, it kills the driver and a node of a Ray cluster
+while bulk jobs run, and prints the digests of their outputs. The cluster is three nodes of one
+core.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from testing.waiting import wait_until
 _ROWS, _PART_ROWS, _KILLS = 10_000, 1000, 10
 _NODES, _RAY_ROWS = 3, 20_000
 _SPREAD = 10.0
-"""All kills come within this many times the duration of the undisturbed run."""
+"""All kills come within this multiple of the time that the undisturbed run took."""
 _ROOT = Path(__file__).parents[2]
 _RAY_PYTHON = _ROOT / ".venv-ray/bin/python"
 
@@ -76,7 +77,7 @@ def _kill_job() -> Outcome:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
                 done += 1
-            else:  # so that kills are as likely at its end
+            else:  # so that kills also happen near the end of the job
                 digests.add(digest(root / "killed"))
                 shutil.rmtree(root / "killed")
         _finish(_start(root, "killed"))
@@ -86,7 +87,7 @@ def _kill_job() -> Outcome:
 
 
 def _start(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
-    """Start a job that reads `root/in.jsonl` and writes to the folder `output` in `root`."""
+    """Start a job that reads `root/in.jsonl` and writes to the folder `root/output`."""
     command = [
         *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
         *("--models", str(root / "models"), "--part-rows", str(_PART_ROWS), "--keep", "number"),
@@ -126,7 +127,7 @@ def _kill_on_ray() -> None:
         with running_cluster(_NODES) as cluster:
 
             def start(output: str, *, until_done: float) -> "subprocess.Popen[bytes]":
-                """Start a job, and return when this share of its parts is whole."""
+                """Start a job, and return it when the share `until_done` of its parts is done."""
                 job, folder = _start(root, output, "--ray", cluster.address), root / output
                 least = until_done * _RAY_ROWS / _PART_ROWS
                 wait_until(lambda: len(list(folder.glob("part-*"))) >= least, within=900.0)

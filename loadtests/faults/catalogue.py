@@ -1,8 +1,8 @@
-"""Describes a fault: what it does, where it can be done, and when errors are allowed."""
+"""Describes faults: what each does, where it can be injected, and when it may cause errors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any  # figures of many kinds
+from typing import Any  # figures are values of many types
 
 import msgspec
 
@@ -10,7 +10,7 @@ from loadtests.faults.judge import NEVER, Sent, Window
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a load: requests a second, and the shares of special requests."""
+    """Describes a load: its rate in requests a second, and the shares of special requests."""
 
     rate: float = 40.0
     repeated: float = 0.25
@@ -18,23 +18,23 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     hasty: float = 0.05
     """Share of requests with a deadline of 300 ms. They may get 503 or 504."""
     insists: bool = False
-    """Whether callers repeat a refused request after its `Retry-After`."""
+    """Whether callers repeat a refused request after the seconds of its `Retry-After`."""
     keyed: bool = False
-    """Whether each request has an idempotency key. Callers send a request until it is answered, and
-    then once more. Every fourth caller first sends it and hangs up."""
+    """Whether each request has an idempotency key. Callers send such a request until it is
+    answered, and then once more. Every fourth caller first sends it once and hangs up."""
     spike: float = 1.0
-    """The factor of the rate during the fault. The additional requests are from limited tenants, if
-    there are any."""
+    """The rate during the fault, as a multiple of the rate before it. If some tenants are limited,
+    the additional requests come from them."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a finished case to checks.
+    """Describes a finished case. Checks read it.
 
     A check may add to `figures`. Times are readings of `time.monotonic`.
     """
 
     topology: Any
-    """The running `Topology`; its own checks use more of it than its base class has."""
+    """The running `Topology`. Checks of one topology also use what only its subclass has."""
     part: str
     sent: Sequence[Sent]
     begun: float
@@ -48,7 +48,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 Act = Callable[[Any, str], AbstractContextManager[None]]
 """Injects a fault into a part of a topology at the entry, and undoes it at the exit.
 
-The exit returns when the part that was away is started again. It raises one of `FAILURES`.
+The exit returns when the part has been started again. It raises one of `FAILURES`.
 """
 Check = Callable[[Case], Iterable[str]]
 """Judges a case and returns findings."""
@@ -59,8 +59,8 @@ Outcome = tuple[dict[str, Any], Sequence[str]]
 class Fault(msgspec.Struct, frozen=True):
     """A named fault.
 
-    `act` injects it into one of `parts`; without `act`, the load is the fault. `play` is a fault
-    with a load and a judge of its own, which needs no topology.
+    `act` injects the fault into one of `parts`. Without `act`, the load itself is the fault. A
+    fault with `play` needs no topology: `play` has its own load and judge.
     """
 
     name: str
@@ -68,23 +68,24 @@ class Fault(msgspec.Struct, frozen=True):
     undo: str
     act: Act | None = None
     parts: Iterable[str] | Callable[[], Iterable[str]] = ("",)
-    """A part's name begins with its kind: `backend eu-0`, `worker`, `gateway-1`."""
+    """The parts into which the fault can be injected. A part's name begins with its kind: `backend
+    eu-0`, `worker`, `gateway-1`."""
     topology: str = "processes"
     play: Callable[[], Outcome] | None = None
     hold: float = 15.0
     """Seconds that the fault lasts."""
     until: Callable[[Any], bool] | None = None
-    """Ends the fault early once this returns true for the topology."""
+    """Ends the fault early once this function returns true for the topology."""
     windows: Mapping[str, Window] = {}
-    """When errors are allowed, by kind of part."""
+    """When errors are allowed, by the kind of the part."""
     load: LoadSpec = LoadSpec()
     setup: object = None
     """The setup of the topology. Faults with equal setups share a running topology."""
     checks: tuple[Check, ...] = ()
     may_lose: float = 0.0
-    """Seconds before the fault whose answers the ledger may lack, as after a power cut."""
+    """The ledger may lack answers from this many seconds before the fault, as after a power cut."""
 
     def window(self, part: str) -> Window:
-        """Return when errors are allowed while it is done to a part."""
+        """Return when errors are allowed while the fault is injected into `part`."""
         kind = part.split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
         return self.windows.get(kind, NEVER)

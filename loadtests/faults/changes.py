@@ -1,4 +1,4 @@
-"""Lets an operator change everything under mixed load, and finds processes that grow (the soak)."""
+"""Makes every change that an operator can make, under mixed load, and finds processes that grow."""
 
 import itertools
 import random
@@ -22,18 +22,19 @@ from loadtests.faults.topology import repeating
 from loadtests.process_resources import resources_of
 
 _EVERY, _LOOK = 5.0, 2.0
-"""Seconds between changes, and between samples of resources."""
+"""Seconds between two changes, and between two samples of resources."""
 _LONG = 120.0
-"""Seconds. A shorter soak does not judge growth."""
+"""Seconds. A soak that is shorter than this does not judge growth."""
 _MIB = 1 << 20
 _SHARE, _MEMORY, _FILES = 0.05, 4 * _MIB, 8
-"""How far a resource may rise after the first third: 5 %, and 4 MiB or 8 of the others."""
+"""How far a resource may rise after the first third of the time: by 5 %, plus 4 MiB of memory, or 8
+files or threads."""
 _TASKS = re.compile(r"^sluicegate_tasks (\S+)$", re.MULTILINE)
 _MOST_LOG_BYTES = 32 * _MIB
 
 
 class Operator:
-    """Makes a change at each `next`, in turns. `failed` counts changes without their effect."""
+    """Makes one change at each `next`, in rotation. `failed` counts the changes without effect."""
 
     def __init__(self, topology: Processes, every: float) -> None:
         self._topology = topology
@@ -54,7 +55,7 @@ class Operator:
         self._turns = itertools.cycle(self._changes)
 
     def next(self) -> float:
-        """Make the next change. Return how many seconds to wait before the change after it."""
+        """Make the next change. Return how many seconds to wait before the following change."""
         name = next(self._turns)
         self.made[name] += 1
         with self._topology.admin() as admin:
@@ -75,7 +76,7 @@ class Operator:
         return admin.post("/admin/config/reload").is_client_error
 
     def _revoke_key(self, admin: httpx.Client) -> bool:
-        """Use a key in a request that is not billed, revoke it, and use it again."""
+        """Use a key for a request that is not billed, revoke the key, and try to use it again."""
         made = admin.post("/admin/keys", json={"tenant": "north", "name": "soak"}).json()
         headers = {"authorization": f"Bearer {made['key']}"}
         with self._topology.client() as client:
@@ -95,7 +96,7 @@ class Operator:
         return admin.post("/admin/cache/purge", json=chosen).is_success
 
     def _publish_revision(self, admin: httpx.Client) -> bool:
-        """Publish another revision, which gives other answers."""
+        """Publish another revision, which gives different answers."""
         number = next(self._numbers)
         for backend in self._topology.backends.values():
             write_revision(backend.models, number)
@@ -104,7 +105,7 @@ class Operator:
 
 
 class Resources:
-    """Samples memory, files and threads of processes, workers' tasks, and event logs."""
+    """Samples processes' memory, files and threads, the tasks of workers, and the event logs."""
 
     def __init__(self, topology: Processes) -> None:
         self._topology = topology
@@ -113,7 +114,7 @@ class Resources:
         self.log_bytes = 0
 
     def look(self) -> float:
-        """Take a sample; return the seconds until the next."""
+        """Take a sample; return the seconds until the next sample."""
         at = time.monotonic()
         for name, pid in self._topology.pids().items():
             for resource, amount in resources_of(pid).items():
@@ -127,16 +128,16 @@ class Resources:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes on the disk of the files below a folder."""
+    """Return the bytes that the files below a folder occupy on the disk."""
     found = 0
     for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # billed, and removed meanwhile
+        with suppress(FileNotFoundError):  # the file was billed and removed meanwhile
             found += path.stat().st_blocks * 512
     return found
 
 
 def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of the amounts after the first third, and by how much their line rises."""
+    """Return the median of the values after the first third, and the rise of a line through it."""
     if len(points) < 9:
         return 0.0, 0.0
     first, last = points[0][0], points[-1][0]
@@ -156,7 +157,7 @@ def change_everything(topology: Processes, _: str, *, every: float = _EVERY) -> 
 
 
 def changes_worked(case: Case) -> Iterator[str]:
-    """Find changes without their effect."""
+    """Find changes that had no effect."""
     operator: Operator = case.topology.notes["operator"]
     case.figures["changes"] = operator.made.total()
     failed = {name: count for name, count in operator.failed.items() if count}
@@ -194,7 +195,7 @@ FAULTS = (
         setup=Setup(
             limited=1,
             is_mixed=True,
-            # So small that it is full before the first third of the time has passed.
+            # The cache is so small that it is full before the first third of the time has passed.
             document={"cache": {"memory_bytes": 4 * _MIB}},
         ),
         checks=(changes_worked, nothing_grows),

@@ -1,4 +1,4 @@
-"""Judges what a fault costs beside answers and bills: attempts, waits, breakers and limits."""
+"""Finds side effects of a fault on attempts, waits, circuit breakers and limits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,13 +10,14 @@ from testing.redis_deployments import FAILOVER_TIMEOUT
 
 _MOST_ATTEMPTS = 1.2
 _ALLOWED = 0.020
-"""Seconds that a fault of a Redis may add to the 99th percentile of misses."""
+"""Seconds by which a fault of a Redis may raise the p99 of misses."""
 LONGEST_FAILOVER = 1.5 + 2 * FAILOVER_TIMEOUT + 4.0
-"""The most seconds until there is a new primary. An election without a leader is repeated once."""
+"""The most seconds until there is a new primary. Sentinels repeat an election without a winner
+once."""
 
 
 def few_attempts(case: Case) -> Iterator[str]:
-    """Find items that were tried too often, retries and hedges included."""
+    """Find a load whose items took too many attempts, retries and hedges included."""
     grown = _growth(case)
     first = grown["computed"] + grown["failed"]
     if first <= 0:
@@ -29,7 +30,7 @@ def few_attempts(case: Case) -> Iterator[str]:
 
 
 def misses_go_on(*parts: str) -> Check:
-    """Return a check that finds misses that waited for a Redis of `parts` that fails."""
+    """Return a check that finds misses that were slower while a Redis of `parts` failed."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part not in parts:
@@ -38,7 +39,7 @@ def misses_go_on(*parts: str) -> Check:
         before = percentile([each for each in misses if each.came < case.begun], 0.99)
         during = percentile([each for each in misses if case.begun <= each.due < case.ended], 0.99)
         after = percentile([each for each in misses if each.due >= case.ended], 0.99)
-        # What else the machine does slows all three.
+        # Other work on the machine slows the misses before, during and after the fault.
         usual = max(before, after)
         case.figures["miss_p99_added_ms"] = round(1000 * (during - usual), 1)
         if during > usual + _ALLOWED:
@@ -48,7 +49,7 @@ def misses_go_on(*parts: str) -> Check:
 
 
 def breaker_opens(*parts: str) -> Check:
-    """Return a check that finds a Redis of `parts` that was away, and no breaker opened."""
+    """Return a check that finds a Redis of `parts` that was away although no breaker opened."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part in parts:
@@ -60,10 +61,10 @@ def breaker_opens(*parts: str) -> Check:
 
 
 def hits_are_answered(case: Case) -> Iterator[str]:
-    """Find memory hits that were refused while no backend was up, and refusals without a hint."""
+    """Find memory hits refused while no backend was up, and refusals without `Retry-After`."""
     down = [each for each in case.sent if case.begun <= each.due < case.ended]
     missed = sum(each.has_failed for each in down if each.is_repeat)
-    # The probes need a moment to find out.
+    # The probes take a moment to notice.
     refused = [each for each in down if each.due > case.begun + 1.0 and each.status == 503]
     silent = sum(not each.retry_after for each in refused)
     after = [each.due - case.ended for each in case.sent if each.has_failed]
@@ -79,14 +80,14 @@ def hits_are_answered(case: Case) -> Iterator[str]:
 
 
 def shares(case: Case) -> Sequence[str]:
-    """Note the items of each backend."""
+    """Note how many items each backend answered."""
     grown = _growth(case).items()
     case.figures["items"] = {name[6:]: int(n) for name, n in grown if name.startswith("items ")}
     return ()
 
 
 def limits_hold(case: Case) -> Iterator[str]:
-    """Find a window with more requests than the limit and the failover's bound allow."""
+    """Find a window with more requests than the limit and the bound of a failover allow."""
     away = case.topology.notes["away"]
     over, _ = worst_window(case)
     rate = len(case.sent) / len(case.topology.keys) / (case.sent[-1].due - case.sent[0].due)
@@ -99,9 +100,9 @@ def limits_hold(case: Case) -> Iterator[str]:
 
 
 def worst_window(case: Case) -> tuple[float, float]:
-    """Return by how many requests the worst window of a limited tenant was over `RULE`.
+    """Return by how many requests the worst window of a limited tenant exceeded `RULE`.
 
-    The second value is the smallest share of its limit that a tenant got.
+    The second value is the smallest share of its limit that any tenant got.
     """
     lasted = case.sent[-1].due - case.sent[0].due
 
@@ -115,13 +116,13 @@ def worst_window(case: Case) -> tuple[float, float]:
 
 
 def over_admission_bound(away: float, *, workers: int, offered: float) -> float:
-    """Return by how many requests a window may exceed `RULE`, if Redis was away for `away` s."""
+    """Return by how many requests a window may exceed `RULE` if Redis was away for `away` s."""
     unaware = away + STATE_TIMEOUT + 1.0
     return failover_bound(RULE, share=SHARE, workers=workers, unaware=unaware, offered=offered)
 
 
 def _growth(case: Case) -> dict[str, float]:
-    """Return by how much each counter grew. A process that was killed counts from 0 again."""
+    """Return the increase of each counter. The counter of a killed process starts again at 0."""
     start, end = case.counters["start"], case.counters["end"]
     return {
         name: count - start.get(name, 0.0) if count >= start.get(name, 0.0) else count

@@ -21,11 +21,11 @@ _BASE, _TOKEN = 2e-3, 5.8e-4
 """Seconds that a batch takes, and seconds that each token adds."""
 _ROWS, _TOKENS = 16, 10
 CAPACITY = _ROWS / (_BASE + _TOKEN * _TOKENS * _ROWS)
-"""The most items a second that a backend can compute."""
+"""The most items a second that one backend can compute."""
 
 
 class Child:
-    """A process of a module of the product."""
+    """A child process that runs a module of the product."""
 
     def __init__(self, *argv: str, values: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", *argv]
@@ -33,7 +33,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, if it does not run."""
+        """Start the process if it does not run."""
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
@@ -48,14 +48,14 @@ class Child:
         self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Let the process finish its work and end, and wait for its end."""
+        """Send the signal `number`, and wait until the process has finished its work and ended."""
         if self._process is not None:
             self.signal(number)
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Stop the process: it keeps its connections and answers nothing."""
+        """Stop the process by SIGSTOP: it keeps its connections and answers nothing."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -69,7 +69,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The id of the process, 0 if there is none."""
+        """The id of the process; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def runs(self) -> bool:
@@ -78,12 +78,12 @@ class Child:
 
 
 def gateway_process(role: str, settings: Settings) -> Child:
-    """Return a process of the gateway, such as `billing`."""
+    """Return a gateway process for a role, such as `billing`."""
     return Child("gateway", f"run-{role}", values=environment(settings))
 
 
 class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specifies a backend with a repository of its own; `slower` times the pace."""
+    """Specifies a backend with its own model repository; `slower` multiplies its batch times."""
 
     name: str
     region: str
@@ -93,7 +93,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacedBackend(Child):
-    """A backend of declared speed, with its repository and the proxy before it."""
+    """A backend whose batches take set times, with its model repository and the proxy before it."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class PacedBackend(Child):
         )
 
     def is_ready(self) -> bool:
-        """Return whether the process answers."""
+        """Return whether the backend is ready."""
         return is_answered(f"{self.url}{STATE_PATH}", timeout=2.0)
 
     def change_revision(self) -> None:
-        """Switch to a further revision of the model."""
+        """Switch to another revision of the model."""
         write_revision(self.models, 1 + len(list((self.models / MODEL).iterdir())))
         with httpx.Client(timeout=60.0, verify=no_authorities()) as client:
             client.post(f"{self.url}{RELOAD_PATH}").raise_for_status()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any  # each topology has setups of its own
+from typing import Any  # each topology has its own type of setup
 
 import click
 
@@ -25,17 +25,23 @@ TOPOLOGIES: Mapping[str, Callable[[Path, Any], Topology]] = {
     "containers": lambda _, setup: Containers(setup),
     "pods": lambda folder, _: Pods(folder),
 }
-"""How each topology is made in an empty folder, with the setup of a fault."""
+"""Functions that build each topology in an empty folder, with the setup of a fault."""
 _ENOUGH = 900.0
-"""Seconds after which no further case begins, so that a run ends within 20 minutes."""
+"""No case begins later than this many seconds after the start, so that a run ends within 20
+minutes."""
 
 
 @click.command("faults")
 @click.option("--topology", multiple=True, type=click.Choice(list(TOPOLOGIES)))
-@click.option("--fault", "names", multiple=True, help="A fault, or fault and part; `*` matches.")
-@click.option("--list", "is_list", is_flag=True, help="Print the catalogue.")
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    help="Names of faults, with `*` as wildcard: `FAULT` or `FAULT PART`.",
+)
+@click.option("--list", "is_list", is_flag=True, help="Print the catalogue of faults.")
 @click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
-@click.option("--repeat", default=1, show_default=True, help="Times that each case runs.")
+@click.option("--repeat", default=1, show_default=True, help="How often each case runs.")
 def faults_command(
     *,
     topology: tuple[str, ...],
@@ -64,8 +70,8 @@ def faults_command(
 
 
 def _run(jobs: Sequence[Job], commit: str) -> None:
-    """Run the jobs and print each result; exit with 1 if something is not as it must be."""
-    # What is mounted, or runs in a container, is removed then, too.
+    """Run the jobs and print each result; exit with 1 if an invariant did not hold."""
+    # Exiting also removes mounts and containers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         left = run_jobs(
@@ -81,7 +87,7 @@ def _run(jobs: Sequence[Job], commit: str) -> None:
         raise click.ClickException(f"the topology did not start: {error}") from error
     if left:
         print(f"{len(left)} cases are left: run the same command again")
-    # Findings of an earlier run of this command count, too.
+    # Findings of earlier runs of this command count as well.
     known = report.records(report.RESULTS, commit)
     names = [job.name for job in jobs]
     if broken := [name for name in names if name in known and known[name].findings]:

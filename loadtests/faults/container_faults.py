@@ -1,4 +1,7 @@
-"""Breaks containers and networks of the production layout, and replaces, rotates, restores it."""
+"""Breaks the containers and networks of the production layout.
+
+It also replaces and upgrades containers, rotates secrets, and restores a backup.
+"""
 
 import os
 import signal
@@ -28,23 +31,23 @@ from testing.waiting import wait_until
 _HEALTHY, _RESTART, _START, _LOOK = 90.0, 30.0, 60.0, 0.25
 _FILE = ".fills-the-disk"
 _TARGETS = 4
-"""The targets of Prometheus: two gateways and two backends."""
+"""The targets that Prometheus scrapes: two gateways and two backends."""
 
 _LOAD = LoadSpec(rate=80.0, repeated=0.0, hasty=0.0)
 _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
 _BALANCER_AWAY = {"load": Window(is_open=True, after_end=3)}
 _SILENT = {
     "load": Window(is_open=True, after_end=10),
-    # The balancer gives it requests until it has missed two health checks.
+    # The balancer sends it requests until it has missed two health checks.
     "gateway": Window(after_begin=5),
 }
 _LOST = {
-    # There is one balancer: while it is away, callers get no answer.
+    # There is only one balancer: while it is away, callers get no answer.
     "load": Window(is_open=True, after_end=5),
     "edge": Window(is_open=True, after_end=10),
-    # A gateway that dies loses the requests that it has. They are not sent again.
+    # A gateway that dies loses its requests in flight. The load does not send them again.
     "gateway": Window(after_begin=3),
-    # No model can be reached: only the cache answers.
+    # No model can be reached: only requests that the cache can answer succeed.
     "backends": Window(is_open=True, after_end=10),
 }
 _MEMORY_MIB = {
@@ -57,7 +60,7 @@ _MEMORY_MIB = {
     "database": 384,
     "load": 128,
 }
-"""Resident memory that one process of a kind may have, during any fault."""
+"""The most resident memory that one process of a kind may have during any fault."""
 
 
 # --- Parts
@@ -65,13 +68,13 @@ _MEMORY_MIB = {
 
 @cache
 def _lasting() -> dict[str, Service]:
-    """Return the services whose commands do not end."""
+    """Return the services whose commands run until they are stopped."""
     found = services.services(services.new_secrets())
     return {name: each for name, each in found.items() if not each.ends}
 
 
 def _highly_available() -> dict[str, Service]:
-    """Return the services that last, without those that observe."""
+    """Return the lasting services without those of the observability stack."""
     return {name: each for name, each in _lasting().items() if name in merged(HA)["services"]}
 
 
@@ -80,7 +83,7 @@ def _with_disk() -> Sequence[str]:
 
 
 def _with_any_address() -> Sequence[str]:
-    """Return the services to which compose.yaml gives no address."""
+    """Return the services to which compose.yaml assigns no address."""
     return [name for name, each in _highly_available().items() if not any(each.networks.values())]
 
 
@@ -104,7 +107,7 @@ def _kill(topology: Containers, part: str) -> Iterator[None]:
 
 @contextmanager
 def _stop(topology: Containers, part: str) -> Iterator[None]:
-    """Stop it, and give it time to end. The engine does not start it again."""
+    """Stop a container, and give it time to end. The engine does not restart it."""
     service = topology.services[part]
     run("stop", "--time", str(service.grace), service.container, timeout=service.grace + 60)
     yield
@@ -166,7 +169,7 @@ def _replace(topology: Containers, part: str) -> Iterator[None]:
 
 @contextmanager
 def _roll(topology: Containers, part: str) -> Iterator[None]:
-    """Replace the containers of a kind in turn."""
+    """Replace the containers of one kind in turn."""
     for name in _highly_available():
         if name.startswith(f"{part}-"):
             with _replace(topology, name):
@@ -175,7 +178,7 @@ def _roll(topology: Containers, part: str) -> Iterator[None]:
 
 
 def _cut(*rule: str) -> Act:
-    """Return an act that drops packets of one container."""
+    """Return an act that drops the packets of one container in one direction."""
 
     @contextmanager
     def act(topology: Containers, part: str) -> Iterator[None]:
@@ -189,8 +192,8 @@ def _cut(*rule: str) -> Act:
 def _cut_network(topology: Containers, network: str) -> Iterator[None]:
     """Drop all TCP packets between the containers of a network.
 
-    Look-ups of names use UDP and still work, as with Docker, where each container has its own
-    server.
+    Name lookups use UDP and still work, as they do under Docker, where each container has a name
+    server of its own.
     """
     members = [s for s in topology.services.values() if network in s.networks and not s.ends]
     (found,) = msgspec.json.decode(run("network", "inspect", PREFIX + network))
@@ -203,7 +206,7 @@ def _cut_network(topology: Containers, network: str) -> Iterator[None]:
 
 @contextmanager
 def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None]:
-    """Drop packets by firewall rules in containers."""
+    """Drop packets by firewall rules in the chosen containers."""
     pids = [inspect(each.container).pid for each in chosen]
 
     def change(action: str) -> None:
@@ -235,7 +238,7 @@ def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
 
 
 def all_gateways_serve(case: Case) -> Iterator[str]:
-    """Find gateways that are given no requests once everything works again."""
+    """Find gateways that get no requests once everything works again."""
     well, end = case.counters["well"], case.counters["end"]
     for name in case.topology.services:
         if name.startswith("gateway-") and end.get(name, 0.0) <= well.get(name, 0.0):
@@ -243,7 +246,7 @@ def all_gateways_serve(case: Case) -> Iterator[str]:
 
 
 def _memory(case: Case) -> Iterator[str]:
-    """Find processes whose memory was above the bound of their kind."""
+    """Find processes whose memory exceeded the bound of their kind."""
     largest = dict.fromkeys(_MEMORY_MIB, 0)
     for name, service in case.topology.services.items():
         if (kind := name.split("-", maxsplit=1)[0]) in _MEMORY_MIB:
@@ -258,7 +261,7 @@ def _memory(case: Case) -> Iterator[str]:
 
 
 def _started(case: Case) -> Iterator[str]:
-    """Find a slow start, and images that hold tools."""
+    """Find a slow start of the layout, and images that contain build or installation tools."""
     topology: Containers = case.topology
     case.figures["started_in"] = round(topology.started_in, 1)
     if topology.started_in > _HEALTHY:
@@ -288,7 +291,7 @@ def _observed(case: Case) -> Iterator[str]:
 
 
 def _restored(case: Case) -> Iterator[str]:
-    """Back up and restore, and find what differs."""
+    """Back up and restore the data, and find differences."""
     yield from procedures.restore(case.topology)
     if not procedures.accepts(case.topology.keys):
         yield "keys are not accepted after the restore"
@@ -314,7 +317,7 @@ FAULTS = (
     _fault("cut-out", "packets from it are dropped", "they pass", _cut("OUTPUT", *_OUTSIDE),
            _highly_available, hold=90.0, windows=_SILENT),
     _fault("full", "its volume is full", "the space is freed", _full, _with_disk, hold=45.0,
-           # No answer without a usage event: `event_log_unavailable`.
+           # A gateway sends no answer without a usage event: `event_log_unavailable`.
            windows={"gateway": Window(is_open=True, after_end=10)}),
     _fault("address", "it is removed", "it is created at another address", _address,
            _with_any_address, windows=_BALANCER_AWAY),

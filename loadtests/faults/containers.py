@@ -1,4 +1,4 @@
-"""Runs compose.yaml with `ha` and `observability` under podman, for faults of containers."""
+"""Runs compose.yaml and its overrides `ha` and `observability` under podman, to inject faults."""
 
 import re
 import time
@@ -56,7 +56,7 @@ class Containers(Topology):
         self.oracle.record(f"http://127.0.0.1:{BALANCER_PORT}", self.keys["north"])
 
     def send_to(self, port: int) -> None:
-        """Send callers to a port of this machine from now on."""
+        """From now on, send callers' requests to a port of this machine."""
         self.addresses = [("127.0.0.1", port)]
 
     @override
@@ -68,7 +68,7 @@ class Containers(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return how many requests each gateway that can be reached has answered."""
+        """Return how many requests each gateway has answered; unreachable gateways are left out."""
         found = {}
         for name in self.services:
             if name.startswith("gateway-"):
@@ -79,7 +79,7 @@ class Containers(Topology):
 
     @override
     def restore(self) -> None:
-        """Replace the containers that a former fault left unhealthy."""
+        """Replace the containers that an earlier fault left unhealthy."""
         self.send_to(BALANCER_PORT)
         run("rm", "--force", "--ignore", f"{PREFIX}load-balancer-next")
         try:
@@ -96,7 +96,7 @@ class Containers(Topology):
         return psql(PREFIX + "database", query, "--host=127.0.0.1", password=password)
 
     def start_services(self, chosen: Iterable[str]) -> None:
-        """Start services, dependencies first and several at a time; wait until they are healthy.
+        """Start services, dependencies first, several at a time; wait until all are healthy.
 
         Containers that run are left alone.
         """
@@ -114,7 +114,8 @@ class Containers(Topology):
             self.until_healthy([service.name])
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            # Dependencies are submitted first: no thread waits for one that has not begun.
+            # Dependencies are submitted first: no thread waits for a service that has not begun to
+            # start.
             for name in chosen:
                 service = self.services[name]
                 needed = [started[need] for need in service.depends_on if need in started]
@@ -137,14 +138,14 @@ class Containers(Topology):
             yield client
 
     def url(self, name: str, port: int, *, network: str = "") -> str:
-        """Return the URL of a port of a service, in `network` or its first one."""
+        """Return the URL of a port of a service, in `network` or in the service's first network."""
         service = self.services[name]
         address = inspect(service.container).address
         return f"http://{address[PREFIX + (network or next(iter(service.networks)))]}:{port}"
 
 
 def create_keys(admin: httpx.Client, tenants: Iterable[str]) -> dict[str, str]:
-    """Create tenants with limits above any load, and return a key of each by its tenant."""
+    """Create tenants with limits above any load; return a key of each tenant by its id."""
     keys = {}
     for tenant in tenants:
         admin.post("/admin/tenants", json={"id": tenant, "limits": _LIMITS}).raise_for_status()

@@ -17,7 +17,7 @@ _OTHER_BOOT = "the boot before the power cut"
 
 
 class Disk:
-    """An ext4 file system in a file of `folder`, mounted at `place` while entered. Needs root."""
+    """An ext4 file system in a file in `folder`, mounted at `place` while entered. Needs root."""
 
     def __init__(self, folder: Path, place: Path, size_bytes: int) -> None:
         self._place = place
@@ -36,15 +36,15 @@ class Disk:
         self._unmount()
 
     def fill(self) -> None:
-        """Leave no block free."""
+        """Fill the file system until no block is free."""
         fill(self._filler)
 
     def empty(self) -> None:
-        """Make room again."""
+        """Free the space that `fill` took."""
         self._filler.unlink(missing_ok=True)
 
     def cut_power(self) -> None:
-        """Keep only data that was synced, and mark event logs as written before another boot."""
+        """Keep only data that was synced, and mark the event logs as from before a reboot."""
         after = self._image.with_name("after.ext4")
         shutil.copyfile(self._image, after)
         self._unmount()

@@ -32,15 +32,15 @@ from loadtests.faults.processes import TWO_BY_TWO, Setup
 _BACKENDS = ("backend eu-0", "region eu")
 _REDIS = ("cache", "state")
 _OWN = ("worker", "shipper", "admin", "billing", "request-log", "gateway")
-# Misses may wait for the state Redis, whose timeout is longer.
+# A miss may wait for the state Redis, whose timeout is longer.
 _CHECKS = (few_attempts, breaker_opens(*_REDIS), misses_go_on("cache"))
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
 _REGIONAL = LoadSpec(rate=0.3 * CAPACITY * len(TWO_BY_TWO))
-"""Requests at 60 % of the rate that one region alone can compute."""
+"""A load of 60 % of the rate that one region can compute without the other."""
 
 
 def _load(rate: float, *, spike: float = 1.0) -> LoadSpec:
-    """Return a load of that many times the capacity of a backend. It repeats no request."""
+    """Return a load of `rate` times the capacity of one backend. It repeats no request."""
     return LoadSpec(rate=rate * CAPACITY, repeated=0.0, hasty=0.0, spike=spike)
 
 
@@ -58,7 +58,7 @@ def _all_down(name: str, what: str, *, insists: bool, after_end: float) -> Fault
         hold=4.0,
         windows={"backends": Window(is_open=True, after_end=after_end)},
         load=LoadSpec(rate=0.6 * CAPACITY, hasty=0.0, insists=insists),
-        # Each worker has a memory of its own.
+        # Each worker has a memory cache of its own.
         setup=Setup(backends=TWO_BY_TWO[::2], workers=1),
         checks=(hits_are_answered,),
     )
@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("full", "leaves no memory to a Redis that evicts nothing, so that it refuses writes",
           "it has memory again", acts.full, _REDIS, load=_HITS,
           checks=(misses_go_on(*_REDIS), breaker_opens("state"))),
-    # What a late state Redis says is the limit.
+    # The limit is what the state Redis says, however late it answers.
     Fault("redis-latency", "delays every reply of a Redis by 200 ms", "replies come at once",
           acts.redis_latency, _REDIS, load=_HITS, setup=Setup(redis="delayed"),
           checks=(misses_go_on(*_REDIS), breaker_opens("cache"))),
@@ -138,4 +138,4 @@ FAULTS: tuple[Fault, ...] = (
     *container_faults.FAULTS,
     *pods.FAULTS,
 )  # fmt: skip
-"""In the order in which they run; those with equal setups share a running system."""
+"""All faults in the order in which they run. Faults with equal setups share a running system."""

@@ -1,7 +1,7 @@
-"""Fails over PostgreSQL and the state Redis of four gateways, like a cluster manager.
+"""Fails PostgreSQL and the state Redis of four gateways over to their replicas.
 
 All processes are in one network namespace, in which packets can be dropped. Tenants with a limit
-send three times the requests that it allows. An operator creates tenants at the same time.
+send three times as many requests as the limit allows. An operator creates tenants at the same time.
 """
 
 import itertools
@@ -47,26 +47,27 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 _GATEWAYS, _OPERATED = 4, 2
-"""The number of gateways, and of gateways with an admin listener. There are as many billing
+"""The number of gateways, and how many of them have an admin listener. There are as many billing
 processes and request logs as admin listeners."""
 _ADMIN_KEY = "admin-key-of-the-fleet"
 _RATE = 12 * RULE.capacity / RULE.window
-"""Requests a second of four tenants together. Three of them have the limit, and each sends three
-times what it allows."""
+"""Requests a second of all four tenants together. Three of them have the limit, and each of these
+sends three times as many requests as its limit allows."""
 _DETECTION = 3.0
 """Seconds from a fault of PostgreSQL to the promotion of the standby."""
 _OVERLAP = 2.0
-"""Seconds that a frozen primary runs again beside its successor, before it is killed."""
+"""Seconds that a frozen primary runs again beside the new primary, before it is killed."""
 _APART = {"both at once": 0.0, "both apart": 6.0}
-"""Seconds after which the state Redis is killed, by part."""
+"""Seconds between the fault of PostgreSQL and the kill of the state Redis, by part."""
 _PAUSE = 0.25
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
-"""Seconds that a connection to PostgreSQL, its check and a statement take at most; servers."""
+"""The most seconds that a connection to PostgreSQL, a check of it and a statement take, and the
+number of servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
-"""The most seconds of an operator's call, whatever PostgreSQL does: one statement, and twice a
-check of the connection with new connections to each server."""
+"""The most seconds that an operator's call takes, whatever PostgreSQL does: one statement, and two
+checks of the connection, each with new connections to both servers."""
 LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
-"""Seconds from a fault to the first event that is billed again, at most."""
+"""The most seconds from a fault to the first event that is billed again."""
 LEAST_SHARE = 0.5
 """The least share of its limit that a tenant must get. Without this bound, a gateway that refuses
 all requests would pass."""
@@ -74,7 +75,7 @@ _Fail = Callable[[PostgreSQLNode], AbstractContextManager[None]]
 
 
 class Failovers(msgspec.Struct, kw_only=True):
-    """One failover of PostgreSQL and one of Redis, seen from outside. Times are in seconds."""
+    """One failover of PostgreSQL and one of Redis, as callers see them. Times are in seconds."""
 
     ledger_away: float = 0.0
     billed_after: float = 0.0
@@ -84,13 +85,13 @@ class Failovers(msgspec.Struct, kw_only=True):
     """Tenants that the operator created."""
     refused: int = 0
     wrong: list[str] = []
-    """Answers to an operator other than success and 503."""
+    """Answers to an operator that were neither success nor 503."""
     slowest_change: float = 0.0
     lost: list[str] = []
-    """Confirmed tenants that the ledger does not have."""
+    """Tenants whose creation was confirmed and that the ledger does not have."""
     unready: int = 0
     degraded: int = 0
-    """Answers of ready gateways that named the ledger as degraded."""
+    """Answers in which a ready gateway reported the ledger as degraded."""
 
 
 class Fleet(Topology):
@@ -110,7 +111,7 @@ class Fleet(Topology):
             raise TopologyError(reason)
         self._network = stack.enter_context(NamespaceNetwork(("fleet",)))
         stack.enter_context(self.inside())
-        # A call without an answer for longer has failed the run.
+        # If a call takes longer than this without an answer, the run has failed.
         self._client = stack.enter_context(httpx.Client(timeout=30.0, verify=no_authorities()))
         backend = PacedBackend(BackendSpec(name="eu-0", region="eu"), self._folder)
         stack.callback(backend.kill)
@@ -151,7 +152,7 @@ class Fleet(Topology):
 
     @contextmanager
     def failed_over(self, part: str, fail: _Fail, detection: float) -> Iterator[None]:
-        """Fail both over, while an operator creates tenants, and let both servers come back."""
+        """Fail both servers over while an operator creates tenants; the old primaries return."""
         self.seen = Failovers()
         create = partial(next, self._create_tenants())
         with repeating(create), repeating(self._look), ThreadPoolExecutor(2) as pool:
@@ -177,7 +178,7 @@ class Fleet(Topology):
 
     @override
     def restore(self) -> None:
-        """Wait until every bucket is full, so that no missing unit hides a request too many."""
+        """Wait until every bucket is full: in a bucket that is not full, an excess may not show."""
         time.sleep(RULE.window)
 
     @override
@@ -187,7 +188,7 @@ class Fleet(Topology):
             return connection.execute(query.encode()).fetchall()
 
     def _fail_ledger(self, fail: _Fail, detection: float) -> None:
-        """Fail the primary, promote the standby, and let the former primary come back."""
+        """Fail the primary, promote the standby, and let the former primary return."""
         began = time.monotonic()
         with fail(self.ledger.primary):
             struck = int(time.time() * 1e9)
@@ -200,16 +201,16 @@ class Fleet(Topology):
         self.ledger.rejoin()
 
     def _fail_state(self, *, after: float) -> None:
-        """Kill the primary, and let it come back as a replica."""
+        """Kill the primary of the state Redis, and let it return as a replica."""
         time.sleep(after)
         former, self.seen.redis_away = fail_over(self._state)
         self._state.rejoin(former)
 
     def _create_tenants(self) -> Iterator[float]:
-        """Create one tenant after the other; yield the seconds until the next attempt.
+        """Create one tenant after another; yield the seconds until the next attempt.
 
-        A change that was answered with 503 is sent again, to another admin listener. The answer may
-        then be 409, because the first attempt made the change.
+        The operator sends a change that got a 503 again, to another admin listener. The answer to
+        the second attempt may be 409, because the first one made the change after all.
         """
         seen = self.seen
         for name in self._names:
@@ -237,7 +238,7 @@ class Fleet(Topology):
                 yield _PAUSE
 
     def _look(self) -> float:
-        """Ask every gateway whether it is ready; return the seconds until the next time."""
+        """Ask every gateway whether it is ready; return the seconds until the next check."""
         for gateway in self._gateways:
             try:
                 answer = self._client.get(_ready(gateway))
@@ -254,10 +255,10 @@ def _ready(gateway: Gateway) -> str:
 
 
 def allowed_over(redis_away: float) -> float:
-    """Return by how many requests a window may be over `RULE`.
+    """Return by how many requests a window may exceed `RULE`.
 
-    This is the bound of a failover, and the requests that each worker may admit ahead while Redis
-    is late.
+    This is the bound of a failover, plus the requests that each worker may admit in advance while
+    Redis is slow.
     """
     ahead = _GATEWAYS * LARGEST_LEASE * RULE.capacity
     return ahead + over_admission_bound(redis_away, workers=_GATEWAYS, offered=_RATE / 4)
@@ -266,7 +267,7 @@ def allowed_over(redis_away: float) -> float:
 def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
     """Yield a sentence for each requirement of failovers that was not met.
 
-    In the worst window, a tenant was `over` requests over `RULE`. The tenant with the fewest
+    In the worst window, a tenant exceeded `RULE` by `over` requests. The tenant with the fewest
     requests got the fraction `share` of its limit.
     """
     allowed = allowed_over(seen.redis_away)
@@ -285,7 +286,7 @@ def broken(seen: Failovers, *, over: float, share: float) -> Iterator[str]:
 
 
 def failovers_hold(case: Case) -> Iterator[str]:
-    """Judge limits, billing and changes around the failovers."""
+    """Judge limits, billing and changes during the failovers."""
     seen: Failovers = case.topology.seen
     over, share = worst_window(case)
     for name, value in msgspec.structs.asdict(seen).items():
@@ -294,7 +295,7 @@ def failovers_hold(case: Case) -> Iterator[str]:
     return broken(seen, over=over, share=share)
 
 
-# --- Faults of the primary PostgreSQL, which has ended at their exit
+# --- Faults of the primary PostgreSQL. When their context ends, the primary has ended.
 
 
 @contextmanager
@@ -311,7 +312,7 @@ def _stopped(node: PostgreSQLNode) -> Iterator[None]:
 
 @contextmanager
 def _frozen(node: PostgreSQLNode) -> Iterator[None]:
-    """Stop its processes, and let them run again for a moment beside the new primary."""
+    """Pause the primary's processes, and let them run again for a moment beside the new primary."""
     node.pause()
     yield
     node.resume()
@@ -321,7 +322,7 @@ def _frozen(node: PostgreSQLNode) -> Iterator[None]:
 
 @contextmanager
 def _cut(node: PostgreSQLNode) -> Iterator[None]:
-    """Drop all packets from and to its port, in this network namespace."""
+    """Drop all packets from and to the primary's port, in this network namespace."""
 
     def change(action: str) -> None:
         for end in ("--dport", "--sport"):

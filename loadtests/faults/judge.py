@@ -1,4 +1,4 @@
-"""Judges a fault: pure functions from requests, ledger rows and times to findings.
+"""Judges a fault: pure functions turn requests, ledger rows and times into findings.
 
 A finding is a sentence about an invariant that did not hold.
 """
@@ -11,9 +11,9 @@ import msgspec
 from typing_extensions import override
 
 SETTLED = 10.0
-"""Seconds after a fault's end by which every part must work again."""
+"""Every part must work again within this many seconds after a fault's end."""
 LIMITED = "limited-"
-"""Begins the id of a tenant whose limit may refuse requests with 429."""
+"""The id of a tenant begins with this if its limit may refuse requests with 429."""
 _OK, _REFUSED = 200, 429
 _NOT_BILLED = frozenset({401, 409})
 _TOLD = frozenset({503, 504})
@@ -23,8 +23,8 @@ _TOLD = frozenset({503, 504})
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """A request and its answer. Times are readings of `time.monotonic`.
 
-    `due` is when the request should have left, and `latency` counts from then. Status 0 is no
-    answer. `answer_of` is the other tenant whose request the answer belongs to, if there is one.
+    `due` is when the request should have left, and `latency` counts from then. Status 0 means no
+    answer. If the answer belongs to another tenant's request, `answer_of` is that tenant.
     """
 
     due: float
@@ -39,15 +39,15 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     retry_after: str = ""
     allowed: frozenset[int] = frozenset({_OK})
-    """Statuses that are right answers to this request."""
+    """Statuses that are correct for this request."""
     has_left: bool = False
     """The caller disconnected before the answer came."""
     retry_key: str = ""
     """The idempotency key with which the request was sent several times."""
     is_hasty: bool = False
-    """Its deadline is so short that 503 and 504 are allowed at any time."""
+    """The request's deadline is so short that 503 and 504 are allowed at any time."""
     is_repeat: bool = False
-    """The same was answered before, so that a cache may answer."""
+    """An equal request was answered before, so that a cache may answer this one."""
 
     @property
     def came(self) -> float:
@@ -56,23 +56,24 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the caller got neither a result nor a refusal that the load provokes."""
+        """Whether the caller got neither a result nor a refusal that this load provokes."""
         is_limited = self.status == _REFUSED and self.tenant.startswith(LIMITED)
         is_told = self.status in _TOLD and self.is_hasty
         return not (self.status in self.allowed or is_limited or is_told or self.has_left)
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """States when errors are allowed: `after_begin` seconds from the begin of a fault.
+    """States when errors are allowed: for `after_begin` seconds from the begin of a fault.
 
-    A window that `is_open` lasts from the begin to `after_end` seconds after the end.
+    If `is_open`, the window lasts from the begin of the fault until `after_end` seconds after its
+    end.
     """
 
     after_begin: float = 0.0
     after_end: float = 0.0
     is_open: bool = False
     path: str = ""
-    """The only route on which errors are allowed; empty: on all."""
+    """The only route on which errors are allowed; if empty, they are allowed on all routes."""
 
     def allows(self, sent: Sent, *, begun: float, ended: float) -> bool:
         """Return whether a request was in flight within the window."""
@@ -95,19 +96,19 @@ NEVER = Window()
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in the ledger. A row for a run of requests is one `LedgerRow` for each."""
+    """One request in the ledger. A row for a run of requests becomes one `LedgerRow` for each."""
 
     id: str
     status: int
     tenant: str
     items: float
-    """Items that were answered. A run has only their sum, of which this is an equal part."""
+    """Items that were answered. For a run, the ledger has only the sum; this is the average."""
     run: str = ""
-    """The id of the first request of its run."""
+    """The id of the first request of the request's run."""
 
 
 def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
-    """Yield how many answers are wrong, and how many belong to another tenant."""
+    """Yield how many answers are wrong, and how many of these belong to another tenant."""
     wrong = [each for each in sent if each.status == _OK and not each.is_right]
     foreign = sum(bool(each.answer_of) for each in wrong)
     if wrong:
@@ -135,15 +136,16 @@ def errors_outside(
 
 
 def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
-    """Return how many answers the ledger does not have with their status."""
+    """Return how many answers are missing in the ledger, or are there with another status."""
     return (_answered(sent) - Counter((row.id, row.status) for row in ledger)).total()
 
 
 def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
 
-    A request without an answer may have been served, and then it is billed; but one with an
-    idempotency key is sent again, and is billed with the answer that its caller gets then.
+    A request whose caller got no answer may have been served, and is then billed. If it has an
+    idempotency key, its caller sends it again, and it is billed with the answer that this caller
+    gets.
     """
     rows = defaultdict[str, list[LedgerRow]](list)
     for row in ledger:
@@ -168,7 +170,7 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
 
 
 def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
-    """Count runs that were answered whole, and billed with another number of items."""
+    """Count runs that were answered completely, but billed with another number of items."""
     runs = defaultdict[str, list[LedgerRow]](list)
     for found in rows.values():
         if len(found) == 1:
@@ -181,7 +183,7 @@ def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[Ledg
 
 
 def retries(sent: Sequence[Sent]) -> Iterator[str]:
-    """Yield how many idempotency keys have several answers, or none."""
+    """Yield how many idempotency keys have several different answers, or no answer."""
     ids = defaultdict[str, set[str]](set)
     for each in sent:
         if each.retry_key:
@@ -193,13 +195,16 @@ def retries(sent: Sequence[Sent]) -> Iterator[str]:
 
 
 def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
-    """Yield the parts that did not work again in time."""
+    """Yield the parts of the system that did not work again in time."""
     if unwell:
         yield f"not well {waited:.0f} s after the fault's end: {', '.join(unwell)}"
 
 
 def figures(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> dict[str, Any]:
-    """Return the numbers of a case. Times are seconds, `errors_from` and `_to` since the begin."""
+    """Return the figures of a case, times in seconds.
+
+    `errors_from` and `errors_to` count from the begin of the fault.
+    """
     failed = [each for each in sent if each.has_failed]
     calm = [each for each in sent if not each.is_hasty]
     return {
@@ -219,7 +224,7 @@ def figures(sent: Sequence[Sent], window: Window, *, begun: float, ended: float)
 
 
 def percentile(sent: Sequence[Sent], share: float) -> float:
-    """Return the latency that `share` of the requests did not exceed; 0 of none."""
+    """Return the latency that a share of the requests did not exceed; 0 without requests."""
     found = sorted(each.latency for each in sent)
     return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
 
@@ -231,7 +236,8 @@ def _p99(sent: Sequence[Sent]) -> float:
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
     """Return the answers that the ledger must have; an answer that is replayed counts once.
 
-    A load balancer may give others, too. Nobody is billed for a key that nobody has (401).
+    A load balancer may answer some requests itself: these are not in the ledger. Nobody is billed
+    for a request with an unknown key (401).
     """
     found = {
         (each.id, each.status, each.retry_key or str(number))

@@ -31,14 +31,14 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[str, int]]
 _Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 _NO_ANSWER: _Answer = (0, {}, b"")
-"""The caller gets no answer, or one that is no HTTP."""
+"""The caller got no answer, or one that is not HTTP."""
 
 
 class Load:
-    """Sends requests at a steady rate, spaced at random, while entered.
+    """Sends requests at a steady average rate, at random times, while entered.
 
-    Each request has the key of a tenant, chosen at random. After the exit, `sent` is complete and
-    judged.
+    Each request has the API key of a tenant, chosen at random. After the exit, `sent` has every
+    request, and the answers are judged.
     """
 
     def __init__(self, topology: Topology, spec: LoadSpec, *, seed: int = 1) -> None:
@@ -62,7 +62,8 @@ class Load:
 
     def __enter__(self) -> Self:
         for number, tenant in enumerate(self._topology.keys):
-            # Every tenant asks texts of its own, so that another tenant's answer is a wrong one.
+            # Each tenant has texts of its own, so that an answer for another tenant is
+            # recognizable.
             seed = 1000 * self._seed + number
             self._questions[tenant] = self._topology.oracle.questions(seed)
             self._known[tenant] = [next(self._questions[tenant]) for _ in range(_REMEMBERED)]
@@ -80,7 +81,7 @@ class Load:
         try:
             with self._topology.inside():
                 asyncio.run(self._send())
-        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+        except Exception as error:  # noqa: BLE001 - raised again at the exit, in the other thread
             self._error = error
 
     async def _send(self) -> None:
@@ -114,11 +115,11 @@ class Load:
             due = time.monotonic()
 
     async def _send_twice(self, due: float, tenant: str, question: Question) -> None:
-        """Send a request with an idempotency key until it is answered, and do so twice.
+        """Send a request with an idempotency key until it is answered; then do so once more.
 
-        Every fourth caller first sends it and hangs up, which is not recorded.
+        Every fourth caller first sends the request and hangs up, which is not recorded.
         """
-        # 409 says that the request of a caller who hung up still runs.
+        # 409 means that the request of the caller who hung up still runs.
         statuses = question.statuses | {_RUNS}
         keyed = _with(question, {_KEY: str(uuid.uuid4())}, statuses=statuses)
         if self._chooser.random() < _HANG_UP:
@@ -134,7 +135,7 @@ class Load:
             due = time.monotonic()
 
     async def _try(self, due: float, tenant: str, question: Question) -> float:
-        """Send once; return after how many seconds to send again, 0 for never."""
+        """Send a request once; return the seconds until it must be sent again, 0 for never."""
         is_repeat = question.body in self._answered
         patience = due + _PATIENCE - time.monotonic()
         status, head, body = await self._exchange(tenant, question, patience)
@@ -166,7 +167,7 @@ class Load:
     async def _exchange(self, tenant: str, question: Question, patience: float) -> _Answer:
         """Send a request, and return its answer or `_NO_ANSWER`.
 
-        This takes 0.1 ms of a processor, where httpx takes 1.4 ms.
+        This takes 0.1 ms of processor time, and httpx 1.4 ms.
         """
         lines = [
             f"POST {question.path} HTTP/1.1",
@@ -199,7 +200,7 @@ class Load:
 
     async def _connection(self) -> _Stream:
         addresses = self._topology.addresses
-        # In turn, so that no connection is idle for longer than the gateway keeps it.
+        # Connections take turns, so that none is idle for longer than the gateway keeps it open.
         while self._idle:
             reader, writer, address = stream = self._idle.popleft()
             if address in addresses and not reader.at_eof() and not writer.is_closing():
@@ -209,7 +210,7 @@ class Load:
         return *await asyncio.open_connection(*address), address
 
     def _judge(self) -> None:
-        """Judge the answers, and find out whose a wrong answer is."""
+        """Judge the answers, and find out to whom wrong answers belong."""
         oracle = self._topology.oracle
         asked = {
             question.body: (self.sent[place].tenant, question)
@@ -225,7 +226,7 @@ class Load:
 def owner_of(
     body: bytes, tenant: str, asked: Iterable[tuple[str, Question]], oracle: Oracle
 ) -> str:
-    """Return the other tenant whose question `body` answers; "" if there is none."""
+    """Return the other tenant whose question `body` answers; "" if there is no such tenant."""
     others = (each for each in asked if each[0] != tenant)
     return next((other for other, question in others if _is_right(oracle, question, body)), "")
 
@@ -235,7 +236,7 @@ def _with(question: Question, headers: dict[str, str], **changes: object) -> Que
 
 
 def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:
-    """Return whether `body` answers the question; one of another form is wrong."""
+    """Return whether `body` answers the question; it does not if it cannot be decoded."""
     try:
         return oracle.is_right(question, body)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Writes models whose answers are predictable, in revisions that answer differently."""
+"""Writes models with predictable answers, in revisions that answer differently."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ async def run(item, ask):
     return {{"length": len(str(item))}}
 """
 _OTHERS = 500
-"""Added to a seed, gives texts of no other tenant."""
+"""A seed plus this number gives texts that no tenant's load has."""
 _ODD, _LARGE, _ITEMS = 0.2, 0.05, 12
 
 
@@ -43,7 +43,7 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`. It has other token ids and answers than other revisions.
+    """Write revision `number`. Its token ids and answers differ from those of other revisions.
 
     Its folder appears atomically, as a reload requires.
     """
@@ -51,7 +51,7 @@ def write_revision(root: Path, number: int) -> None:
     path = folder / "tokenizer.json"
     document = msgspec.json.decode(path.read_bytes())
     vocabulary = document["model"]["vocab"]
-    # The words come after the four special tokens.
+    # The first four ids are special tokens.
     for place, word in enumerate(WORDS):
         vocabulary[word] = 4 + (place + number) % len(WORDS)
     path.write_bytes(msgspec.json.encode(document))
@@ -61,7 +61,7 @@ def write_revision(root: Path, number: int) -> None:
 
 
 def write_algorithm(root: Path, *, revision: int = 1, line: str = "pass") -> None:
-    """Write a revision of the algorithm, which runs `line` for every item."""
+    """Write a revision of the algorithm that runs the statement `line` for every item."""
     manifest = {
         "kind": "algorithm",
         "algorithm": "custom",
@@ -81,10 +81,11 @@ def texts(seed: int) -> Iterator[str]:
 
 
 class ModelOracle:
-    """Asks about random texts, and computes the right answers of every revision it has learned.
+    """Asks about random texts, and knows the right answer of every revision that it has learned.
 
-    `roots` are the repositories of the backends. Equal revision names mean equal revisions. A mixed
-    oracle also calls an algorithm, and sends wrong requests and requests of many items.
+    `roots` are the repositories of the backends. Equal revision names mean equal revisions. If it
+    is `mixed`, the oracle also asks an algorithm, and makes invalid requests and requests of many
+    items.
     """
 
     def __init__(self, roots: Sequence[Path] = (), *, is_mixed: bool = False) -> None:
@@ -108,7 +109,8 @@ class ModelOracle:
     def questions(self, seed: int) -> Iterator[Question]:
         """Yield a question about each of `texts(seed)`.
 
-        Of mixed questions, a fifth is odd, a sixth calls the algorithm, and some have many items.
+        Of mixed questions, a fifth are unusual, a sixth ask the algorithm, and some have many
+        items.
         """
         chooser, numbers, more = random.Random(seed), itertools.count(), texts(seed + _OTHERS)
         for text in texts(seed):
@@ -124,7 +126,7 @@ class ModelOracle:
                 yield plain
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether `body` answers the question as the revision that it names does."""
+        """Return whether `body` is the answer of the revision that it names."""
         asked = msgspec.json.decode(question.body)
         if question.path == INFER:
             results = msgspec.json.decode(body).get("results", [])
@@ -132,7 +134,7 @@ class ModelOracle:
         return self.are_right(asked["input"], body)
 
     def are_right(self, asked: Sequence[str], body: bytes) -> bool:
-        """Return whether `body` has the embedding of each text in order, and no other."""
+        """Return whether `body` has the embedding of each text, in order, and nothing else."""
         answer = msgspec.json.decode(body, type=_Body)
         tokenizer = self._known.get(answer.revision)
         if tokenizer is None or len(answer.results) != len(asked):
@@ -143,7 +145,7 @@ class ModelOracle:
         return is_whole and np.allclose(expected, found, rtol=0.0, atol=_TOLERANCE)
 
     def embedding(self, tokenizer: Tokenizer, text: str) -> FloatArray:
-        """Return the right embedding of a text, by the tokenizer of a revision."""
+        """Return the right embedding of a text, computed with the tokenizer of a revision."""
         ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
         (vector,) = self._executor.run(pad([ids], OutputKind.POOLED))
         expected: FloatArray = vector / np.linalg.norm(vector)
@@ -155,7 +157,7 @@ def _body(*texts: str) -> bytes:
 
 
 def _odd(plain: Question) -> list[Question]:
-    """Return odd variants of a request."""
+    """Return unusual variants of a request, some of them invalid."""
 
     def changed(*statuses: int, **fields: object) -> Question:
         return msgspec.structs.replace(plain, statuses=frozenset(statuses), **fields)

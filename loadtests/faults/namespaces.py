@@ -39,7 +39,7 @@ _OWN = {
     "billing": "billing",
     "request-log": "request-log",
 }
-"""Processes of the gateway by member, and their roles."""
+"""The gateway's processes by member of the network, with their roles."""
 _REDIS = {
     "state": ("--maxmemory-policy", "noeviction"),
     "cache": ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lfu"),
@@ -57,14 +57,15 @@ _ADMIN_KEY = "admin-key-of-the-namespaces"
 _AS_ADMIN = {"authorization": f"Bearer {_ADMIN_KEY}"}
 _TOKEN = "a-token-of-the-namespaces"  # noqa: S105 - between processes of one run
 _MEMORY_MIB, _BUSY = 512, 0.6
-"""Memory and share of a processor that each process may use during any partition."""
+"""The most memory in MiB, and the largest share of a core, that a process may use during a
+fault."""
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT, _LEDGER_PORT = 8080, 8081, 8100, 6379, 5432
 _START, _LOOK = 120.0, 0.1
 _REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 def lacks_programs() -> str:
-    """Return what this machine lacks for network namespaces and PostgreSQL, empty if nothing."""
+    """Return what this machine lacks for network namespaces and PostgreSQL; empty if nothing."""
     return missing() or ("" if programs() else "PostgreSQL is not installed (make install-system)")
 
 
@@ -106,16 +107,17 @@ class Namespaces(Topology):
             own = msgspec.structs.replace(self._settings, worker=name, admin_key=key)
             self._start_child(stack, name, gateway_process(role, own))
         wait_until(lambda: not self.unwell(), within=_START, what="all is well", every=_LOOK)
-        # What else a machine does is no part of what is measured.
+        # Workers must not refuse requests because the machine does other work.
         for name in ("shipper", "billing", "request-log"):
             own_priority = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, self.pids[name], own_priority)
 
     @contextmanager
     def parted(self, pairs: str, direction: str) -> Iterator[None]:
-        """Drop packets between the members of `pairs`, which are joined by `; `.
+        """Drop packets between the two members of each pair in `pairs`, which is separated by `; `.
 
-        The `direction` is that of the first pair; packets of others are dropped in both directions.
+        `direction` applies to the first pair. Between other pairs, packets are dropped in both
+        directions.
         """
         for pair in pairs.split("; "):
             server, client = pair.split(" from ")
@@ -137,7 +139,7 @@ class Namespaces(Topology):
 
     @override
     def unwell(self) -> Sequence[str]:
-        """Return the processes that ended, are not ready, or are behind in billing or the log."""
+        """Return the processes that ended, are not ready, or are behind in billing or logging."""
         found = [name for name, pid in self.pids.items() if not runs(pid)]
         admin = f"http://{self._settings.admin_host}:{_ADMIN_PORT}"
         gateway = f"http://{self._settings.host}:{_PORT}"
@@ -157,7 +159,7 @@ class Namespaces(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return requests, lines of the request log, and processor time of each process."""
+        """Return counts of requests and lines of the request log, and each process's busy time."""
         busy = {f"busy {name}": busy_seconds(p) for name, p in self.pids.items() if runs(p)}
         return {"time": time.monotonic(), "logged": float(self.logged())} | busy
 
@@ -177,7 +179,7 @@ class Namespaces(Topology):
         return sum(file.read_bytes().count(b"\n") for file in files)
 
     def _requests(self) -> float:
-        """Return the requests that the gateway answered, by its metrics; 0 without metrics."""
+        """Return how many requests the gateway answered, by its metrics; 0 if it has no metrics."""
         url = f"http://{self._settings.admin_host}:{_ADMIN_PORT}/metrics"
         with contextlib.suppress(httpx.HTTPError):
             page = self._client.get(url, headers=_AS_ADMIN).raise_for_status().text
@@ -205,7 +207,7 @@ class Namespaces(Topology):
             tcp_keepalive_interval=keepalive.interval,
             tcp_keepalive_count=keepalive.count,
             tcp_user_timeout=keepalive.user_timeout,
-            # What else a machine does makes no worker refuse requests.
+            # Workers must not refuse requests because the machine does other work.
             max_loop_delay=0.0,
         )
 
@@ -230,7 +232,7 @@ class Namespaces(Topology):
         self.pids[name] = child.pid
 
     def _start_servers(self, stack: ExitStack) -> None:
-        """Start both Redis, and a PostgreSQL that trusts every member of the network."""
+        """Start both Redis, and a PostgreSQL that trusts every machine of the network."""
         for name, options in _REDIS.items():
             place = ("--bind", self._network.address(name), "--protected-mode", "no")
             redis = Valkey(*place, *options, port=_REDIS_PORT)
@@ -254,9 +256,9 @@ class Namespaces(Topology):
 
 
 def nobody_suffers(case: Case) -> Iterator[str]:
-    """Find requests without an answer or a line in the log, and processes that used too much."""
+    """Find requests without an answer or log line, and processes that used too much."""
     topology: Namespaces = case.topology
-    # What comes after everything is well hides how busy a fault makes a process.
+    # An idle time after the recovery would hide how busy the fault keeps a process.
     start, end = case.counters["start"], case.counters["well"]
     answered = sum(each.status != 0 for each in case.sent)
     if lost := len(case.sent) - answered:
@@ -291,7 +293,7 @@ FAULTS = tuple(
         act=_parting(direction),
         parts=PAIRS,
         hold=hold,
-        # No model can be reached: only the cache answers.
+        # No model can be reached: only requests that the cache can answer succeed.
         windows={"backends": Window(is_open=True, after_end=10)},
         load=LoadSpec(rate=20.0, hasty=0.0),
         checks=(nobody_suffers,),

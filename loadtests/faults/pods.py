@@ -42,7 +42,7 @@ _LOOK = 0.25
 
 
 class Pods(Topology):
-    """The pods of an overlay, and the services that they depend on."""
+    """The pods of an overlay, and the services on which they depend."""
 
     oracle: RecordedAnswers
 
@@ -65,7 +65,7 @@ class Pods(Topology):
         stack.callback(remove_everything)
         for pod in [*dependencies(_DEPENDENCIES), *self.own.values()]:
             play(pod, self.folder)
-        # In place of the Job, whose command waits for database and Redis.
+        # This replaces the Job, whose command waits for database and Redis.
         gateway = self.own["gateway-0"]
         run("exec", gateway.container("gateway"), "sluicegate", "ledger", "init")
         for pod in self.own.values():
@@ -147,7 +147,7 @@ def _all_processes(pod: PlayedPod) -> list[int]:
 
 
 def _contents_of_secrets(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the secrets that docs/kubernetes.md tells operators to create."""
+    """Return the secrets that operators must create, as docs/kubernetes.md says."""
     gateways, backends = Authority(folder / "gateways"), Authority(folder / "backends")
     chain, key = backends.pair("tls", "backends")
     client_chain, client_key = gateways.pair("tls", "gateways")
@@ -159,7 +159,7 @@ def _contents_of_secrets(folder: Path) -> dict[str, dict[str, str]]:
             "cache-url": "redis://redis-cache:6379/0",
             "state-url": "redis://redis-state:6379/0",
             "ledger-url": _DATABASE,
-            # Each pod has files of its own: batches are not run here.
+            # Each pod has its own files, so batch jobs do not run here.
             "files-url": "/tmp/files",  # noqa: S108 - in a container
         },
         "backends-tls": {
@@ -182,7 +182,7 @@ _FROZEN = ("backend-demo-0", "billing-0", "gateway-0")
 _KILLED = ("backend-demo-0", "billing-0", "request-log-0", "batches-0", "gateway-0")
 _REPLACED = ("backend-demo-1", "gateway-1", "backend-demo-0", "gateway-0", "billing-0")
 FAULTS = (
-    # A gateway that dies or stands still loses the requests that it has.
+    # A gateway that dies or stops loses its requests in flight.
     _fault("kill", "kills every process of a pod", "its containers are started again",
            _kill, _KILLED, windows={"gateway": Window(after_begin=3.0)}),
     _fault("replace", "replaces a pod, as an upgrade does", "it is ready",

@@ -1,4 +1,4 @@
-"""Cuts the power of a gateway machine: all data that is not on its disk is lost."""
+"""Cuts the power of a gateway machine: all data that was not synced to its disk is lost."""
 
 import time
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from loadtests.faults.judge import Window
 from loadtests.faults.processes import Processes, Setup
 
 _AWAY = 5.0
-"""Seconds that the state Redis is away before the cut, so that nothing of them is shipped."""
+"""For this many seconds before the cut the state Redis is down, so that no event is shipped."""
 _SYNC = 0.5
-"""Seconds that a sync takes at most. Events that arrive meanwhile wait for the next one."""
+"""The most seconds that a sync takes. Events that arrive meanwhile wait for the next sync."""
 _MAY_LOSE = Settings().events_sync_interval + _SYNC
 
 
@@ -33,7 +33,7 @@ def _cut(topology: Processes, part: str) -> Iterator[None]:
 
 
 def loss_is_bounded(case: Case) -> Iterator[str]:
-    """Find lost answers that are too old, or lost without any being counted in the ledger."""
+    """Find answers whose events were lost although they are old, or without a gap in the ledger."""
     billed = {row.id for row in case.topology.billed(0.0)}
     lost = [each for each in case.sent if each.status == 200 and each.id not in billed]
     counted = _counted(case.topology) - case.topology.notes["gaps"]
@@ -48,7 +48,7 @@ def loss_is_bounded(case: Case) -> Iterator[str]:
 
 
 def _counted(topology: Processes) -> int:
-    """Return how many requests the ledger counts as lost, since it is there."""
+    """Return how many requests the ledger has counted as lost since its creation."""
     ((counted,),) = topology.ask_ledger("SELECT sum(last - first + 1) FROM gaps")
     return int(counted or 0)
 

@@ -1,4 +1,4 @@
-"""Rotates the layout's secrets, upgrades it, and restores it, as the documents tell operators.
+"""Rotates secrets, upgrades and restores the layout, as the documentation tells operators.
 
 Each function blocks, and raises `TopologyError` if the layout behaves wrongly.
 """
@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""Seconds after which nobody uses the former balancer. It is longer than the longest exchange."""
+"""After this many seconds nobody uses the former balancer: the longest exchange is shorter."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25
@@ -50,12 +50,13 @@ LASTING_KEYS = (
     " found[#found + 1] = redis.call('TYPE', key).ok .. ' ' .. key end end"
     " table.sort(found) return found"
 )
-"""Asks a state Redis for its keys that do not expire, with their types: the event stream, positions
-in it, the configuration. Limits may have expired when the backup is back."""
+"""The query for the keys in a state Redis that do not expire, with their types: the event stream,
+positions in it, the configuration. Other keys are limits, which may expire before a backup is
+restored."""
 
 
 def take(steps: Iterator[Step]) -> None:
-    """Take steps one after the other, with some load between two of them."""
+    """Take steps one after another, with some load after each step."""
     for name, act in steps:
         began = time.monotonic()
         act()
@@ -70,19 +71,19 @@ def take(steps: Iterator[Step]) -> None:
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """A container to create again with other variables. An empty variable is left unset."""
+    """A container to create again with other variables. An empty value removes the variable."""
 
     why: str
     service: str
     variables: dict[str, str]
     accepted: tuple[bool, ...] = ()
-    """Whether the gateway accepts the old and the new admin key afterwards."""
+    """Whether the gateway accepts both the old and the new admin key afterwards."""
 
 
 def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:
-    """Return, in their order, the restarts that replace the backend token and the admin key.
+    """Return the restarts that replace the backend token and the admin key, in order.
 
-    Each restarts one container.
+    Each restart creates one container again.
     """
     old = found["gateway-1"].environment
     both = {ADMIN_KEY: admin_key, SECOND_ADMIN_KEY: old[ADMIN_KEY]}
@@ -126,9 +127,9 @@ def _restart(layout: Containers, restart: Restart, keys: tuple[str, str]) -> Non
 
 
 def order(found: Mapping[str, Service]) -> list[str]:
-    """Return the order of an upgrade: the project's services, the others, the balancer.
+    """Return the order of an upgrade: the project's services, then others, the balancer last.
 
-    Services that run once and end are left out.
+    Services whose command ends are left out.
     """
 
     def place(name: str) -> int:
@@ -143,7 +144,8 @@ def order(found: Mapping[str, Service]) -> list[str]:
 def upgrade(layout: Containers) -> Iterator[Step]:
     """Yield the steps that replace each container by its next version.
 
-    An image of the project gets the tag of the present release, and another image a new label.
+    The next version of one of the project's images has the tag of this release. The next version of
+    another image has a new label.
     """
     for name in order(layout.services):
         yield name, partial(_upgrade, layout, layout.services[name])
@@ -160,7 +162,7 @@ def _upgrade(layout: Containers, service: Service) -> None:
 
 
 def _replace(layout: Containers, changed: Service) -> None:
-    """Replace a container, at the same address, and wait until it is healthy."""
+    """Replace a container at the same address, and wait until the new one is healthy."""
     name = changed.name
     if name in _STATE and _primary(layout) == name:
         _fail_over(layout, name)
@@ -195,8 +197,8 @@ def _sentinel(layout: Containers, *words: str) -> str:
 
 
 def _fail_over(layout: Containers, former: str) -> None:
-    """Hand the role of the primary over, and wait until the others follow."""
-    # Refused while a failover goes on, and until the Sentinels know the copy: some ten seconds.
+    """Fail the state Redis over to another server, and wait until all others follow it."""
+    # Refused while a failover is in progress, and until the Sentinels know the copy: some 10 s.
     _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
     _wait(lambda: _primary(layout) != former, "there is another primary")
     _wait(lambda: _is_copied(layout.services[former]), "the former primary follows")
@@ -208,11 +210,11 @@ def _is_copied(service: Service) -> bool:
 
 
 def _replace_balancer(layout: Containers, changed: Service) -> None:
-    """Replace the balancer. Meanwhile, callers use a second balancer.
+    """Replace the balancer. In the meantime, callers use a second balancer.
 
-    It is like an address that moves between balancers.
+    To callers, this is like an address that moves between balancers.
     """
-    # At any address: gateways take its callers for one, as they do not know it.
+    # The second balancer may have any address. Gateways do not know it and take it for the caller.
     networks = dict.fromkeys(changed.networks, "")
     second = msgspec.structs.replace(changed, name=f"{_BALANCER}-next", networks=networks)
     services.start(second, port=_OTHER_PORT)
@@ -232,9 +234,9 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 
 
 def restore(layout: Containers) -> Iterator[str]:
-    """Back up ledger and state, lose them, restore them into empty volumes; yield differences.
+    """Back up ledger and state, lose them, and restore them into empty volumes.
 
-    The ledger has keys and tenants.
+    Yield the differences. The ledger has keys and tenants.
     """
     seen: list[Any] = [None]
 
@@ -256,7 +258,7 @@ def restore(layout: Containers) -> Iterator[str]:
         yield "the ledger is not as before the restore"
     if _state(layout, _primary(layout)) != state:
         yield "the state is not as before the restore"
-    with contextlib.suppress(AssertionError):  # what it has at the end is compared
+    with contextlib.suppress(AssertionError):  # the last step compares these values
         _wait(lambda: _is_on_both(layout, state), "the replica is whole")
     if not _is_on_both(layout, state):
         yield "the servers of the state differ"
@@ -267,7 +269,7 @@ def restore(layout: Containers) -> Iterator[str]:
 
 
 def _lose_data(layout: Containers) -> Iterator[str]:
-    """Start servers with empty volumes in place of all that have data."""
+    """Replace every server that has data by one with an empty volume."""
     for name in [*_USERS, *_DATA]:
         services.discard(layout.services[name])
     for name in _DATA:
@@ -280,7 +282,7 @@ def _lose_data(layout: Containers) -> Iterator[str]:
 
 
 def accepts(keys: Mapping[str, str]) -> bool:
-    """Return whether the gateways accept every key."""
+    """Return whether the gateways accept every key of `keys`."""
     url = f"http://127.0.0.1:{BALANCER_PORT}/v1/models"
     headers = [{"authorization": f"Bearer {key}"} for key in keys.values()]
     return all(httpx.get(url, headers=each, timeout=30.0).is_success for each in headers)

@@ -34,7 +34,7 @@ from tools.monitoring.files import RULES
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 SHARE, STATE_TIMEOUT = 0.1, 1.0
-# What is confirmed survives a crash, and a primary without replicas takes no writes.
+# Confirmed writes must survive a crash, and a primary without replicas must refuse writes.
 DURABLE = ("--appendonly", "yes")
 SENTINELS: Mapping[str, Any] = {"replicas": 2, "sentinels": 3, "down_after": 1.5}
 _FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
@@ -51,8 +51,8 @@ TWO_BY_TWO = tuple(
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the options of the topology.
 
-    `redis` is one server for each purpose, one behind a proxy that delays, or one under Sentinels.
-    `limited` tenants have the limit `RULE`.
+    `redis` says whether each Redis is a single server, is behind a proxy that delays it, or is
+    under Sentinels. `limited` is the number of tenants with the limit `RULE`.
     """
 
     backends: tuple[BackendSpec, ...] = TWO_BY_TWO
@@ -61,18 +61,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     limited: int = 0
     document: Mapping[str, Any] = {}
     is_mixed: bool = False
-    """Whether the load also calls an algorithm, and sends wrong and large requests."""
+    """Whether the load also asks an algorithm, and sends invalid and large requests."""
     batches: bool = False
     """Whether the gateway runs batch jobs."""
     disk_bytes: int = 0
-    """Size of a file system for the data directory, which needs root; 0: the directory is a
-    folder."""
+    """Size of a file system for the data directory, which needs root. If 0, the directory is an
+    ordinary folder."""
     scrape_interval: str = ""
-    """How often a Prometheus scrapes everything and evaluates the rules, such as `15s`."""
+    """How often Prometheus scrapes everything and evaluates the rules, such as `15s`."""
 
 
 class Processes(Topology):
-    """A gateway, backends, billing and the request log as processes of this machine."""
+    """A gateway, backends, billing and the request log, as processes on this machine."""
 
     oracle: ModelOracle
 
@@ -113,7 +113,7 @@ class Processes(Topology):
             admin=True,
             admin_key=_ADMIN_KEY,
             batches=setup.batches,
-            # A ledger that a lost disk does not take with it.
+            # The ledger must survive the loss of the disk.
             ledger_url=f"sqlite:///{self._folder / 'ledger.db'}" if disk else "",
         )
         settings = self.gateway.settings
@@ -124,7 +124,7 @@ class Processes(Topology):
         self.wait_for_backends()
         stack.enter_context(self.gateway)
         for role in _CONSUMERS:
-            # With a disk of its own, the gateway is on another machine.
+            # With a disk of its own, the gateway stands for a separate machine.
             folder = self._folder / role if disk else settings.data_dir
             own = msgspec.structs.replace(settings, data_dir=folder)
             consumer = self.consumers[role] = gateway_process(role, own)
@@ -153,7 +153,7 @@ class Processes(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return counts of the dispatcher, of opened breakers, and of each backend's items."""
+        """Return the counters of the dispatcher, opened breakers, and each backend's items."""
         found = dict.fromkeys((*_DISPATCHED, "cache breaker", "state breaker"), 0.0)
         for report in self._portal.call(self._reports):
             for name in _DISPATCHED:
@@ -165,7 +165,7 @@ class Processes(Topology):
 
     @override
     def restore(self) -> None:
-        """End all faults of proxies, and start the processes that do not run."""
+        """End all faults of the proxies, and start the processes that do not run."""
         for backend in self.backends.values():
             self.set_fault(backend, SOUND)
             backend.resume()
@@ -199,12 +199,12 @@ class Processes(Topology):
         return self._client(self.gateway.port, self.keys["north"])
 
     def pids(self) -> dict[str, int]:
-        """Return the id of each process of the product, by its role and number."""
+        """Return the ids of the product's processes, by role and number."""
         found = self.gateway.processes() | {name: c.pid for name, c in self.consumers.items()}
         return found | {f"backend {n}": each.pid for n, each in self.backends.items() if each.pid}
 
     def members(self, part: str) -> list[Valkey | Child | Gateway]:
-        """Return the processes of a part, such as `region eu`, or `cache and state`."""
+        """Return the processes of a part, such as `region eu` or `cache and state`."""
         found: list[Valkey | Child | Gateway] = []
         for each in part.split(" and "):
             if each == "gateway":
@@ -216,7 +216,7 @@ class Processes(Topology):
         return found
 
     def backends_of(self, part: str) -> list[PacedBackend]:
-        """Return the backends of a part: `backend eu-0`, `region eu`, or `backends`."""
+        """Return the backends that a part names: `backend eu-0`, `region eu`, or `backends`."""
         kind, _, name = part.partition(" ")
         return [
             each
@@ -225,18 +225,18 @@ class Processes(Topology):
         ]
 
     def server(self, part: str) -> Valkey:
-        """Return a Redis that is a single server: `cache` or `state`."""
+        """Return the Redis `cache` or `state`, which must be a single server."""
         redis = self.redis[part]
         if not isinstance(redis, Valkey):
             raise TopologyError(f"`{part}` is not a single server")
         return redis
 
     def set_fault(self, backend: PacedBackend, fault: ProxyFault) -> None:
-        """Let the proxy of a backend behave like this."""
+        """Make the proxy of a backend behave as `fault` says."""
         self._portal.call(backend.proxy.set_fault, fault)
 
     def wait_for_backends(self) -> None:
-        """Return when all backends are ready."""
+        """Wait until all backends are ready."""
         for name, each in self.backends.items():
             wait_until(each.is_ready, what=f"backend {name} is ready", every=0.05)
 
@@ -261,7 +261,7 @@ class Processes(Topology):
         return proxy.url
 
     def _document(self) -> dict[str, Any]:
-        """Return the gateway's document. Each region has a main pool, and maybe a spare one."""
+        """Return the configuration document: each region has a main pool, some also a spare one."""
         regions: dict[str, dict[bool, list[dict[str, str]]]] = {}
         for backend in self.backends.values():
             pools = regions.setdefault(backend.spec.region, {})
@@ -280,7 +280,7 @@ class Processes(Topology):
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
     def _scrapes(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the targets of Prometheus, with the names of jobs in deploy/prometheus.yaml."""
+        """Yield the targets of Prometheus, with the job names of deploy/prometheus.yaml."""
         jobs = {
             "gateway": [f"127.0.0.1:{self.gateway.settings.admin_port}"],
             "backend": [f"127.0.0.1:{each.port}" for each in self.backends.values()],
@@ -296,21 +296,21 @@ class Processes(Topology):
         redis = connect(self._control_url, timeout=5.0)
         try:
             return list(map(msgspec.json.decode, (await Control(redis).reports()).values()))
-        except (RedisError, DependencyUnavailable):  # which the judge finds by itself
+        except (RedisError, DependencyUnavailable):  # the judge finds this by itself
             return []
         finally:
             await redis.aclose()
 
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
-    """Create the ledger at `url`, and tenants with their keys."""
+    """Create the ledger at `url`, and tenants with one API key each."""
     limited = {tenant: key for tenant, key in keys.items() if tenant.startswith(LIMITED)}
     add_tenants(url, limited, rules=(RULE,))
     add_tenants(url, {t: key for t, key in keys.items() if t not in limited}, rules=_FREE)
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):

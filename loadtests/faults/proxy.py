@@ -1,4 +1,4 @@
-"""Proxies calls to a backend and delays, drops, refuses or fails them on demand."""
+"""Proxies calls to a backend, and delays, drops, refuses or fails them on demand."""
 
 import asyncio
 import random
@@ -14,11 +14,11 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class ProxyFault(msgspec.Struct, frozen=True, kw_only=True):
-    """The behaviour of the proxy, transparent by default.
+    """The behaviour of the proxy. By default it only forwards.
 
     A `silent` proxy accepts connections and forwards nothing. A proxy that `refuses` closes its
-    listener. `errors` is the share of calls that get 500. `stalls` is the share of calls that are
-    answered `stall` seconds late.
+    listener. `errors` is the share of calls that the proxy answers with 500. `stalls` is the share
+    of calls whose answers it delays by `stall` seconds.
     """
 
     latency: float = 0.0
@@ -33,7 +33,7 @@ SOUND = ProxyFault()
 
 
 class FaultyProxy:
-    """Proxies calls to the backend at the port `target`; `items` counts the items of all calls."""
+    """Proxies calls to the backend at the port `target`; `items` counts the items of calls."""
 
     def __init__(self, target: int, *, seed: int = 1) -> None:
         self.port = 0
@@ -52,7 +52,7 @@ class FaultyProxy:
         self._close()
 
     async def set_fault(self, fault: ProxyFault) -> None:
-        """Behave like this from now on, and cut connections that were kept silent."""
+        """From now on behave as `fault` says, and close connections that were kept silent."""
         before, self._fault = self._fault, fault
         if before.silent:
             self._cut()
@@ -76,7 +76,7 @@ class FaultyProxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward requests and answers until one side closes, and then close the other."""
+        """Forward requests and answers until one side closes; then close the other side."""
         opened = {writer}
         self._open.add(writer)
         late = [0.0]
@@ -129,6 +129,6 @@ class FaultyProxy:
                 loop.call_later(late[0], writer.write, chunk)
             else:
                 writer.write(chunk)
-        # The backend is gone: a closed connection says so, unless nothing gets through.
+        # The backend is gone. Closing the connection tells the caller, unless the proxy is silent.
         if not self._fault.silent:
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Asks real models, and compares their answers with answers from before any fault."""
+"""Sends requests to real models, and compares the answers with those recorded before the fault."""
 
 import random
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ _KINDS: tuple[tuple[float, str, str, int, bool], ...] = (
     (0.05, "/v1/classify", "banking-intents", 2, False),
     (0.05, "/v1/embed", "minilm", 1, False),
 )
-"""Share, route, model, items, and whether the cache may answer."""
+"""For each kind of request: share, route, model, number of items, whether the cache may answer."""
 
 
 class RecordedAnswers:
-    """Asks several models and routes. The right answers are the recorded ones."""
+    """Makes requests for several models and routes; the recorded answers are the right ones."""
 
     def __init__(self) -> None:
         found = sentences(_POPULAR + _OTHERS, seed=13)
@@ -34,7 +34,7 @@ class RecordedAnswers:
         self._results: dict[tuple[str, str, str], Any] = {}
 
     def questions(self, seed: int) -> Iterator[Question]:
-        """Yield endless requests. The cache may answer about two thirds of them."""
+        """Yield endless requests. The cache can answer about two thirds of them."""
         chooser = random.Random(seed)
         weights = [kind[0] for kind in _KINDS]
         while True:
@@ -48,10 +48,10 @@ class RecordedAnswers:
             )
 
     def record(self, url: str, key: str) -> None:
-        """Ask a gateway for every answer twice, without a fault.
+        """Send a gateway every request twice, without a fault, and record the answers.
 
         Raises:
-            TopologyError: a request fails, or two answers differ.
+            TopologyError: a request fails, or its two answers differ.
         """
         headers = {"authorization": f"Bearer {key}", "cache-control": "no-cache"}
         texts = self._popular + self._others
@@ -65,10 +65,10 @@ class RecordedAnswers:
                     self.learn(path, model, part, answer.content)
 
     def learn(self, path: str, model: str, texts: list[str], body: bytes) -> None:
-        """Record the results of an answer that was given without a fault.
+        """Record the results in an answer that was given without a fault.
 
         Raises:
-            TopologyError: an earlier answer to the same text was another.
+            TopologyError: an earlier answer to the same text was different.
         """
         for text, result in zip(texts, msgspec.json.decode(body)["results"], strict=True):
             known = self._results.setdefault((path, model, text), result)
@@ -76,7 +76,7 @@ class RecordedAnswers:
                 raise TopologyError(f"two answers of `{model}` to one text differ before any fault")
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether an answer names the model, counts the items, and has each result."""
+        """Return whether the answer names the model, counts the items and has the right results."""
         asked = msgspec.json.decode(question.body)
         model, texts = asked["model"], asked["input"]
         expected = [self._results[question.path, model, text] for text in texts]
@@ -89,7 +89,7 @@ class RecordedAnswers:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal, numbers within the tolerance."""
+    """Return whether two JSON values are equal, with a tolerance for numbers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

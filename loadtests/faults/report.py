@@ -25,23 +25,23 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add(path: Path, record: Record) -> None:
-    """Append a record at once, so that an interrupted run loses nothing."""
+    """Append a record at once, so that an interrupted run keeps its results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
 def records(path: Path, commit: str) -> dict[str, Record]:
-    """Return the last record of each case at a commit, in the order of the first runs."""
+    """Return the last record of each case at a commit, in the order in which cases first ran."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     found = (msgspec.json.decode(line, type=Record) for line in lines)
     return {each.case: each for each in found if each.commit == commit}
 
 
 def current_commit() -> str:
-    """Return the commit that is checked out, with a `+` and a digest if files of it were changed.
+    """Return the commit that is checked out; if the files differ from it, with `+` and a digest.
 
-    Other changes are another program, whose results are not the ones of this one.
+    A changed program is another program: its results must not mix with results of the commit.
     """
     head = _git("rev-parse", "--short=8", "HEAD") or "none"
     changes = _git("diff", "HEAD", "--binary")
@@ -49,7 +49,7 @@ def current_commit() -> str:
 
 
 def rows(found: Iterable[Record]) -> Iterator[str]:
-    """Yield a row of the Markdown table below `HEADING` for each record. Times are in seconds."""
+    """Yield a table row in Markdown for each record, to print below `HEADING`; times in seconds."""
     for record in found:
         figures = ", ".join(f"{name} {value}" for name, value in record.figures.items())
         yield f"| {record.case} | {'; '.join(record.findings) or 'as it must'} | {figures} |"

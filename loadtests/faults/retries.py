@@ -1,4 +1,4 @@
-"""Kills workers and Redis at random while requests with idempotency keys are repeated."""
+"""Kills workers and Redis at random while callers repeat requests with idempotency keys."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from loadtests.faults.processes import Processes, Setup
 from loadtests.faults.topology import repeating
 
 _EXPLAINED = {0, 200, 409, 429, 500, 502, 503, 504}
-"""Statuses that a kill explains."""
+"""Statuses that a kill may cause."""
 _VICTIMS = ("worker", "worker", "state", "cache")
 
 

@@ -1,4 +1,4 @@
-"""Runs cases one after another: load, fault, judge, record."""
+"""Runs cases one after another: starts the load, injects the fault, judges and records."""
 
 import signal
 import tempfile
@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any  # figures of many kinds
+from typing import Any  # figures are values of many types
 
 import msgspec
 
@@ -24,7 +24,7 @@ _LONGEST_CASE = 1200
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A fault to inject into a part. `number`, from 0, counts the runs of the same job."""
+    """A fault to inject into a part. `number` counts the runs of the same job from 0."""
 
     fault: Fault
     part: str
@@ -32,20 +32,24 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name of the job in records."""
+        """The job's name in records."""
         count = f"#{self.number + 1}" if self.number else ""
         return " ".join(filter(None, (self.fault.topology, self.fault.name, self.part, count)))
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a case: before the fault, with it (0: its own), to settle at most, and after."""
+    """The lengths of the periods of a case, in seconds.
+
+    The load runs for `quiet` before the fault, and for `after` once all parts work again. The fault
+    lasts `hold`, or its own length if `hold` is 0. The parts may take `settled` to work again.
+    """
 
     quiet: float = 5.0
     hold: float = 0.0
     settled: float = SETTLED
     after: float = 5.0
     again: float = 3.0
-    """Seconds from the moment when the ledger has every answer until it is read for judgement."""
+    """Seconds to wait after the ledger has every answer, until the judge reads it again."""
 
 
 def run_jobs(
@@ -58,11 +62,11 @@ def run_jobs(
     within: float,
     show: Callable[[report.Record], None],
 ) -> list[Job]:
-    """Run the jobs without a record for this commit; return the jobs that found no time.
+    """Run the jobs that have no record for this commit; return the jobs for which no time was left.
 
-    `make` builds a topology by its name in an empty folder, with the setup of the faults.
-    Jobs in a row share a running topology if their setups are equal. The file `path` keeps records.
-    No job begins later than `within` seconds after the first.
+    `make` takes a topology's name, an empty folder and the faults' setup, and builds the topology.
+    Consecutive jobs share a running topology if their setups are equal. `path` is the file of
+    records. No job begins later than `within` seconds after the first job.
     """
     known = report.records(path, commit)
     left = [job for job in jobs if job.name not in known]
@@ -99,7 +103,7 @@ def _recorded(job: Job, topology: Topology | None, commit: str, pace: Pace) -> r
             figures, findings = run_case(topology, job, pace)
         elif job.fault.play is not None:
             figures, findings = job.fault.play()
-    except Exception as error:  # noqa: BLE001 - the cases after this one run nevertheless
+    except Exception as error:  # noqa: BLE001 - the next cases run nevertheless
         traceback.print_exc()
         findings = [f"the case broke off: {type(error).__name__}: {error}"]
     finally:
@@ -164,7 +168,7 @@ def _judged(fault: Fault, case: Case, *, since: float, again: float) -> Iterator
     deadline = time.monotonic() + _LEDGER
     while judge.unbilled(sure, case.topology.billed(since)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    # What is billed a second time comes later.
+    # A second charge for the same answer may come later than the first.
     time.sleep(again)
     ledger = case.topology.billed(since)
     known = {row.id for row in ledger}

@@ -20,7 +20,7 @@ _QUERY = (
 
 
 class TopologyError(Exception):
-    """The topology itself failed, so that the case says nothing about the product."""
+    """The topology itself failed, so the case says nothing about the product."""
 
 
 FAILURES = (
@@ -31,7 +31,7 @@ FAILURES = (
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: where it goes, its body, how many items it has, and its allowed statuses."""
+    """A request: its route, its body, its number of items, and its allowed statuses."""
 
     path: str
     body: bytes
@@ -39,20 +39,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     statuses: frozenset[int] = frozenset({200})
     key: str = ""
-    """The key to send in place of the tenant's key; empty: the tenant's key."""
+    """The API key to send instead of the tenant's key; if empty, the tenant's key is sent."""
     is_left: bool = False
-    """The caller disconnects before the answer comes."""
+    """Whether the caller disconnects before the answer comes."""
 
 
 class Oracle(Protocol):
-    """Asks questions whose right answers it knows."""
+    """Makes questions whose right answers it knows."""
 
     def questions(self, seed: int) -> Iterator[Question]:
         """Yield endless questions. Another seed gives other questions."""
         ...
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether `body` answers the question; called after the load, for each answer."""
+        """Return whether `body` answers the question. The load asks this after its end."""
         ...
 
 
@@ -63,11 +63,11 @@ class Topology(ABC):
     """
 
     keys: Mapping[str, str]
-    """A key of each tenant, by the tenant's id. Limits refuse requests of limited tenants only."""
+    """A key of each tenant, by the tenant's id. Only limited tenants may be refused for limits."""
     oracle: Oracle
-    """The source of the load's questions and the judge of answers."""
+    """Makes the questions of the load and judges the answers."""
     addresses: Sequence[tuple[str, int]]
-    """Hosts and ports that callers send requests to. They may change while the load runs."""
+    """Hosts and ports to which callers send requests. They may change while the load runs."""
 
     def __init__(self) -> None:
         self.notes: dict[str, Any] = {}
@@ -88,12 +88,12 @@ class Topology(ABC):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop every part, also a part that a fault left stopped."""
+        """Stop every part, including parts that a fault left paused."""
         self._stack.close()
 
     @abstractmethod
     def start(self, stack: ExitStack) -> None:
-        """Start every part; `stack` gets what stops each. Raises one of `FAILURES`."""
+        """Start every part; `stack` gets a callback that stops each. Raises one of `FAILURES`."""
 
     @abstractmethod
     def unwell(self) -> Sequence[str]:
@@ -101,27 +101,30 @@ class Topology(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Make all parts work again by hand, after a case that left some of them broken."""
+        """Make all parts work again by hand, after a case that left some broken."""
 
     @abstractmethod
     def ask_ledger(self, query: str) -> Iterable[Sequence[Any]]:
-        """Return the rows of a query."""
+        """Return the rows of a query to the ledger."""
 
     def billed(self, since: float) -> list[LedgerRow]:
-        """Return the ledger's requests since a reading of `time.time`."""
+        """Return the requests in the ledger since a reading of `time.time`."""
         return ledger_rows(self.ask_ledger(_QUERY.format(since=int(since * 1e9))))
 
     def counters(self) -> Mapping[str, float]:
-        """Return counts for checks, such as each gateway's requests, from the parts that answer."""
+        """Return the counters that checks compare, such as each gateway's number of requests.
+
+        Parts that do not answer are left out.
+        """
         return {}
 
     def inside(self) -> AbstractContextManager[None]:
-        """Let the connections that this thread opens reach `addresses`."""
+        """While entered, connections that this thread opens reach `addresses`."""
         return nullcontext()
 
 
 def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
-    """Return the requests in rows of `_QUERY`, one for each request of a run."""
+    """Return the requests in rows of `_QUERY`; a run becomes one `LedgerRow` for each request."""
     return [
         LedgerRow(
             id=one,
@@ -137,10 +140,10 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` from a thread; it returns how many seconds to wait until the next call.
+    """Call `action` repeatedly in a thread; it returns the seconds until the next call.
 
     Raises:
-        TopologyError: `action` raised an error, and was not called any more.
+        TopologyError: `action` raised an error, which ended the thread.
     """
     stop = threading.Event()
     errors: list[Exception] = []
@@ -149,7 +152,7 @@ def repeating(action: Callable[[], float]) -> Iterator[None]:
         try:
             while not stop.wait(action()):
                 pass
-        except Exception as error:  # noqa: BLE001 - raised at the exit, in the other thread
+        except Exception as error:  # noqa: BLE001 - raised again at the exit, in the other thread
             errors.append(error)
 
     thread = threading.Thread(target=run)

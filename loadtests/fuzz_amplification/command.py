@@ -1,4 +1,4 @@
-"""Sends requests as large as is allowed, and measures what other callers notice."""
+"""Sends requests as large as is allowed, and measures how they affect other callers."""
 
 import click
 
@@ -10,10 +10,10 @@ from loadtests.options import seed
 
 @click.command("fuzz-amplification")
 @click.option("--requests", default=100_000)
-@click.option("--first", default=0, help="The number of the first request: go on with a run.")
+@click.option("--first", default=0, help="Number of the first request, to continue a run.")
 @seed
 def fuzz_amplification_command(*, requests: int, first: int, seed: int | None) -> None:
-    """Send requests as large as is allowed; report held event loops and exceeded bounds."""
+    """Send requests as large as is allowed; report blocked event loops and exceeded bounds."""
     with seeded_run(seed) as (folder, chosen):
         observed = fuzz(folder, seed=chosen, numbers=range(first, first + requests))
     show(observed)

@@ -1,4 +1,4 @@
-"""Judges a run: held event loops, slow hits of others, exceeded bounds, failures."""
+"""Judges a run: blocked event loops, slow hits of other callers, exceeded bounds, failures."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,27 +16,27 @@ _FAULTS = (0, 500, 502)
 
 
 class Observed(msgspec.Struct, kw_only=True):
-    """The result of a run; times in seconds, sizes in bytes."""
+    """The result of a run; times are in seconds, sizes in bytes."""
 
     statuses: dict[tuple[str, int], int] = {}
-    """Answers by kind of request and status; 0: the connection ended."""
+    """Answers by kind of request and status; 0 means that the connection ended."""
     hits: list[float] = []
-    """How long hits of another customer took."""
+    """The latencies of another customer's hits during the run."""
     calm_hits: list[float] = []
-    """How long they took before, on the same machine."""
+    """The latencies of the same hits before the run, on the same machine."""
     late_timers: dict[str, int] = {}
-    """How many timers of the event loops of workers and backends were later than is allowed."""
+    """How many timers of event loops were later than allowed, by `gateway` and `backend`."""
     calm_late_timers: dict[str, int] = {}
-    """How many were so before."""
+    """How many timers were later than allowed before the run."""
     held_timers: dict[str, int] = {}
-    """How many were so although the loop's thread had a core: of gateways and of backends."""
+    """How many timers were later than allowed although the loop's thread had a core."""
     memory: dict[str, int] = {}
-    """The most that each process had resident."""
+    """The most memory that each process had resident."""
     bounds: dict[str, int] = {}
-    """How much each may have."""
+    """How much memory each process may have."""
     replaced: list[str] = []
     largest_expansion: tuple[int, str] = (0, "none")
-    """The most bytes of an answer for each byte of its request, and its kind."""
+    """The largest ratio of an answer's bytes to its request's bytes, and the kind of request."""
     largest_answer: tuple[int, str] = (0, "none")
 
     def add_answer(self, kind: str, status: int, *, sent: int, received: int) -> None:
@@ -47,7 +47,7 @@ class Observed(msgspec.Struct, kw_only=True):
         self.largest_expansion = max(self.largest_expansion, (received // max(sent, 1), kind))
 
     def add(self, other: "Observed") -> None:
-        """Count the answers of `other`, too."""
+        """Add the answers that `other` has counted."""
         for name, number in other.statuses.items():
             self.statuses[name] = self.statuses.get(name, 0) + number
         self.largest_answer = max(self.largest_answer, other.largest_answer)
@@ -75,7 +75,7 @@ def findings(observed: Observed) -> Iterator[str]:
 
 
 def p99(times: list[float]) -> float:
-    """Return the time that 99 of 100 do not exceed."""
+    """Return the time that 99 of 100 times do not exceed."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
@@ -83,7 +83,7 @@ def p99(times: list[float]) -> float:
 def late_timers(before: str, after: str, kind: str) -> dict[str, int]:
     """Return how many timers of each role were later than is allowed, between two pages of metrics.
 
-    With the kind `held`, the time that the loop's thread waited for a core does not count.
+    With the kind `held`, the time during which the loop's thread waited for a core does not count.
     """
     return {
         role: _late(_counts(after, kind, role)) - _late(_counts(before, kind, role))

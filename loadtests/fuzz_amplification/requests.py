@@ -1,4 +1,4 @@
-"""Makes requests whose products and answers are as large as their bodies allow, or nearly so."""
+"""Makes requests whose computations and answers are nearly as large as their bodies allow."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _MODELS = {
     Task.ZERO_SHOT: "topics",
     Task.ENTITIES: "entities-demo",
 }
-# Dense texts: many tokens, many bytes in JSON, many entities, or nothing at all.
+# Dense texts: many tokens, many bytes in JSON, many entities, or nothing.
 _PIECES = ("a ", ",", "é", "\u0001", "😀", '"', "word ", "Bob, ", "A. ", " ", "## ", "日本")
 _COUNTS = (1, 2, 16, 256, 512, 2048, 4096)
 _LENGTHS = (1, 40, 1_000, 4_000, 60_000, 1_000_000, 7_000_000)
@@ -25,11 +25,11 @@ _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
 _LARGE_SHARE = 0.1
-"""The share of sizes that come from all sizes listed; the others come from the smaller half."""
+"""This share of sizes is drawn from all listed sizes, the rest from the smaller half."""
 
 
 class AmplifiedRequest(NamedTuple):
-    """A kind of request with path and body; `tensors` is the same request for gRPC."""
+    """A kind of request with its path and body; `tensors` is the same request for gRPC."""
 
     kind: str
     path: str
@@ -38,7 +38,7 @@ class AmplifiedRequest(NamedTuple):
 
 
 def amplified(seed: int, number: int) -> AmplifiedRequest:
-    """Return the request of this number."""
+    """Return request `number` of a seed."""
     chance = random.Random(f"amplification/{seed}/{number}")
     make = chance.choice((_of_a_dialect, _of_a_dialect, _zero_shot, _choose, _tokens, _ids))
     return make(chance, number)
@@ -58,12 +58,12 @@ def lines(seed: int, numbers: Iterator[int], count: int) -> bytes:
 
 
 def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
-    """Return one of the smaller half of `sizes`, or rarely any of them."""
+    """Return one of the smaller half of `sizes`, or rarely any of `sizes`."""
     return chance.choice(sizes if chance.random() < _LARGE_SHARE else sizes[: len(sizes) // 2 + 1])
 
 
 def _texts(chance: random.Random, number: int) -> list[str]:
-    """Return distinct texts of at most 7.5 MB together."""
+    """Return distinct texts of at most 7.5 MB in total."""
     count, length = _choice(chance, _COUNTS), _choice(chance, _LENGTHS)
     length = min(length, _LARGEST // count)
     piece = chance.choice(_PIECES)

@@ -1,4 +1,4 @@
-"""Sends requests that become large to a whole system, and watches everybody else."""
+"""Sends a whole system requests that become large, and watches all its other callers."""
 
 import contextlib
 import http.client
@@ -25,7 +25,7 @@ _PIECE = 500
 _PATIENCE = 120.0
 _BETWEEN_HITS = 0.02
 _CALM = 5.0
-"""Seconds for which hits are measured before anything else is sent."""
+"""Seconds for which hits are measured before any large request is sent."""
 _GIB = 1024**3
 _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 
@@ -43,7 +43,7 @@ def fuzz(folder: Path, *, seed: int, numbers: range) -> Observed:
 
 
 class _Run:
-    """Has processes send the requests of one customer, and watches."""
+    """Lets processes send one customer's requests, and watches the system."""
 
     def __init__(self, system: System, seed: int) -> None:
         self._system = system
@@ -95,7 +95,7 @@ class _Run:
 
 
 def _new_key(system: System, tenant: str) -> str:
-    """Return a key of a tenant with the limits of the document."""
+    """Return a new key of a tenant whose limits are those of the configuration document."""
     with system.admin() as admin:
         admin.post("/admin/tenants", json={"id": tenant}).raise_for_status()
         made: Any = admin.post("/admin/keys", json={"tenant": tenant}).raise_for_status().json()
@@ -104,12 +104,12 @@ def _new_key(system: System, tenant: str) -> str:
 
 @contextlib.contextmanager
 def _hits(port: int, key: str) -> Iterator[list[float]]:
-    """Have another process ask for one hit after the other; the list has their times at the end."""
+    """Let another process send one hit after another; at the exit, the list has their latencies."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     asking = spawning.Process(target=_ask_for_hits, args=(port, key, theirs))
     asking.start()
-    ours.recv()  # it has begun
+    ours.recv()  # the process has sent its first request
     times: list[float] = []
     try:
         yield times
@@ -120,8 +120,8 @@ def _hits(port: int, key: str) -> Iterator[list[float]]:
 
 
 def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
-    """Ask for a cached answer until told to end; send the times in seconds."""
-    os.setsid()  # scheduled as a machine of its own, beside the sessions of the system
+    """Send requests for a cached answer until told to end; then send the latencies in seconds."""
+    os.setsid()  # scheduled like a separate machine, beside the sessions of the system
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     times: list[float] = []
@@ -137,4 +137,4 @@ def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
         times.append(time.perf_counter() - started)
         if len(times) == 1:
             ends.send(None)
-    ends.send(times[1:])  # the first one computes the answer
+    ends.send(times[1:])  # the first request computes the answer

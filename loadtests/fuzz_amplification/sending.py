@@ -1,4 +1,4 @@
-"""Sends the requests of one customer, in processes that give way to the system."""
+"""Sends the requests of one customer, in processes that yield the processor to the system."""
 
 import contextlib
 import io
@@ -26,9 +26,9 @@ _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
 _MOST_DISCARDED = 64 * 1024 * 1024
-"""The gateway reads this much of a body that is too long, and then ends the connection."""
+"""Of a body that is too long, the gateway reads this many bytes and then ends the connection."""
 _CALL_SHARE = 4
-"""One of this many requests of tensors goes over gRPC."""
+"""One in this many requests of tensors goes over gRPC."""
 _AT_ONCE = 4
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 
@@ -42,13 +42,13 @@ class Target(NamedTuple):
 
 
 def leave_the_session() -> None:
-    """Give way to the processes of the system, which have sessions of their own."""
+    """Make a session of this process only, which is scheduled like the sessions of the system."""
     os.setsid()
     give_way()
 
 
 def send_all(target: Target, seed: int, numbers: range) -> Observed:
-    """Send the requests of these numbers, four at once; return the answers."""
+    """Send the requests with these numbers, four at a time; return the answers."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         parts = [numbers[each::_AT_ONCE] for each in range(_AT_ONCE)]
         senders = [pool.submit(_Sender(target, seed).send, part) for part in parts]
@@ -59,7 +59,7 @@ def send_all(target: Target, seed: int, numbers: range) -> Observed:
 
 
 class _Sender:
-    """Sends one request after the other."""
+    """Sends one request after another."""
 
     def __init__(self, target: Target, seed: int) -> None:
         self._target = target
@@ -68,7 +68,7 @@ class _Sender:
         self._batches: list[str] = []
 
     def send(self, numbers: range) -> Observed:
-        """Send the requests with these numbers, read the results of batches, and return all."""
+        """Send the requests with these numbers, wait for batch jobs, and return all answers."""
         headers = {"authorization": f"Bearer {self._target.key}", "accept-encoding": "identity"}
         with (
             httpx.Client(
@@ -126,7 +126,7 @@ class _Sender:
         self._add("a batch", made.status_code, len(content), len(made.content))
 
     def _read_batches(self, client: httpx.Client) -> None:
-        """Wait for every batch, and count the file of its answers."""
+        """Wait for every batch job, and count the bytes of its file of answers."""
         ends_at = time.monotonic() + _PATIENCE
         for batch in self._batches:
             for output in self._outputs(client, batch, ends_at):

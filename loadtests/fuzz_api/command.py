@@ -1,6 +1,7 @@
 """Compares the answers of both listeners with their OpenAPI documents.
 
-Schemathesis generates the requests. Operators' requests change state: customers' come first.
+Schemathesis generates the requests. Requests of customers come first, because operators' requests
+change the system's state.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ _CHECKS = (
     "allow_header_conformance",
     "ignored_auth",
 )
-# A request may ask for too little time, and a published document may have no backends.
-# Headers and query parameters that a route does not know are ignored, as HTTP has it.
+# A request may ask for too short a time, and a published document may have no backends.
+# Routes ignore unknown headers and query parameters, as HTTP servers do.
 _OPTIONS = """
 [generation]
 allow-extra-parameters = false
@@ -46,9 +47,10 @@ include-path-regex = "^/(tei|models)/|^/jina/v1/embeddings$"
 checks.negative_data_rejection.expected-statuses = ["2xx", "4xx", "5xx"]
 """
 _EXCLUDED = "rotate_key"
-"""The operation that would end the key of the other requests."""
+"""This operation would revoke the key that the other requests use."""
 _ANY_METHOD = ("hugging_face_health", "hugging_face_info")
-"""Operations where `POST` is no wrong method, but a request to a model `health` of some owner."""
+"""For these operations, `POST` is a valid method: it sends a request to some owner's model
+`health`."""
 DOCUMENTS = ("customers", "operators")
 
 
@@ -61,15 +63,15 @@ def differences(
     seed: int,
     is_short: bool = False,
 ) -> Iterator[str]:
-    """Send up to `examples` cases to each operation of a document's listener; yield failed reports.
+    """Send up to `examples` cases to each operation of an OpenAPI document; yield failed reports.
 
-    All bounds and combinations of parameters are tried as well, unless it `is_short`.
+    Unless `is_short`, all bounds and combinations of parameters are sent as well.
     """
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)
     port, key, checks = gateway.settings.admin_port, _ADMIN_KEY, ",".join(_CHECKS)
     if document == "customers":
-        # Operators' parameters may also be left empty.
+        # Values of operators' parameters may also be empty.
         port, key, checks = gateway.port, _KEY, f"{checks},negative_data_rejection"
     phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
     command = [
@@ -95,7 +97,7 @@ def differences(
 
 @contextlib.contextmanager
 def documented_gateway(folder: Path) -> Iterator[Gateway]:
-    """Run a gateway with both listeners, whose backend answers as each task does."""
+    """Run a gateway with both listeners; its backend gives a valid answer to every task."""
     with (
         stub_process(module="loadtests.fuzz_dialects.backend") as stub,
         running_gateway(
@@ -111,7 +113,7 @@ def documented_gateway(folder: Path) -> Iterator[Gateway]:
 
 
 @click.command("fuzz-api")
-@click.option("--examples", default=100, help="Cases of each operation.")
+@click.option("--examples", default=100, help="Number of cases for each operation.")
 @seed
 def fuzz_api_command(*, examples: int, seed: int | None) -> None:
     """Check the answers of both listeners against their OpenAPI documents."""

@@ -1,6 +1,6 @@
-"""Computes the answer of a model to a text in a scope; answers of two scopes always differ.
+"""Computes the answer to a text in a scope, which differs from every answer in another scope.
 
-The backend of the fuzzer answers by it, and the judge expects it.
+The fuzzer's backend gives these answers, and the judge expects them.
 """
 
 import base64
@@ -12,20 +12,20 @@ _DIMENSIONS = 8
 
 
 def tokens(text: str) -> int:
-    """Return how many tokens a text has."""
+    """Return the number of tokens of a text."""
     return 1 + len(text) % 7
 
 
 def vector(
     scope: str, text: str, *, dimensions: int | None = None, normalize: bool = True
 ) -> list[float]:
-    """Return the vector of a text: exact as float32, and without a zero."""
+    """Return the vector of a text; float32 represents it exactly, and no element is zero."""
     digest = _digest(dimensions or _DIMENSIONS, scope, text, dimensions, normalize)
     return [(2 * byte - 255) / 256 for byte in digest]
 
 
 def in_form(numbers: list[float], form: str) -> Any:
-    """Return a vector as JSON in a form of docs/api.md."""
+    """Return a vector as JSON in one of the forms of docs/api.md."""
     if form == "float":
         return numbers
     if form == "base64":
@@ -38,24 +38,24 @@ def in_form(numbers: list[float], form: str) -> Any:
 
 
 def score(scope: str, *texts: str) -> float:
-    """Return how well one text fits others, between 0 and 1: exact as float32."""
+    """Return the score of a text, between 0 and 1; float32 represents it exactly."""
     return int.from_bytes(_digest(2, scope, *texts)) / 2**16
 
 
 def labels(scope: str, text: str) -> list[dict[str, Any]]:
-    """Return two labels of a text; the first one names scope and text."""
+    """Return two labels of a text; the first label contains scope and text."""
     best = 0.5 + score(scope, text) / 4
     return [{"label": f"{scope}|{text}", "score": best}, {"label": "negative", "score": 1 - best}]
 
 
 def chosen(scope: str, text: str, names: list[str]) -> list[dict[str, Any]]:
-    """Return the caller's labels of a text, best first."""
+    """Return the caller's labels for a text, best first."""
     found = [{"label": name, "score": score(scope, text, name)} for name in names]
     return sorted(found, key=lambda one: one["score"], reverse=True)
 
 
 def entity(scope: str, text: str) -> dict[str, Any]:
-    """Return the entity that a text begins with."""
+    """Return the entity at the beginning of a text."""
     start = text[:3]
     return {
         "label": f"{scope}|{text}",

@@ -1,6 +1,6 @@
-"""Answers as a backend does, with tenant and text in each result: late at times, in any order.
+"""Answers like a backend, sometimes late and in any order; each result names tenant and text.
 
-A result computed for another caller or another text shows in the answer.
+A result that was computed for another caller or text is thus recognizable in the answer.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ MODELS = {
     "topic": [Task.ZERO_SHOT],
     "people": [Task.ENTITIES],
 }
-"""The models of the dialects."""
+"""The models that the dialects ask for."""
 SHARED = "-shared"
-"""The end of the names of models whose answers all tenants share."""
+"""The names of models whose answers all tenants share end with this."""
 MODERATION = {"negative": "harm"}
 DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
     **{name + SHARED: {"scope": "shared"} for name in MODELS},
 }
 _DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
-"""Models of every task, among them those in the examples of the customers' OpenAPI document."""
+"""Models of every task, including the models in the examples of the customers' OpenAPI document."""
 _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 
 
 def models() -> list[ModelInfo]:
-    """Return all models: with answers for each tenant, with shared ones, and of every task."""
+    """Return all models: with answers for each tenant, with shared answers, and for every task."""
     own = [
         msgspec.structs.replace(
             stub_model(name + end), tasks=tasks, labels=["negative", "positive"]
@@ -57,7 +57,7 @@ def models() -> list[ModelInfo]:
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Answer the items of a call in any order."""
+    """Answer the items of a call in random order."""
     places = list(range(len(call.items)))
     random.shuffle(places)
     middle = random.randint(0, len(places))
@@ -81,7 +81,7 @@ def _outcome(call: Call, place: int) -> Done | Failed:
 
 
 def _result(call: Call, scope: str, body: Any) -> Any:
-    """Return the result of an item; refuse what a real backend refuses."""
+    """Return the result of an item; refuse the items that a real backend refuses."""
     decode = msgspec.msgpack.decode
     match call.task:
         case Task.EMBED:

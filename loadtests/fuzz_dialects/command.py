@@ -1,4 +1,4 @@
-"""Sends requests of five tenants to the routes of all dialects, and looks for another's answer."""
+"""Sends requests of five tenants to the routes of all dialects, and looks for mixed-up answers."""
 
 import click
 
@@ -12,7 +12,7 @@ from loadtests.options import only, seed
 @seed
 @only
 def fuzz_dialects_command(*, requests: int, seed: int | None, only: int | None) -> None:
-    """Send requests of several tenants to the routes of all dialects; find crossed answers."""
+    """Send requests of several tenants to the routes of all dialects; find mixed-up answers."""
     dialects = DialectTraffic()
     try:
         run_and_show(dialects, requests=requests, seed=seed, only=only)

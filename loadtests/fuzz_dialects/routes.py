@@ -1,6 +1,6 @@
 """Lists the routes of all dialects, with the body and the reader of each.
 
-`read` makes what `expected` says of every dialect's answer, in the same words.
+`read` translates the answers of all dialects into the form that `expected` returns.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str] = []
 
     def expected(self, task: Task) -> Any:
-        """Return the right answer in every dialect."""
+        """Return the right answer to a task, in the common form."""
         match task:
             case Task.EMBED:
                 return [answers.in_form(numbers, self.form) for numbers in self.vectors()]
@@ -56,20 +56,21 @@ Fields = dict[str, Any]
 
 
 class DialectRoute(NamedTuple):
-    """How a route is asked and answers."""
+    """How to ask a route, and how to read its answer."""
 
     name: str
     task: Task
     path: str
-    """May hold `{model}`."""
+    """The path; it may contain `{model}`."""
     body: Callable[[Asked], Fields]
     read: Callable[[Any, Asked], Any]
-    """Returns the answer's results; raises `UnexpectedResponse` where the rest is wrong."""
+    """Returns the results in the answer; raises `UnexpectedResponse` if anything else in it is
+    wrong."""
     forms: tuple[str, ...] = ("float",)
 
 
 def same(found: object, expected: object) -> None:
-    """Raise `UnexpectedResponse` unless both are equal."""
+    """Raise `UnexpectedResponse` unless the two values are equal."""
     if found != expected:
         raise UnexpectedResponse(f"{found} in place of {expected}")
 
@@ -100,7 +101,7 @@ def _entity(one: Fields) -> tuple[Any, ...]:
 
 
 def _best_first(scores: Iterable[float]) -> list[tuple[int, float]]:
-    """Return the documents with their scores, which are put in order and then rounded."""
+    """Return the documents with their scores, best first; scores are rounded after sorting."""
     ranked = sorted(enumerate(scores), key=lambda one: (-one[1], one[0]))
     return [(index, round(score, SCORE_DECIMALS)) for index, score in ranked]
 
@@ -147,7 +148,7 @@ def _openai_vectors(payload: Any, asked: Asked) -> Any:
 
 
 def _moderated(payload: Any, asked: Asked) -> Any:
-    """Return the labels, with the scores of the moderation categories."""
+    """Return the labels with the scores of the moderation categories."""
     (category,) = MODERATION.values()
     scores = [one["category_scores"][category] for one in payload["results"]]
     both = [answers.labels(asked.scope, text) for text in asked.texts]
@@ -186,7 +187,7 @@ def _cohere_labels(payload: Any, asked: Asked) -> Any:
 
 
 def _similarities(payload: Any, asked: Asked) -> Any:
-    """Return the vectors, if the answer has the products of them."""
+    """Return the vectors, if the answer has their dot products."""
     first, *others = asked.vectors()
     products = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
     same(payload, products)
@@ -223,7 +224,7 @@ def _tensors(asked: Asked, **shared: list[str]) -> Fields:
 
 
 def _output(payload: Any, asked: Asked, name: str) -> list[Any]:
-    """Return the rows of an output, a value where they have one."""
+    """Return the rows of an output; a row of one value is that value."""
     same(payload["model_name"], asked.model)
     (found,) = [one for one in payload["outputs"] if one["name"] == name]
     count, row = found["shape"]
@@ -233,7 +234,7 @@ def _output(payload: Any, asked: Asked, name: str) -> list[Any]:
 
 
 def _best_labels(payload: Any, asked: Asked) -> Any:
-    """Return the best labels of the answer, before the others that are expected."""
+    """Return the best labels of the answer, followed by the other expected labels."""
     best = [_output(payload, asked, name) for name in ("LABEL", "SCORE")]
     expected = [_pairs(answers.labels(asked.scope, text))[1:] for text in asked.texts]
     return [[pair, *others] for pair, others in zip(zip(*best, strict=True), expected, strict=True)]

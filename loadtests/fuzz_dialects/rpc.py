@@ -26,7 +26,7 @@ def infer(channel: grpc.Channel, message: Any, key: str, request_id: str) -> Any
 
 
 def tensor_message(route: DialectRoute, asked: Asked, unique: str) -> Any:
-    """Return the message of gRPC that asks a route of tensors."""
+    """Return the gRPC message of a request to a route of tensors."""
     body = route.body(asked)
     return _MESSAGES["ModelInferRequest"](
         model_name=asked.model,
@@ -45,7 +45,7 @@ def tensor_message(route: DialectRoute, asked: Asked, unique: str) -> Any:
 
 
 def payload_of(message: Any) -> dict[str, Any]:
-    """Return an answer as it is written over HTTP."""
+    """Return an answer in the form that it has over HTTP."""
     pairs = zip(message.outputs, message.raw_output_contents, strict=True)
     return {
         "model_name": message.model_name,
@@ -63,7 +63,7 @@ def _data(datatype: str, raw: bytes) -> list[Any]:
 
 
 def _texts(raw: bytes) -> Iterator[str]:
-    """Yield texts that are stored behind their lengths."""
+    """Yield the texts in a buffer, each stored after its length."""
     at = 0
     while at < len(raw):
         (size,) = struct.unpack_from("<I", raw, at)

@@ -29,7 +29,7 @@ _NAMES = ("sport", "trade", "art", "law")
 _CALLS_AT_ONCE = 4
 _BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _IN_USE = 409
-# The errors of a busy machine, and of another request with the same key.
+# A busy machine causes these errors, or another request with the same key does.
 _CODES = re.compile(rb'"code": ?"(overloaded|upstream_unavailable|idempotency_key_in_use)"')
 _SCOPES = [f"tenant:{name}".encode() for name in NAMES]
 _BY_TASK = {task: name for name, tasks in MODELS.items() for task in tasks}
@@ -43,13 +43,13 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked: Asked
     client_id: str
     key: str
-    """Its idempotency key, if it has one."""
+    """The request's idempotency key, if it has one."""
 
 
 class DialectTraffic(Traffic):
     """Generates the scripts of connections, and keeps the ids of all answers.
 
-    With `alternates`, half of the connections send odd HTTP in place of dialects.
+    With `alternates`, half of the connections send unusual HTTP instead of dialects.
     """
 
     name = "dialects"
@@ -66,7 +66,7 @@ class DialectTraffic(Traffic):
 
     @override
     def script(self, seed: int, number: int, people: list[Caller]) -> Script:
-        # Of two connections one goes to each gateway.
+        # Every second connection goes to the second gateway.
         if self._alternates and number // 2 % 2 == 0:
             return script(seed, number, people)
         chance = random.Random(f"{seed}/dialects/{number}")
@@ -76,7 +76,7 @@ class DialectTraffic(Traffic):
         ]
         last = None
         if chance.random() < 0.25:
-            # Its caller, and those of the requests before it, may leave before their answers.
+            # This caller, and callers before it, may disconnect before their answers come.
             last = msgspec.structs.replace(
                 self._request(chance, seed, f"{number}-last", people),
                 resets=True,
@@ -89,7 +89,7 @@ class DialectTraffic(Traffic):
     ) -> Request:
         caller, key = chance.choice(callers), ""
         if chance.random() < 0.1:
-            # All tenants use the same keys, each for a request of its own.
+            # All tenants use the same idempotency keys, each for requests of their own.
             key = f"key-{chance.randrange(_KEYS)}"
             again = random.Random(f"{seed}/{caller.tenant}/{key}")
             route, asked = question(again, caller, key)
@@ -106,10 +106,10 @@ class DialectTraffic(Traffic):
         return Request(_bytes(sent, zipped=chance.random() < 0.3), expect)
 
     def _check(self, sent: SentRequest, response: Response) -> int:
-        """Return the status of the answer to `sent`, 503 for an overload in every dialect.
+        """Return the status of the answer to `sent`; an overload is 503 in every dialect.
 
         Raises:
-            UnexpectedResponse: it is not the right answer.
+            UnexpectedResponse: the answer is not the right one.
         """
         status, headers, body = response.status, response.headers, response.body
         if headers.get("content-encoding") == "gzip":
@@ -126,7 +126,7 @@ class DialectTraffic(Traffic):
         return status if status in (200, _IN_USE) else OVERLOADED
 
     def _wrong_ids(self, sent: SentRequest, headers: Mapping[str, str]) -> str:
-        """Return the fault in the ids of an answer's headers, empty if they are right."""
+        """Return what is wrong with the ids in an answer's headers; empty if they are right."""
         id_ = headers["x-request-id"]
         known = self._ids.setdefault(id_, sent)
         if headers.get("idempotency-replayed") == "true":
@@ -138,7 +138,7 @@ class DialectTraffic(Traffic):
         return "" if own == sent.client_id else f"the caller's id is {own}, not {sent.client_id}"
 
     def _wrong_payload(self, sent: SentRequest, payload: Any) -> str:
-        """Return the fault in a decoded answer, empty if it is right."""
+        """Return what is wrong with a decoded answer; empty if it is right."""
         try:
             found = sent.route.read(payload, sent.asked)
         except (UnexpectedResponse, KeyError, TypeError, ValueError) as error:
@@ -150,9 +150,10 @@ class DialectTraffic(Traffic):
 
     @override
     def afterwards(self) -> list[str]:
-        """Return which bodies name a request of another tenant.
+        """Return the bodies that name a request of another tenant.
 
-        The body of a hit may name the request that computed the answer. Its caller may have left.
+        The body of a hit may name the request that computed the answer. That request's caller may
+        have disconnected before its answer, so this is checked only at the end.
         """
         return [
             f"an answer to {sent.caller.tenant} names {id_} of {self._ids[id_].caller.tenant}"

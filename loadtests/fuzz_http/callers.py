@@ -26,7 +26,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def callers(seed: int) -> list[Caller]:
-    """Return the callers of a seed, whose keys all have the same length."""
+    """Return the callers of a seed; all their keys have the same length."""
     return [
         Caller(tenant=name, key=f"sk-{hashlib.sha256(f'{seed}/{name}'.encode()).hexdigest()[:40]}")
         for name in NAMES
@@ -39,11 +39,11 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     texts: tuple[str, ...]
     continues: bool = False
-    """Whether it says `on_error: continue`."""
+    """Whether the body says `on_error: continue`."""
 
 
 def body(chance: random.Random, unique: str) -> RequestBody:
-    """Return a valid body for `/v1/classify`; with `unique`, one that no other request has."""
+    """Return a valid body for `/v1/classify`; if `unique`, no other request has an equal one."""
     if chance.random() < 0.8:
         text = _text(chance, unique)
         return RequestBody(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
@@ -56,7 +56,7 @@ def body(chance: random.Random, unique: str) -> RequestBody:
     indent = chance.choice([None, None, 1])
     content = json.dumps(dict(fields), indent=indent)
     if chance.random() < 0.3:
-        content = content.replace("t", "\\u0074")  # the same to a reader, names included
+        content = content.replace("t", "\\u0074")  # the same JSON, names included
     return RequestBody(content=content.encode(), texts=texts, continues=_CONTINUE in fields)
 
 

@@ -16,9 +16,9 @@ _SHOWN = 3000
 
 
 async def run_script(script: Script, port: int, answers: Counter[tuple[str, int]]) -> str:
-    """Run one script to its end; return what was wrong, with the bytes, or an empty text.
+    """Run one script to its end; return what was wrong with the bytes, or an empty text.
 
-    `answers` counts the statuses of answers by kind.
+    `answers` counts the statuses of answers by kind of request.
     """
     try:
         async with Connection(port) as connection:
@@ -63,7 +63,7 @@ class _ScriptRun:
         return f"{what}\n  sent: {sent[:_SHOWN]!r}\n  received: {received!r}"
 
     async def _send(self) -> None:
-        """Send everything at the script's pace."""
+        """Send the whole script at its own pace."""
         script, transport = self._script, self._connection.transport
         if script.reads_late:
             transport.pause_reading()
@@ -88,7 +88,7 @@ class _ScriptRun:
             transport.write(last.content[start : start + size])
             await asyncio.sleep(pause)
         if last.resets:
-            # Not before the server may have read it: nothing would be tried.
+            # Not before the server can have read the data: otherwise the cut would have no effect.
             await asyncio.sleep(0)
             transport.abort()
         elif last.half_closes and not transport.is_closing():
@@ -124,7 +124,7 @@ class _ScriptRun:
             raise UnexpectedResponse("more is answered than was asked")
 
     async def _response(self, expect: ExpectedResponse) -> Response | None:
-        """Return the next response, `None` where the connection may be closed in its place."""
+        """Return the next response; `None` if the server may close the connection instead."""
         try:
             return await self._connection.response(to_head=expect.to_head)
         except asyncio.IncompleteReadError as closed:
@@ -140,6 +140,6 @@ class _ScriptRun:
             return None
 
     def _may_close(self, expect: ExpectedResponse) -> bool:
-        # After the last whole request the server may know already that the sender has finished.
+        # After the last whole request, the server may already know that the sender has finished.
         is_last = self._has_open_end and self._answered >= len(self._requests) - 2
         return is_last or expect.may_close or expect.must_close

@@ -11,5 +11,5 @@ from loadtests.options import only, seed
 @seed
 @only
 def fuzz_http_command(*, requests: int, seed: int | None, only: int | None) -> None:
-    """Send valid, unusual and invalid requests; find crossed answers, hangs and crashes."""
+    """Send valid, unusual and invalid requests; find mixed-up answers, hangs and crashes."""
     run_and_show(Traffic(), requests=requests, seed=seed, only=only)

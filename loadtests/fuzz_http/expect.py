@@ -1,6 +1,6 @@
 """States the expected response of a request, derived from the request alone.
 
-It uses none of the gateway's code: the rules are from RFC 9110, RFC 9112 and docs/api.md.
+The rules are from RFC 9110, RFC 9112 and docs/api.md. None of the gateway's code is used.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import msgspec
 from testing.raw_http import Response
 
 OVERLOADED = 503
-# Codes of 503, which the error of an item has in place of a status.
+# Error codes of 503. An item that failed has such a code instead of a status.
 _BUSY = frozenset({"overloaded", "upstream_unavailable"})
 
 
@@ -21,24 +21,25 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The kind of request."""
     statuses: frozenset[int]
-    """The right statuses. If 200 is right, so is 503: a run counts and bounds those."""
+    """The right statuses. If 200 is allowed, so is 503, because a busy system may refuse; each run
+    bounds the number of refusals."""
     scope: str = ""
-    """Whose answers may be in it."""
+    """The scope of the caller, whose results the response may contain."""
     texts: tuple[str, ...] | None = None
-    """The texts that 200 answers, in this order; `None` where they are not known."""
+    """The texts that a 200 answers, in this order; `None` if they are not known."""
     continues: bool = True
-    """Whether single items may fail: its body says `on_error: continue`, or is not known."""
+    """Whether single items may fail: the body says `on_error: continue`, or is not known."""
     is_many: bool = False
     """Whether any number of such responses may come until the server closes the connection."""
     to_head: bool = False
     may_close: bool = False
-    """Whether the server may close the connection after it."""
+    """Whether the server may close the connection after this response."""
     must_close: bool = False
     may_be_silent: bool = False
-    """Whether the server may close the connection in its place."""
+    """Whether the server may close the connection instead of responding."""
     is_inference: bool = True
     check: Callable[[Response], int] | None = None
-    """Judges the whole response in place of the other fields, and returns its status."""
+    """Judges the whole response and returns its status. If set, the other fields do not count."""
 
 
 class UnexpectedResponse(Exception):
@@ -46,10 +47,10 @@ class UnexpectedResponse(Exception):
 
 
 def judge(expect: ExpectedResponse, response: Response) -> int:
-    """Compare `response` with `expect`; return its status, or 503 where items of it were refused.
+    """Compare `response` with `expect`; return its status, or 503 if some items were refused.
 
     Raises:
-        UnexpectedResponse: it differs.
+        UnexpectedResponse: the response is not the expected one.
     """
     if expect.check is not None:
         return expect.check(response)
@@ -65,9 +66,9 @@ def judge(expect: ExpectedResponse, response: Response) -> int:
 
 
 def _wrong(expect: ExpectedResponse, response: Response) -> str:
-    """Return the fault of a response other than its results, empty if there is none."""
+    """Return what is wrong with a response apart from its results; empty if nothing is."""
     status, headers = response.status, response.headers
-    # A busy machine refuses requests that it would answer otherwise.
+    # A busy machine refuses requests that it would otherwise answer.
     is_refused = status == OVERLOADED and 200 in expect.statuses
     if status not in expect.statuses and not is_refused:
         return f"{status} is none of {sorted(expect.statuses)}"
@@ -83,7 +84,7 @@ def _wrong(expect: ExpectedResponse, response: Response) -> str:
 
 
 def _wrong_results(expect: ExpectedResponse, results: list[Any]) -> str:
-    """Return the fault of the results. A busy machine may refuse items of a request."""
+    """Return what is wrong with the results. A busy machine may refuse items of a request."""
     if expect.texts is not None and len(results) != len(expect.texts):
         return f"{len(results)} results of {len(expect.texts)}"
     begin = f"{expect.scope}|"
@@ -92,7 +93,7 @@ def _wrong_results(expect: ExpectedResponse, results: list[Any]) -> str:
             if not expect.continues or result["error"]["code"] not in _BUSY:
                 return f"an item failed: {result['error']}"
             continue
-        # The first of two labels names scope and text.
+        # The first of two labels contains scope and text.
         label = next((one["label"] for one in result.get("labels", ())), "")
         wanted = begin if expect.texts is None else begin + expect.texts[index]
         if label != wanted and (expect.texts is not None or not label.startswith(begin)):

@@ -1,4 +1,4 @@
-"""Generates requests that end a connection: wrong, ambiguous, too large, truncated, not HTTP."""
+"""Makes requests that end a connection: invalid, ambiguous, too large, truncated, not HTTP."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,12 @@ from loadtests.fuzz_http.requests import (
 )
 
 _HEAD_BYTES, _HEAD_FIELDS = 64 * 1024, 100
-"""The limits of a head; a larger one is refused."""
-# The statuses of a request about which nothing is known: no 500, and no timeout.
+"""The limits of a head. The gateway refuses a larger head."""
+# The statuses that any request may get: all except 500 and timeouts.
 _LENIENT = frozenset(
     {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
 )
-# `|` parts lines.
+# `|` separates lines.
 _FRAMINGS = (
     "Content-Length: {size}|Transfer-Encoding: chunked",
     "Transfer-Encoding: chunked|Content-Length: {both}",
@@ -54,8 +54,8 @@ _NO_FIELDS = (
     *(b"No-Colon", b": no name", b"Sp ace: 1", b"Space-Before : 1", b"X-Nul: a\x00b"),
     *(b"X-CR: a\rb", b"X(Y): 1", b"\x80: 1"),
 )
-# A folded line may be read as one, control characters kept (RFC 9112, 5.2; 9110, 5.5). The parser
-# keeps a tab at the end of a value, and what the value is then is refused.
+# A server may join a folded line to the line before it, and may keep control characters (RFC 9112,
+# 5.2; RFC 9110, 5.5). The parser keeps the tab at the end of the length, which is then invalid.
 _ODD_FIELDS = (b"X-Folded: a\r\n b", b"X-Bell: \x07", b"X-Tab: a\r\nContent-Length: %d\t")
 _REQUEST_LINES = (
     b"POST * HTTP/1.1",
@@ -89,7 +89,7 @@ _OTHER_PROTOCOLS = (
 
 
 class RequestGenerator(ValidRequestGenerator):
-    """Generates the requests of one connection, and the message that ends it."""
+    """Generates the requests of one connection, and the message that ends the connection."""
 
     def last(self) -> Request:
         """Return a message that ends the connection."""
@@ -116,9 +116,9 @@ class RequestGenerator(ValidRequestGenerator):
         return make()
 
     def framing(self) -> Request:
-        """Return a body whose length is given wrongly, or twice."""
+        """Return a body whose length is wrong, or is given twice."""
         content = self.body().content
-        # Where it were taken for a request of its own, another's answer would come back.
+        # If the gateway took this for a separate request, another caller's answer would come back.
         other = self.plain().content
         size = len(content)
         lines = self._chance.choice(_FRAMINGS).format(
@@ -128,13 +128,13 @@ class RequestGenerator(ValidRequestGenerator):
         return _refused("framing", sent + other, 400, 413, 501)
 
     def coding(self) -> Request:
-        """Return a chunked body with wrong chunks."""
+        """Return a chunked body with invalid chunks."""
         chunks = self._chance.choice(_CHUNKS)
         sent = self.post(chunks, b"Transfer-Encoding: chunked")
         return _refused("chunks", sent + self.plain().content, 400)
 
     def bad_field(self) -> Request:
-        """Return a head with a line that is no field, or a strange one."""
+        """Return a head with an unusual line, or with a line that is no header field."""
         caller, sent = self.caller(), self.body()
         line = self._chance.choice(_NO_FIELDS + _ODD_FIELDS)
         has_length = b"Content-Length" in line
@@ -250,7 +250,7 @@ class RequestGenerator(ValidRequestGenerator):
     def trickled(self) -> Request:
         """Return a valid request that arrives a few bytes at a time."""
         request = self.spelled()
-        # On a slow machine the head may take longer than a head may.
+        # On a slow machine, the head may arrive later than the gateway allows.
         expect = msgspec.structs.replace(
             request.expect, name="trickled", statuses=frozenset({200, 408}), may_close=True
         )
@@ -268,12 +268,12 @@ class RequestGenerator(ValidRequestGenerator):
 
 
 def _refused(name: str, content: bytes, *statuses: int) -> Request:
-    """Return a refused message, after which the server must close the connection."""
+    """Return a message that the server must refuse before it closes the connection."""
     return Request(content, plain_response(name, *statuses, must_close=True))
 
 
 def _anything(name: str, content: bytes, scope: str) -> Request:
-    """Return a message that may be answered by any responses within `scope`."""
+    """Return a message to which the server may send any responses within `scope`."""
     return Request(content, _any_response(name, scope), half_closes=True)
 
 

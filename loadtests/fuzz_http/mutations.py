@@ -23,7 +23,7 @@ def mutated(chance: random.Random, content: bytes) -> bytes:
 
 
 def mutated_json(chance: random.Random, content: bytes) -> bytes:
-    """Return a JSON body that is broken or says something else."""
+    """Return a JSON body that is broken or has another meaning."""
     if chance.random() < 0.5:
         return mutated(chance, content)
     return chance.choice(
@@ -53,7 +53,7 @@ def mutated_json(chance: random.Random, content: bytes) -> bytes:
 
 
 def is_json(content: bytes) -> bool:
-    """Return whether `content` is JSON by RFC 8259 in UTF-8; a byte-order mark may precede it."""
+    """Return whether `content` is UTF-8 JSON by RFC 8259; a byte-order mark may come first."""
     try:
         json.loads(content.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Generates valid requests in every spelling of RFC 9112, with their expected responses.
 
-Each request keeps its connection open for more.
+After each request, the connection stays open.
 """
 
 import random
@@ -49,7 +49,7 @@ _ROUTES = (
     (b"/v1/nothing", 404),
     (b"/", 200),
 )
-# The right statuses of each target. Servers may take several slashes for one.
+# The right statuses of each target. A server may treat several slashes as one.
 _TARGETS: tuple[tuple[bytes, *tuple[int, ...]], ...] = (
     (b"/v1/classify?", 200),
     (b"/v1/classify?model=x&model=y%20", 200),
@@ -71,7 +71,7 @@ _TARGETS: tuple[tuple[bytes, *tuple[int, ...]], ...] = (
 class Request(msgspec.Struct, frozen=True):
     """The bytes of a request with its expected response.
 
-    The last request of a connection may be sent slowly, and be followed by a half-close or a reset.
+    The last request of a connection may be sent slowly. A half-close or a reset may follow it.
     """
 
     content: bytes
@@ -79,7 +79,7 @@ class Request(msgspec.Struct, frozen=True):
     half_closes: bool = False
     resets: bool = False
     pace: tuple[int, float] = (0, 0.0)
-    """Bytes at a time, 0 for all, and seconds between them."""
+    """How many bytes to send at a time (0: all), and the seconds between them."""
 
 
 class ValidRequestGenerator:
@@ -92,7 +92,7 @@ class ValidRequestGenerator:
         self._count = 0
 
     def next(self) -> Request:
-        """Return the next request, mostly a plain one."""
+        """Return the next request, in most cases a plain one."""
         if self._chance.random() < 0.6:
             return self.plain()
         makers = [
@@ -126,7 +126,7 @@ class ValidRequestGenerator:
         return Request(content, inference_response("plain", caller, sent))
 
     def spelled(self) -> Request:
-        """Return a plain request in another spelling."""
+        """Return a plain request in an unusual spelling."""
         caller, sent = self.caller(), self.body()
         more = self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
         content = self.post(sent.content, sized(sent.content), *more, caller=caller)
@@ -192,12 +192,12 @@ class ValidRequestGenerator:
         target: bytes = _CLASSIFY,
         hosts: Sequence[bytes] = (b"Host: fuzz",),
     ) -> bytes:
-        """Return a request with these lines, which have to frame the content."""
+        """Return a request with these header lines, which must frame the content."""
         key = self.lines(caller or self.caller())[1:]
         return self.head(b"POST", target, [*hosts, *key, *lines]) + content
 
     def lines(self, caller: Caller) -> list[bytes]:
-        """Return the header lines of every request."""
+        """Return the header lines that every request has."""
         scheme = self._chance.choice([b"Bearer ", b"Bearer ", b"bearer ", b"BEARER ", b"Bearer  "])
         return [b"Host: fuzz", b"Authorization: " + scheme + caller.key.encode()]
 
@@ -237,14 +237,14 @@ class ValidRequestGenerator:
 
 
 def sized(content: bytes) -> bytes:
-    """Return the line that gives the length of the content."""
+    """Return the header line with the length of the content."""
     return b"Content-Length: %d" % len(content)
 
 
 def inference_response(
     name: str, caller: Caller, sent: RequestBody, *statuses: int, **more: Any
 ) -> ExpectedResponse:
-    """Return the expected answer to `sent` for `caller`, with 200 or one of `statuses`."""
+    """Return the expected answer to `sent`: 200 with results for `caller`, or one of `statuses`."""
     return ExpectedResponse(
         name=name,
         statuses=frozenset(statuses or (200,)),
@@ -256,5 +256,5 @@ def inference_response(
 
 
 def plain_response(name: str, *statuses: int, **more: Any) -> ExpectedResponse:
-    """Return the expectation of one of `statuses` without a model's answer."""
+    """Return an expected response with one of `statuses` and without results."""
     return ExpectedResponse(name=name, statuses=frozenset(statuses), is_inference=False, **more)

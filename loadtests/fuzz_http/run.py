@@ -1,4 +1,4 @@
-"""Fuzzes a gateway of each kind over many connections, and checks its processes afterwards."""
+"""Fuzzes a gateway of each kind over many connections, and then checks its processes."""
 
 import asyncio
 import contextlib
@@ -22,38 +22,38 @@ from testing.ports import free_port
 from testing.stub_process import stub_process
 
 _MEMORY_BOUND = 256 * 1024 * 1024
-"""Bytes that a process may have resident, whatever was sent to it."""
+"""The most bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10
-# A busy machine may refuse this number or this share of all requests.
+# On a busy machine, the gateway may refuse this number or this share of all requests.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
 _KINDS = {"fast": True, "application": False}
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
 class Traffic:
-    """The scripts of HTTP, and what they need. Other traffic derives from it."""
+    """Makes the scripts of HTTP requests. Subclasses make other traffic."""
 
     name = "http"
     has_calls = False
-    """Whether it sends calls of gRPC beside the scripts."""
+    """Whether to send gRPC calls beside the scripts."""
 
     def script(self, seed: int, number: int, people: list[Caller]) -> Script:
         """Return the script of connection `number`."""
         return script(seed, number, people)
 
     def call(self, addresses: Sequence[str], people: list[Caller], calls: int) -> list[str]:
-        """Send a number of calls to gRPC listeners, in other threads; return the findings."""
+        """Send a number of calls to gRPC listeners in threads; return the findings."""
         return []
 
     def afterwards(self) -> list[str]:
-        """Return the findings that only all answers together show."""
+        """Return findings that need all answers of the run."""
         return []
 
 
 class FuzzRun:
-    """A run on a gateway of each kind, and its result."""
+    """A run on a gateway of each kind, and its findings."""
 
     def __init__(
         self, seed: int, people: list[Caller], gateways: list[Gateway], traffic: Traffic
@@ -70,7 +70,7 @@ class FuzzRun:
         self.seconds = 0.0
 
     async def run(self, requests: int, only: int | None) -> None:
-        """Send `requests` requests, or connection `only`, and check the processes."""
+        """Send `requests` requests, or only connection `only`, and check the processes."""
         started = time.monotonic()
         pids = self._pids()
         with MemoryWatch(pids) as watch:
@@ -109,7 +109,7 @@ class FuzzRun:
         for number in range(1, 81):
             played = script(self.seed, -number, self._people, is_plain=True)
             for gateway in self._gateways:
-                # One that sends nothing would only wait until the server closes the connection.
+                # A connection that sends nothing would only wait until the server closes it.
                 if played.size and (found := await run_script(played, gateway.port, self.answers)):
                     self.findings.append(f"afterwards: {found}")
 
@@ -121,7 +121,7 @@ class FuzzRun:
         }
 
     def _faults(self, pids: dict[str, int]) -> Iterator[str]:
-        """Yield the faults of the processes."""
+        """Yield what is wrong with the processes."""
         refused = sum(count for (_, status), count in self.answers.items() if status == OVERLOADED)
         if refused > max(_REFUSED, self.requests * _SHARE_REFUSED):
             yield f"{refused} of {self.requests} requests were refused as too many"
@@ -139,7 +139,7 @@ class FuzzRun:
 
 
 def document_of(url: str) -> dict[str, Any]:
-    """Return the document of a gateway under test, whose backend is at `url`."""
+    """Return the configuration document of a gateway under test, with the backend at `url`."""
     return {
         **one_backend(url),
         "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
@@ -151,7 +151,7 @@ def document_of(url: str) -> dict[str, Any]:
 def fuzz(
     folder: Path, traffic: Traffic, *, seed: int, requests: int, only: int | None = None
 ) -> FuzzRun:
-    """Send `requests` requests, or connection `only`, and return the run."""
+    """Send `requests` requests, or only connection `only`, and return the run."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         stub = stack.enter_context(stub_process(module=backend.__name__))
@@ -176,7 +176,7 @@ def fuzz(
 
 
 def run_and_show(traffic: Traffic, *, requests: int, seed: int | None, only: int | None) -> None:
-    """Run the fuzzer, print the result, and fail where anything was found."""
+    """Run the fuzzer, print the result, and fail if anything was found."""
     with seeded_run(seed) as (folder, chosen):
         done = fuzz(folder, traffic, seed=chosen, requests=requests, only=only)
     click.echo(

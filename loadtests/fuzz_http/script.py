@@ -1,4 +1,4 @@
-"""Builds the script of a connection from seed and number alone."""
+"""Builds the script of a connection, which depends only on the seed and the number."""
 
 import random
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of a connection in order."""
+    """The requests of a connection, in order."""
 
     number: int
     requests: list[Request]
-    """The right requests, sent one behind the other."""
+    """The valid requests, sent one after another without waiting for answers."""
     cuts: list[int]
-    """Where they are cut, and sent apart."""
+    """The positions at which the bytes are cut into separate writes."""
     reads_late: bool
-    """Whether nothing is read for a while."""
+    """Whether the client reads nothing for a while."""
     last: Request | None
-    """Ends the connection; it may be wrong."""
+    """The message that ends the connection; it may be invalid."""
 
     @property
     def size(self) -> int:
@@ -32,7 +32,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script(seed: int, number: int, callers: list[Caller], *, is_plain: bool = False) -> Script:
-    """Return the script of connection `number`; if it `is_plain`, only the plainest requests."""
+    """Return the script of connection `number`; if `is_plain`, only with the plainest requests."""
     chance = random.Random(f"{seed}/{number}")
     generator = RequestGenerator(chance, callers, number)
     requests = [generator.next() for _ in range(chance.choice(_PIPELINED))]
@@ -50,7 +50,7 @@ def make_script(
     *,
     cuts: Sequence[int],
 ) -> Script:
-    """Return the script of some requests; `cuts` are possible numbers of random cuts."""
+    """Return a script of some requests; `cuts` are the possible numbers of random cuts."""
     size = sum(len(request.content) for request in requests)
     places = chance.choice(cuts) if size else 0
     return Script(

@@ -1,4 +1,4 @@
-"""Runs each GPU section in a process of its own, within its time: `python -m loadtests.gpu`."""
+"""Runs each GPU section in a separate process, within its time: `python -m loadtests.gpu`."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from backends.settings import Provider
 from loadtests.gpu.plan import SECTIONS, Options
 from loadtests.gpu.results import UNFINISHED, Journal, SectionState, render
 
-# With less time left, a section is not started.
+# If less time than this is left, a section is not started.
 _LEAST_SECONDS = 15.0
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
@@ -29,23 +29,27 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transf
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Folder for the results; a run that was cut short goes on in it.",
+    help="Folder of the results. The same folder continues a run.",
 )
-@click.option("--only", multiple=True, type=click.Choice([*SECTIONS]), help="Sections, done again.")
-@click.option("--within", default=780.0, show_default=True, help="Seconds of the whole run.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([*SECTIONS]), help="Measure this section again."
+)
+@click.option(
+    "--within", default=780.0, show_default=True, help="Bound of the whole run, in seconds."
+)
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
-@click.option("--tiny", is_flag=True, help="Toy models and short runs: does it all work?")
-@click.option("--seconds", default=4.0, show_default=True, help="Of each timed run.")
+@click.option("--tiny", is_flag=True, help="Dry run with toy models.")
+@click.option("--seconds", default=4.0, show_default=True, help="Length of each timed run.")
 @click.option("--workers", default=0, help="Gateway processes. [default: 3 of 8 cores]")
 def gpu_command(
     only: Sequence[str],
     output: Path,
     within: float,
     seconds: float,
-    tiny: bool,  # noqa: FBT001 - click's
-    **given: Any,  # what click checks
+    tiny: bool,  # noqa: FBT001 - click passes it
+    **given: Any,  # click checks the values
 ) -> None:
-    """Check a GPU's answers, then measure the figures, the most important ones first."""
+    """Check whether a GPU answers correctly, then measure it, the most important figures first."""
     until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
     seconds = min(seconds, 0.5) if tiny else seconds
@@ -68,9 +72,10 @@ def gpu_command(
 
 
 def supervise(section: str, options: Options, budget: float) -> SectionState:
-    """Run a section in a process of its own, and again in another if that one dies.
+    """Run a section in a process, and start another process each time the former one dies.
 
-    The next one goes on after what was being measured, as long as each gets any further.
+    The next process continues after the figure at which the former one died. The section ends when
+    a process dies without any progress.
     """
     started, count = time.perf_counter(), -1
     state = SectionState(status="out of time", reason="it was not finished")
@@ -82,7 +87,7 @@ def supervise(section: str, options: Options, budget: float) -> SectionState:
             break
         figures = journal.report.figures
         if status is None:
-            # The next run measures what has run out of time.
+            # The next run of the command measures what was left for lack of time.
             for name in [name for name, each in figures.items() if each.note == UNFINISHED]:
                 journal.put(name, None)
             break
@@ -108,7 +113,7 @@ def _run_process(section: str, options: Options, left: float) -> int | None:
         child.join(left)
         return child.exitcode
     finally:
-        # This also ends the processes that it started: they share its session.
+        # This also ends processes that the section started, since they are in its session.
         if child.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -117,7 +122,7 @@ def _run_process(section: str, options: Options, left: float) -> int | None:
 
 
 def _begin(section: str, options: Options) -> None:
-    """Run a section in this process, which leads a session and writes to the section's log."""
+    """Begin a section in this process, which leads a session and writes the section's log."""
     os.setsid()
     with (options.output / f"{section}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
@@ -127,7 +132,7 @@ def _begin(section: str, options: Options) -> None:
 
 
 def run_section(section: str, options: Options) -> SectionState:
-    """Run a section here; a package that is missing skips it, with its name."""
+    """Run a section in this process; skip it if a package is missing, and name the package."""
     try:
         module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
         run: Callable[[Options, str], SectionState] = module.run

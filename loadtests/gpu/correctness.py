@@ -1,4 +1,7 @@
-"""Checks that a device answers rightly: every form, mixed lengths, NaN, memory, two processes."""
+"""Checks that a device answers correctly.
+
+The checks are: every kind of graph, mixed lengths, NaN, too little memory, two processes at once.
+"""
 
 import multiprocessing
 import time
@@ -30,7 +33,7 @@ from loadtests.gpu.plan import (
 from loadtests.gpu.results import Journal, Measurement, SectionState
 from loadtests.gpu.sessions import BareSession, distance, judged, run_on_cpu
 
-# An arena that holds the weights and a small batch, but not the large batch.
+# An arena that has room for the weights and a small batch, but not for the large batch.
 _SMALL_ARENA = 512 * 1024 * 1024
 _LARGE_BATCH, _LARGE_BATCH_OF_A_CPU = Shape(2048, 512), Shape(64, 32)
 _BESIDE_SECONDS = 2.0
@@ -38,7 +41,7 @@ _SAFE = next(each for each in CANDIDATES if each.name == "fp16-heads")
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A batch, its answers in fp32 on a CPU, and which of its rows have one."""
+    """A batch, its answers in fp32 on a CPU, and a mask of the rows whose answers are not NaN."""
 
     batch: Batch
     expected: FloatArray
@@ -46,7 +49,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Compare each form with fp32 on the CPU, then run out of memory, then share the device."""
+    """Compare each graph with fp32 on the CPU; exhaust the memory; share the device."""
     journal = Journal(options.output)
     others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
     journal.measure(section, lambda figure: others.get(figure.name, _compare)(options, figure))
@@ -56,7 +59,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _compare(options: Options, figure: Figure) -> Measurement:
-    """Compare one form of one family, in every batch."""
+    """Compare one kind of graph of one family with the CPU, in every batch."""
     candidate = figure.candidate or REFERENCE
     try:
         session = _open(options, figure.model, candidate)
@@ -78,12 +81,12 @@ def _open(
 
 def _worst(session: BareSession, case: _Case) -> float:
     run = session.bind(case.batch)
-    # Twice: reused memory must not change the answer.
+    # Run twice, since reused memory must not change the answer.
     return max(_apart(run(), case) for _ in range(2))
 
 
 def _apart(found: FloatArray, case: _Case) -> float:
-    """Return how far answers are apart; infinite where a row that has none was answered."""
+    """Return the distance of answers; infinite if a row that must be NaN has an answer."""
     if np.isfinite(found[~case.answered]).all(axis=1).any():
         return float("inf")
     return distance(found[case.answered], case.expected[case.answered])
@@ -104,9 +107,9 @@ def _cases(options: Options, family: str) -> list[_Case]:
 
 
 def _batches(vocabulary: int, *, longest: int) -> Iterator[Batch]:
-    """Yield lengths as texts have, one length alone, one row, and a row with NaN among others.
+    """Yield batches: lengths as in real texts, equal lengths, one row, and a row with NaN.
 
-    A batch of one length leaves all other length classes of a `gathered` graph empty.
+    A batch of equal lengths leaves all but one length class of a `gathered` graph empty.
     """
     random = np.random.default_rng(3)
     mixed = np.clip(random.lognormal(np.log(longest / 4), 0.8, 15), 3, longest).astype(np.int64)
@@ -118,7 +121,7 @@ def _batches(vocabulary: int, *, longest: int) -> Iterator[Batch]:
 
 
 def _run_out_of_memory(options: Options, _: Figure) -> Measurement:
-    """Ask for far more than the arena holds, and then for a small batch again."""
+    """Run a batch that needs far more memory than the arena has, then a small batch again."""
     is_bounded = options.provider != "cpu"
     session = _open(options, SMALL, REFERENCE, memory_bytes=_SMALL_ARENA)
     shape = _LARGE_BATCH if is_bounded else _LARGE_BATCH_OF_A_CPU
@@ -136,7 +139,7 @@ def _run_out_of_memory(options: Options, _: Figure) -> Measurement:
 def _is_refused(run: Callable[[], FloatArray]) -> bool:
     try:
         run()
-    except Exception as error:  # ONNX Runtime's errors have no other base
+    except Exception as error:  # ONNX Runtime's errors have no more specific base
         if isinstance(explain(error), OutOfMemory):
             return True
         raise
@@ -144,7 +147,7 @@ def _is_refused(run: Callable[[], FloatArray]) -> bool:
 
 
 def _run_two_processes(options: Options, _: Figure) -> Measurement:
-    """Compare answers in two processes that share the device, at the same time."""
+    """Compare answers while two processes use the device at the same time."""
     candidate = REFERENCE if options.provider == "cpu" else _SAFE
     for each in (PLAIN, candidate):
         graph(options, SMALL, each.form, short(options, SMALL))  # before both processes want it
@@ -157,7 +160,7 @@ def _run_two_processes(options: Options, _: Figure) -> Measurement:
 
 
 def _compare_for_a_while(options: Options, candidate: Candidate) -> tuple[float, int]:
-    """Run a batch again and again; return the worst distance, and how many runs there were."""
+    """Run a batch again and again; return the largest distance and the number of runs."""
     case = _cases(options, SMALL)[0]
     run = _open(options, SMALL, candidate, memory_bytes=_SMALL_ARENA).bind(case.batch)
     worst, runs = 0.0, 0

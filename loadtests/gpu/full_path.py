@@ -1,4 +1,4 @@
-"""Measures texts through the gateway, or through a backend alone: load processes send them."""
+"""Measures texts through the gateway, or through a backend only. Other processes send the load."""
 
 import asyncio
 import multiprocessing
@@ -23,7 +23,7 @@ from testing.system import System
 
 _CLIENTS, _IN_FLIGHT_TEXTS = 4, 4096
 _QUEUED_BATCHES = 32
-# The settings are the defaults on a GPU, whatever the machine.
+# The settings have the defaults of a GPU, even if the run is on a CPU.
 _BATCHES = {"max_batch_rows": str(FULL_BATCH), "max_batch_tokens": str(BATCH_TOKENS)}
 _ALONE = {
     "threads": "1",
@@ -48,7 +48,7 @@ def run(options: Options, section: str) -> SectionState:
                 section, lambda figure: _measure_backend(options, figure, models, pool)
             )
         system = _system(options, figures[0].model, models)
-        # A GPU compares the forms of a model at its first start.
+        # At its first start, a GPU backend compares the graphs of a model, which takes long.
         system.start(within=options.budget(section))
         try:
             urls = [process.address or "" for process in system.processes("backend")]
@@ -61,12 +61,13 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _system(options: Options, model: str, models: Path) -> System:
-    """Return a system whose number of backends, and the device of each, are what `up` chooses."""
+    """Return a system with as many backends, on the same devices, as `up` would start."""
     settings = {"provider": options.provider} | _BATCHES
     if options.provider == "cpu":
         settings["threads"] = "1"
     return System(
-        # Another name each time: a process before this one may have died with `up` still ending.
+        # A new folder each time: `up` of a process that died may still be ending in the former
+        # folder.
         Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
         models=models,
         workers=options.gateway_workers,
@@ -77,7 +78,7 @@ def _system(options: Options, model: str, models: Path) -> System:
 def _measure_backend(
     options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
 ) -> Measurement:
-    """Measure tokenizer, batcher and executor: a backend with so many runs in flight."""
+    """Measure tokenizer, batcher and executor: a backend with a number of runs in flight."""
     settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
     with backend(models, options.budget(figure.section), **settings) as running:
         info = running.model("bench")
@@ -127,7 +128,7 @@ def _send(
     seed: int,
     info: ModelInfo | None,
 ) -> Outcome:
-    """Send the requests of a figure, or calls of a backend: the work of a load process."""
+    """Send a figure's requests, or calls to a backend. This is the work of a load process."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     length = options.batch(figure).length
@@ -145,15 +146,15 @@ def _send(
         )
         if found.latencies:
             return found
-        seconds *= 2  # on a busy machine, the connections opened too late to send anything
+        seconds *= 2  # on a busy machine, all connections opened too late
 
 
 def summary(
     options: Options, figure: Figure, runs: Sequence[Outcome], states: Sequence[ServingState]
 ) -> Measurement:
-    """Return the figure that load processes and backends add up to.
+    """Return the figure that combines the results of all load processes and backends.
 
-    It has passed if every request was answered, and every backend ran on the device.
+    It has passed if every request was answered, and every backend ran on the expected device.
     """
     right = sum(each.statuses.get(200, 0) for each in runs)
     others = sum(sum(each.statuses.values()) for each in runs) - right

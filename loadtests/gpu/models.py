@@ -1,4 +1,4 @@
-"""Builds the measured models: real sizes, seeded weights, a tokenizer of made-up words."""
+"""Builds the measured models: real sizes, random weights from a seed, and made-up words."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any  # a checkpoint's configuration
+from typing import Any  # the configuration of a checkpoint
 
 import msgspec
 import numpy as np
@@ -34,22 +34,22 @@ _WORD_VECTORS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings
 
 
 def short(options: Options, family: str) -> BertShape:
-    """Return a size with two layers: a head has 32 values in the small model, else 64.
+    """Return a size with two layers. A head has 32 values in the small model, else 64.
 
-    The runtime chooses a kernel by the width of a head and by the form of a graph, so two layers
-    call the same kernels as twelve, in a fraction of the time.
+    The runtime chooses a kernel by the width of a head and the kind of graph. So two layers call
+    the same kernels as twelve layers, in a fraction of the time.
     """
     full = options.shape(SMALL if family == SMALL else LARGE)
     return msgspec.structs.replace(full, layers=2, vocab=1000)
 
 
 def graph(options: Options, family: str, form: GraphOptions, size: BertShape) -> Path:
-    """Return the file of a family's graph of a size in a form. It is built once.
+    """Return the file of a graph of a family, size and kind; build it if it does not exist.
 
-    The vector of the last token of the vocabulary is NaN.
+    The embedding of the vocabulary's last token is NaN.
 
     Raises:
-        WeightsError: the family has no such form.
+        WeightsError: the family has no graph of this kind.
     """
     of_size = f"{family}-{size.layers}-{size.vocab}"
     path = options.work / f"{of_size}-{form.precision}-{form.attention}.onnx"
@@ -115,7 +115,7 @@ def _weights(family: str, size: BertShape) -> Weights:
 
 
 def seeded(shapes: _Shapes) -> dict[str, NDArray[np.float32]]:
-    """Return random weights, around 1 for the factors of normalizations."""
+    """Return random weights; those that scale normalized values are close to 1."""
     random = np.random.default_rng(1)
     return {
         name: np.float32(name.endswith(("norm.weight", "LayerNorm.weight")))
@@ -145,7 +145,7 @@ def _modernbert(size: BertShape) -> _Shapes:
 
 
 def _deberta(size: BertShape) -> _Shapes:
-    """Return BERT's weights with other names of projections, and the relative positions."""
+    """Return BERT's weights under DeBERTa's names, and weights for relative positions."""
     dropped = ("embeddings.position_embeddings.", "embeddings.token_type_embeddings.")
     shapes: _Shapes = {
         name.replace("self.query", "self.query_proj")
@@ -159,9 +159,10 @@ def _deberta(size: BertShape) -> _Shapes:
 
 
 def import_classifier(options: Options, model: str) -> Path:
-    """Return a repository with the classifier `bench` of a size, in the precision of the device.
+    """Return a repository with the classifier `bench` of a size, in the device's precision.
 
-    It has every form that an import writes: the backend that loads it takes the quickest.
+    The model has every graph that an import writes. The backend that loads it serves the quickest
+    one.
     """
     root = options.work / f"models-{model}"
     revision = root / "bench" / "1"
@@ -173,13 +174,13 @@ def import_classifier(options: Options, model: str) -> Path:
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print
         )
         shutil.rmtree(folder)
-        # The precision gate is left out: with random weights all scores are nearly equal.
+        # The precision gate would fail: with random weights, all scores are nearly equal.
         (revision / "model.yaml").write_text(f"profile: {options.precision}\n")
     return root
 
 
 def chosen_form(models: Path) -> str:
-    """Return which of its forms a backend chose, and what it predicted of the others."""
+    """Return which graph a backend chose, and the times that it predicted for the other graphs."""
     record = models / "bench" / "1" / RECORD
     if not record.exists():
         return "the form for CPUs"
@@ -213,7 +214,7 @@ def _words(vocabulary: int) -> list[str]:
 
 
 def texts(vocabulary: int, *, length: int, seed: int) -> Iterator[str]:
-    """Yield texts without end, none twice, of exactly `length` tokens each."""
+    """Yield endless distinct texts of exactly `length` tokens each."""
     known = _words(vocabulary)
     random = np.random.default_rng(seed)
     drawn = random.integers(0, len(known), (1000, length - _FRAME - 3))
@@ -224,7 +225,7 @@ def texts(vocabulary: int, *, length: int, seed: int) -> Iterator[str]:
 
 
 def random_batch(shape: Shape, vocabulary: int, *, mixed: bool = False) -> Batch:
-    """Return random tokens, all of the full length or, when `mixed`, of lengths as texts have."""
+    """Return random tokens: rows of full length or, if `mixed`, of lengths as in real texts."""
     random = np.random.default_rng(4)
     lengths = np.full(shape.rows, shape.length)
     if mixed:
@@ -242,7 +243,7 @@ def batch_of(lengths: NDArray[np.int64], vocabulary: int, random: np.random.Gene
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
-    """Write a word piece tokenizer that splits and lowers text as BERT's does."""
+    """Write a WordPiece tokenizer that splits and lower-cases text as BERT's does."""
     tokenizer = word_pieces([*_SPECIAL, *_words(vocabulary)])
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(path))

@@ -1,4 +1,4 @@
-"""Lists what is measured on a GPU, in the order of importance, and the options of a run."""
+"""Lists what is measured on a GPU, the most important figures first, and the options of a run."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,9 +16,9 @@ from backends.settings import Provider
 
 
 class Section(NamedTuple):
-    """The seconds that a section may take with the start of its process, and its module.
+    """A section's time in seconds, including the start of its process, and its module.
 
-    The module is imported in that process: sections need different packages.
+    Only that process imports the module, because sections need different packages.
     """
 
     seconds: float
@@ -39,19 +39,19 @@ SECTIONS: Mapping[str, Section] = MappingProxyType(
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
 BATCHES: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
-"""The tokens of a row of each model."""
+"""The number of tokens in a row, by model."""
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
 OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
 MATRIX, BANDWIDTH = "matrix rate, operations/s", "bandwidth, bytes/s read and written"
 _IN_FLIGHT = (2, 3)
 _OTHER_ROWS = (1, 8, 64, 1024)
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
-# The gateway's share of an item's processor time.
+# The gateway's share of the processor time of an item.
 _GATEWAY_SHARE = 3 / 8
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run a model: a form of its graph and the attention kernels allowed."""
+    """One way to run a model: a kind of graph, and the attention kernels that it may use."""
 
     form: GraphOptions
     kernels: int = 0
@@ -59,12 +59,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name in tables."""
+        """The name of the candidate in tables."""
         kernels = f"-k{self.kernels}" if self.kernels else ""
         return f"{self.form.precision}-{self.form.attention}{kernels}"
 
     def device_options(self, provider: Provider) -> DeviceOptions:
-        """Return the options that a session is opened with."""
+        """Return the options with which a session is opened."""
         return DeviceOptions(provider=provider, attention_kernels=self.kernels, graphs=self.graphs)
 
 
@@ -72,7 +72,7 @@ def _candidate(precision: Precision, attention: Attention, kernels: int = 0) -> 
     return Candidate(form=GraphOptions(precision=precision, attention=attention), kernels=kernels)
 
 
-# The numbers are ONNX Runtime's: 1 flash, 2 memory-efficient, 8 cuDNN; 0 leaves the choice to it.
+# ONNX Runtime's numbers: 1 is flash, 2 memory-efficient, 8 cuDNN; 0 lets the runtime choose.
 CANDIDATES = (
     _candidate("fp16", "packed"),
     _candidate("fp16", "ranges"),
@@ -92,16 +92,16 @@ CANDIDATES = (
 )
 REFERENCE = CANDIDATES[-1]
 PLAIN = _candidate("fp32", "plain")
-# These are checked and not timed: they are for other devices, or slower.
+# These are checked but not timed: they are for other devices, or are slower.
 _CHECKED_ONLY = (PLAIN, _candidate("fp32", "gathered"), _candidate("fp32", "heads"))
-# A family that lacks one says so.
+# If a family has no graph of a kind, the check says so.
 _OTHER_FORMS = ("packed", "heads", "ranges", "gathered", "plain")
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to measure. `items` are the texts of a request, or the rows of a batch.
 
-    `way` is what tells apart the figures of a section that have all else in common.
+    `way` distinguishes figures of a section that are otherwise the same.
     """
 
     name: str
@@ -138,43 +138,43 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
 
     def budget(self, section: str) -> float:
-        """Return the most seconds of a section; a dry run may take an hour."""
+        """Return the most seconds of a section; in a dry run, an hour."""
         return 3600.0 if self.tiny else SECTIONS[section].seconds
 
     @property
     def precision(self) -> Precision:
-        """The precision of what is served; a CPU has kernels for fp32 only."""
+        """The precision of the served model; a CPU has only kernels for fp32."""
         return "fp32" if self.provider == "cpu" else "fp16"
 
     @property
     def gateway_workers(self) -> int:
-        """How many gateway processes run."""
+        """The number of gateway processes."""
         return self.workers or max(1, int(usable_cores() * _GATEWAY_SHARE))
 
 
 def through_gateway(model: str, items: int) -> str:
-    """Return the name of the figure of requests of so many texts."""
+    """Return the name of the figure of requests with `items` texts each."""
     texts = "1 text" if items == 1 else f"{items} texts"
     return f"through the gateway, {model}, {BATCHES[model]} tokens, {texts} a request"
 
 
 def in_session(model: str, way: str, rows: int = FULL_BATCH) -> str:
-    """Return the name of the figure of a bare session; `way` is a form, or `fastest` and how."""
+    """Return the name of a bare session's figure; `way` is a graph, or `fastest` and a variant."""
     return f"session, {model}, {rows}x{BATCHES[model]}, {way}"
 
 
 def alone(library: str, model: str) -> str:
-    """Return the name of the figure of a model in another library alone."""
+    """Return the name of a figure of a model in another library, without Sluicegate."""
     return f"{library} alone, {model}, fp16, {FULL_BATCH}x{BATCHES[model]}"
 
 
 def checked(family: str, candidate: Candidate) -> str:
-    """Return the name of the figure that says whether a form answers rightly."""
+    """Return the name of the figure that says whether a kind of graph answers correctly."""
     return f"answers, {family}, {candidate.name}"
 
 
 def _checks() -> Iterator[Figure]:
-    """Yield the checks. The two sizes of BERT differ in the width of a head."""
+    """Yield the checks. BERT has two sizes, since its heads have two widths."""
     forms = (*CANDIDATES, *_CHECKED_ONLY)
     other = [each for each in forms if each.form.attention in _OTHER_FORMS and not each.kernels]
     for model in (SMALL, LARGE):
@@ -191,7 +191,7 @@ def _check(model: str, candidate: Candidate) -> Figure:
 
 
 def _sessions(model: str) -> Iterator[Figure]:
-    """Yield the figures of bare sessions: every form, then the fastest in other batches."""
+    """Yield the figures of bare sessions: every graph, then the fastest with other batches."""
 
     def figure(way: str, rows: int = FULL_BATCH, candidate: Candidate | None = None) -> Figure:
         return Figure(

@@ -33,13 +33,14 @@ _COLUMNS = (
 FILE = "gpu.json"
 UNFINISHED = "its process died"
 _SAME = ("device", "provider", "tiny")
-"""What the figures of a report have in common."""
+"""Fields that must be equal for all figures of a report."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a figure. Rates are sequences and real tokens a second; latencies are seconds.
 
-    `error` is the largest distance of a row from fp32 on the CPU, relative to the row's length.
+    `error` is the largest distance between a row's vector and its vector in fp32 on the CPU,
+    divided by the length of the latter.
     """
 
     rate: float | None = None
@@ -62,7 +63,7 @@ class SectionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Everything: the machine, the device, how sections ended, and what was measured."""
+    """All results: the machine, the device, how sections ended, and the figures."""
 
     machine: Machine
     device: str
@@ -73,22 +74,23 @@ class Report(msgspec.Struct, kw_only=True):
     figures: dict[str, Measurement] = {}
 
     def rate(self, name: str) -> float:
-        """Return a rate; 0 if it was not measured, or the figure failed."""
+        """Return the rate of a figure; 0 if it failed or was not measured."""
         found = self.figures.get(name)
         return found.rate or 0.0 if found is not None and found.passed else 0.0
 
     def fastest(self, model: str) -> Candidate | None:
-        """Return the form that was fastest in full batches of a model."""
+        """Return the graph that was fastest with full batches of a model."""
         rates = {each: self.rate(in_session(model, each.name)) for each in CANDIDATES}
         timed = [each for each, rate in rates.items() if rate]
         return max(timed, key=rates.__getitem__, default=None)
 
 
 class Journal:
-    """Adds figures to the file of results one by one, so that a crash loses one figure.
+    """Adds each figure to the file of results at once, so that a crash loses only one figure.
 
-    A figure that has begun stays marked as failed until it ends. The process that takes over goes
-    on after it: a device that has failed fails everything later in the same process.
+    A figure that has begun is marked as failed until it ends. After a crash, a new process
+    continues with the next figure: on a device that has failed, every later run in the same process
+    fails too.
     """
 
     def __init__(self, output: Path) -> None:
@@ -99,7 +101,7 @@ class Journal:
     def begin(options: Options, runtime: str, again: Sequence[str] = ()) -> "Journal":
         """Write the file of results, with the correct figures of an earlier run in it.
 
-        Figures of the sections `again` are dropped.
+        Figures of the sections in `again` are dropped.
         """
         gpus = find_gpus()
         names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
@@ -125,14 +127,14 @@ class Journal:
         return Journal(options.output)
 
     def missing(self, section: str) -> list[Figure]:
-        """Return the figures of a section that were not begun."""
+        """Return the figures of a section that have not begun."""
         names = self.report.figures
         return [each for each in FIGURES if each.section == section and each.name not in names]
 
     def measure(self, section: str, work: Callable[[Figure], Measurement | None]) -> SectionState:
-        """Measure what is missing of a section; without a result the figure is left out.
+        """Measure the missing figures of a section; a figure without a result is left out.
 
-        An error spoils one figure, unless the device has failed: that ends the process.
+        An error fails only its own figure. If the device has failed, the process ends.
         """
         for figure in self.missing(section):
             self.put(figure.name, Measurement(passed=False, note=UNFINISHED))
@@ -140,14 +142,15 @@ class Journal:
                 found = work(figure)
             except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
                 if isinstance(explain(error), ExecutorDied):
-                    # This process can run nothing any more. The next one goes on after it.
+                    # This process can run nothing any more. The next process continues after this
+                    # figure.
                     sys.exit(str(error))
                 found = Measurement(passed=False, note=_first_line(error))
             self.put(figure.name, found)
         return SectionState(status="done")
 
     def put(self, name: str, found: Measurement | None) -> None:
-        """Keep a figure, or remove it."""
+        """Keep the result of a figure, or remove it."""
         self.report.figures.pop(name, None)
         if found is not None:
             self.report.figures[name] = found
@@ -160,21 +163,21 @@ class Journal:
 
 
 def _write(path: Path, report: Report) -> None:
-    """Replace the file of results, whole or not at all."""
+    """Replace the file of results atomically."""
     temporary = path.with_suffix(".part")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     temporary.replace(path)
 
 
 def _first_line(error: Exception) -> str:
-    """Return what an error says in its first line, without the folders of files."""
+    """Return the first line of an error, with the folders removed from file names."""
     first = str(error).strip().split("\n", 1)[0]
     text = " ".join(word.rpartition("/")[2] for word in first.split())
     return f"{type(error).__name__}: {text[:200]}"
 
 
 def render(report: Report) -> str:
-    """Return the report as Markdown, the ratios last; of the checks only those that failed."""
+    """Return the report as Markdown, ratios last; of the checks, only those that failed."""
     lines = [f"## GPU, provider {report.provider}", ""]
     lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
     if report.tiny:
@@ -194,7 +197,11 @@ def render(report: Report) -> str:
 
 
 def ratios(report: Report) -> list[str]:
-    """Return the gateway's rates relative to the bare session, PyTorch, TensorRT and arithmetic."""
+    """Return the gateway's rates divided by comparable rates.
+
+    These are the rates of the bare session, of PyTorch and of TensorRT, and the highest rate that
+    the device's matrix rate allows.
+    """
     lines = []
     for model, length in BATCHES.items():
         best = report.fastest(model)
@@ -214,7 +221,7 @@ def ratios(report: Report) -> list[str]:
 
 
 def _operations(model: str, length: int) -> float:
-    """Return the operations of a forward pass over one sequence, as multiplications and sums."""
+    """Return the multiplications and additions of a forward pass over one sequence."""
     shape = PRESETS[model]
     dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))

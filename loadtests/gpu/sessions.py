@@ -1,4 +1,4 @@
-"""Measures the highest speed of bare sessions: each form, then the fastest in other batches."""
+"""Measures the highest speed of bare sessions: every graph, then the fastest with other batches."""
 
 import time
 from collections.abc import Callable
@@ -24,27 +24,27 @@ from loadtests.gpu.plan import LARGE, PLAIN, REFERENCE, Candidate, Figure, Optio
 from loadtests.gpu.results import Journal, Measurement, Report, SectionState
 from loadtests.gpu.timing import timed
 
-# How far a row's vector may be from the CPU's in fp32, relative to its length.
+# The largest allowed distance from the CPU's fp32 vector, divided by that vector's length.
 _BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 1e-1}
 _COMPARED_ROWS = 16
 
 
 class BareSession:
-    """One session over one graph, and batches bound to it at fixed addresses."""
+    """One session over one graph, with batches bound at fixed memory addresses."""
 
     def __init__(self, path: Path, device: DeviceOptions, *, width: int) -> None:
         self._device = device
         self._session = open_session(path, device)
         self._inputs = read_inputs(self._session, path)
         self._width = width
-        import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415 - telemetry is off
+        import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415 - telemetry is off by now
 
         self._run_options = onnxruntime.RunOptions()
         if device.graphs:
             self._run_options.add_run_config_entry("gpu_graph_id", "1")
 
     def bind(self, batch: Batch) -> Callable[[], FloatArray]:
-        """Return a function that runs this batch and returns its answer."""
+        """Return a function that runs this batch and returns its answers."""
         shape = Shape(*batch["input_ids"].shape)
         tensors = Tensors(
             session=self._session,
@@ -70,7 +70,7 @@ class BareSession:
 
 
 def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
-    """Return the answers of a graph in fp32, with all threads of this machine."""
+    """Return the answers of a graph in fp32, computed with all cores of this machine."""
     quiet_libraries()
     import onnxruntime  # noqa: PLC0415
 
@@ -83,7 +83,7 @@ def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
 
 
 def distance(found: FloatArray, expected: FloatArray) -> float:
-    """Return the largest distance of a row, relative to its length; infinite for NaN."""
+    """Return the largest distance of a row, divided by the row's length; infinite for NaN."""
     if not np.isfinite(found).all():
         return float("inf")
     apart = np.linalg.norm(found - expected, axis=1)
@@ -91,7 +91,7 @@ def distance(found: FloatArray, expected: FloatArray) -> float:
 
 
 def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
-    """Return the figure of answers that are so far from fp32 on the CPU."""
+    """Return the result of answers whose distance from fp32 on the CPU is `error`."""
     bound = _BOUNDS[candidate.form.precision]
     if error <= bound:
         return Measurement(error=error, note=note)
@@ -99,7 +99,7 @@ def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Time TensorRT; or the forms whose answers were right, then the fastest in other ways.
+    """Time TensorRT; or each correct graph, and the fastest graph in other ways.
 
     Raises:
         ModuleNotFoundError: the libraries of TensorRT are not installed.
@@ -113,7 +113,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _measure(options: Options, figure: Figure, report: Report) -> Measurement | None:
-    """Return nothing for a form that answers wrongly or cannot be captured."""
+    """Measure a figure; return nothing if the graph answers wrongly or cannot be captured."""
     if figure.candidate is not None:
         return _measure_form(options, figure, figure.candidate, report)
     fastest = report.fastest(figure.model)
@@ -150,7 +150,7 @@ def _reference(options: Options, model: str, shape: Shape) -> FloatArray:
 
 
 def _measure_tensorrt(options: Options, figure: Figure) -> Measurement:
-    """Time TensorRT on the form that it compiles."""
+    """Time TensorRT on the graph that it compiles."""
     device = msgspec.structs.replace(
         PLAIN.device_options("cpu" if options.provider == "cpu" else "tensorrt"),
         precision=options.precision,
@@ -173,7 +173,7 @@ def _open(
 
 
 def _timed(options: Options, figure: Figure, bare: BareSession, runs: int = 1) -> Measurement:
-    """Time the batch of a figure, `runs` at once."""
+    """Time the batch of a figure, with `runs` batches in flight."""
     mixed = figure.way.endswith("mixed lengths")
     batch = random_batch(options.batch(figure), options.shape(LARGE).vocab, mixed=mixed)
     ids = batch["input_ids"]

@@ -18,9 +18,9 @@ _WARM_UP, _LEAST_RUNS = 3, 3
 
 @contextlib.contextmanager
 def busy_share() -> Iterator[Callable[[], float | None]]:
-    """Sample the utilization of the first device while entered; yield what returns the mean.
+    """Sample the utilization of the first device while entered; yield a function for the mean.
 
-    Where the driver does not tell it, that is `None`.
+    The mean is `None` if the driver does not report utilization.
     """
     reader, left, samples = _reader(), threading.Event(), list[float]()
 
@@ -51,9 +51,9 @@ def timed(
     tokens: int | None = None,
     padded: int = 0,
 ) -> Measurement:
-    """Repeat each of `runs` in a thread, for a third of the seconds of a figure.
+    """Repeat each of `runs` in a thread of its own, for a third of the figure's seconds.
 
-    A run is of so many rows and real tokens, `padded` with padding.
+    A run has `rows` rows, `tokens` real tokens, and `padded` tokens with padding.
     """
     for run in [*runs] * _WARM_UP:
         run()
@@ -71,7 +71,7 @@ def timed(
     with busy_share() as busy, ThreadPoolExecutor(len(runs)) as pool:
         spans = [span for each in pool.map(repeat, runs) for span in each]
         took = time.perf_counter() - started
-    # With one run at a time, the median ignores disturbed runs.
+    # With one run in flight, the median ignores runs that something disturbed.
     span = statistics.median(spans) if len(runs) == 1 else took / len(spans)
     return Measurement(
         rate=rows / span,

@@ -1,8 +1,8 @@
-"""Measures with PyTorch the limits of the device, the models alone, and a peer."""
+"""Measures with PyTorch: the limits of the device, the models, and a transformers pipeline."""
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any  # torch and transformers, which may be absent
+from typing import Any  # torch and transformers may not be installed
 
 from loadtests.gpu.models import bert_config, random_batch, texts, write_tokenizer
 from loadtests.gpu.plan import BANDWIDTH, LARGE, MATRIX, SMALL, Figure, Options
@@ -14,7 +14,7 @@ _COPY_BYTES = 4 * 2**30
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Measure the device and the models with PyTorch, or a transformers pipeline as a peer.
+    """Measure the device and the models with PyTorch, or a transformers pipeline for comparison.
 
     Raises:
         ModuleNotFoundError: a package is not installed.
@@ -31,7 +31,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 class _Torch:
-    """Measures on the device of a run; the libraries are imported where they are needed."""
+    """Measures on the device of a run; each function imports the libraries that it needs."""
 
     def __init__(self, options: Options, torch: Any, transformers: Any) -> None:
         self._options, self._torch, self._transformers = options, torch, transformers
@@ -39,7 +39,7 @@ class _Torch:
         self._device = "cpu" if self._is_cpu else "cuda:0"
 
     def matrix_rate(self, _: Figure) -> Measurement:
-        """Measure multiplications and sums, on random data."""
+        """Measure multiplications and additions a second, by a product of random matrices."""
         side = 256 if self._options.tiny else _SIDE
         precision = self._torch.float32 if self._options.tiny else self._torch.bfloat16
         left, right = (
@@ -48,14 +48,14 @@ class _Torch:
         return self._timed(lambda: self._torch.matmul(left, right), rows=2.0 * side**3)
 
     def bandwidth(self, _: Figure) -> Measurement:
-        """Measure bytes read and written, by a copy."""
+        """Measure bytes read and written a second, by a copy."""
         count = (2**20 if self._options.tiny else _COPY_BYTES) // 4
         source = self._torch.ones(count, device=self._device)
         target = self._torch.empty_like(source)
         return self._timed(lambda: target.copy_(source), rows=2.0 * 4 * count)
 
     def forward(self, figure: Figure) -> Measurement:
-        """Measure a `transformers` model alone, its batch on the device."""
+        """Measure a `transformers` model whose batch is on the device already."""
         shape = self._options.batch(figure)
         batch = random_batch(shape, self._options.shape(LARGE).vocab)
         given = {
@@ -64,13 +64,13 @@ class _Torch:
         model = self._model("BertModel", figure.model).to(self._device)
 
         def forward() -> None:
-            with self._torch.inference_mode():  # of this thread alone
+            with self._torch.inference_mode():  # the time of this thread only
                 model(**given)
 
         return self._timed(forward, rows=shape.rows)
 
     def pipeline(self) -> Callable[[Figure], Measurement]:
-        """Return what times a pipeline of the small size on texts, in several batch sizes."""
+        """Return a function that times a pipeline of the small model with several batch sizes."""
         vocabulary = self._options.shape(SMALL).vocab
         path = self._options.work / "peer-tokenizer.json"
         write_tokenizer(path, vocabulary)
@@ -101,7 +101,7 @@ class _Torch:
     def _timed(
         self, work: Callable[[], object], *, rows: float, tokens: int | None = None
     ) -> Measurement:
-        """Time `work`, the device synchronised after it."""
+        """Time `work`, and synchronize the device after each run."""
 
         def run() -> None:
             work()

@@ -25,11 +25,11 @@ _COLUMNS = ("curve", "sizes", "figure", "smallest", "largest", "exponent", "it i
 
 
 @click.command("growth")
-@click.option("--only", type=click.Choice(list(SECTIONS)), multiple=True, help="These sections.")
-@click.option("--seconds", default=3.0, help="Of each measurement.")
-@click.option("--most", default=1_000_000, help="Leave larger sizes out.")
+@click.option("--only", type=click.Choice(list(SECTIONS)), multiple=True, help="Only this section.")
+@click.option("--seconds", default=3.0, help="Length of each measurement.")
+@click.option("--most", default=1_000_000, help="Leave out sizes above this.")
 def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
-    """Measure throughput, processor time, p99 and memory as sizes grow.
+    """Measure how rate, processor time, p99 and memory change as sizes grow.
 
     A run of all sizes is kept and drawn.
     """
@@ -70,7 +70,7 @@ def _curves(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def _lines(points: Sequence[Point]) -> Iterator[tuple[str, ...]]:
-    """Yield how each figure of each curve grows."""
+    """Yield a line about the growth of each figure of each curve."""
     for curve, found in _curves(points).items():
         sizes = f"{found[0].size:,} to {found[-1].size:,}"
         for what, least, most, exponent in judge(found):

@@ -1,10 +1,10 @@
-"""Runs a gateway with its backends and Valkeys, and measures the use of its processes."""
+"""Runs a gateway with its backends and Valkeys, and measures what its processes use."""
 
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any  # of sections of a document
+from typing import Any  # values of a document's sections
 
 import msgspec
 
@@ -24,7 +24,7 @@ from testing.valkey import Valkey
 
 TENANT, KEY = "bench", "sk-growth-bench-0123456789"
 RULE = msgspec.convert(WIDE_LIMITS["tenant"][0], Rule)
-"""Limits are in force, and refuse nothing."""
+"""Limits are in force but refuse nothing, so that requests cost what they usually cost."""
 _SECRET = "0123456789abcdef" * 2
 _IDLE = 1.0
 _WARM = 0.5
@@ -35,14 +35,14 @@ Clocks = dict[str, float]
 
 
 class Use(msgspec.Struct, frozen=True):
-    """The processor seconds that each role has used until a time, and its MiB at that time."""
+    """What each role has used at a time: processor seconds so far, and MiB of memory."""
 
     at: float
     processor: Clocks
     memory: Clocks
 
     def since(self, before: "Use") -> Clocks:
-        """Return the processor seconds that each role used between two times."""
+        """Return the processor seconds that each role used since `before`."""
         return {role: used - before.processor[role] for role, used in self.processor.items()}
 
 
@@ -56,12 +56,13 @@ class Deployment:
     def measure(
         self, curve: str, size: int, requests: Iterator[bytes], *, connections: int, seconds: float
     ) -> Point:
-        """Send `requests` for `seconds`, and return their use above the use of an idle system.
+        """Send `requests` for `seconds`, and return what they use beyond an idle system.
 
-        Of several phases the one counts that took the least: other work on a machine adds only.
+        Of several phases, the result is the one with the least processor time, because other work
+        on the machine can only add to it.
 
         Raises:
-            RuntimeError: something was not answered with 200.
+            RuntimeError: an answer was not 200.
         """
         idle = self.idle()
         phases = (_WARM, *[seconds / _PHASES] * _PHASES)
@@ -74,18 +75,18 @@ class Deployment:
         """Send each request once, to fill the caches.
 
         Raises:
-            RuntimeError: something was not answered with 200.
+            RuntimeError: an answer was not 200.
         """
         _check(run_closed(self.gateway.target(KEY), iter(bodies), connections=8))
 
     def idle(self, seconds: float = _IDLE) -> Clocks:
-        """Return the seconds of processor time that each role takes a second without requests."""
+        """Return the processor seconds that each role uses per second without requests."""
         before = self.use()
         time.sleep(seconds)
         return {role: used / seconds for role, used in self.use().since(before).items()}
 
     def use(self) -> Use:
-        """Return the processor time used by now, and the memory in use."""
+        """Return the processor time used so far, and the memory in use."""
         pids = self._pids.items()
         return Use(
             time.perf_counter(),
@@ -94,8 +95,8 @@ class Deployment:
         )
 
     def add_keys(self, keys: Sequence[str], *, each_its_tenant: bool = False) -> None:
-        """Add keys to the ledger, as an operator does: of one tenant, or of a tenant each."""
-        # A key's own limit has it wait for Redis, as a tenant's has.
+        """Add API keys to the ledger as an operator does, to one tenant or to a tenant each."""
+        # With a limit on the key, a request waits for Redis as it does for the tenant's limit.
         rules = (RULE,) if each_its_tenant else ()
         with Ledger.create(self.gateway.settings.ledger) as ledger:
             for first in range(0, len(keys), _AT_ONCE):
@@ -125,7 +126,7 @@ def _point(curve: str, size: int, run: Phase[Use], idle: Clocks) -> Point:
         idle={role: one * 1e6 for role, one in idle.items()},
         p50=outcome.percentile(0.5) * 1e3,
         p99=outcome.percentile(0.99) * 1e3,
-        memory=after.memory,  # with all connections open
+        memory=after.memory,  # while all connections are open
     )
 
 
@@ -144,9 +145,10 @@ def deployment(
     document: dict[str, Any] | None = None,
     cache_redis: Valkey | None = None,
 ) -> Iterator[Deployment]:
-    """Run a gateway with stub backends, or with paced ones that serve `models`.
+    """Run a gateway with stub backends or, with `models`, with paced backends that serve them.
 
-    `document` has more sections of the gateway's; `cache_redis` is used instead of one of its own.
+    `document` adds sections to the configuration document. If `cache_redis` is given, the gateway
+    uses it instead of a Redis of its own.
     """
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:

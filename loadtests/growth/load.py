@@ -1,6 +1,6 @@
-"""Sends requests over open connections in phases, and reads clocks while all of them are idle.
+"""Sends requests over open connections in phases, and reads clocks while all are idle.
 
-Opening connections and what is under way at the end would otherwise be counted as requests' work.
+So the time to open connections, and of requests in flight at the end, is not counted.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LONGEST = 60.0
 """Seconds that answers may take after the last request of a phase."""
 ClockT = TypeVar("ClockT")
 Phase = tuple[ClockT, Outcome, ClockT]
-"""What clocks showed before a phase, its result, and what they showed after it."""
+"""The clocks' readings before a phase, the phase's result, and the readings after it."""
 
 
 def send(
@@ -30,9 +30,9 @@ def send(
     connections: int,
     phases: Sequence[float],
 ) -> list[Phase[ClockT]]:
-    """Send requests in several phases, and return the result of each phase.
+    """Send requests in phases, and return the result of each phase.
 
-    `phases` are the lengths of the phases in seconds. Each of `requests` is a whole HTTP request,
+    `phases` has the length of each phase in seconds. Each of `requests` is a whole HTTP request,
     head and body.
     """
 

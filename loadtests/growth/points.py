@@ -1,4 +1,4 @@
-"""Fits how measured figures grow with the size."""
+"""Fits the growth of measured figures with the size."""
 
 import math
 import statistics
@@ -8,14 +8,14 @@ import msgspec
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
 _LEAST, _LEAST_IDLE = 0.05, 0.5
-"""Growth below these shares of the first value is ignored: it is noise."""
+"""Growth by less than these shares of the first value is ignored, because it is noise."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a curve at a size, by role of process where they are a mapping.
+    """The figures of a curve at one size; mappings have the roles of processes as keys.
 
-    `processor` is microseconds for each request, `idle` those for each second without requests,
-    `memory` MiB (PSS), `p50` and `p99` milliseconds.
+    `processor` is microseconds a request, and `idle` microseconds per second without requests.
+    `memory` is MiB (PSS), `p50` and `p99` are milliseconds.
     """
 
     curve: str
@@ -29,7 +29,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
-    """Return `k` of the fit of `value = c * size ** k`, 0 where there are too few points."""
+    """Return `k` of the fit `value = c * size ** k`; 0 if there are too few points."""
     logs = [(math.log(size), math.log(value)) for size, value in points if size > 0 and value > 0]
     if len({x for x, _ in logs}) < 2:
         return 0.0
@@ -37,15 +37,15 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
 
 
 def worst_exponent(points: Sequence[tuple[float, float]]) -> float:
-    """Return the exponent of all points, or of the larger half of the sizes if that is higher."""
+    """Return the exponent of all points, or of the larger half of the sizes if it is higher."""
     return max(exponent(points), exponent(points[len(points) // 2 :]) if len(points) > 3 else 0.0)
 
 
 def added_exponent(points: Sequence[tuple[float, float]], *, share: float = _LEAST) -> float:
-    """Return the exponent of what is added to the value at the smallest size.
+    """Return the exponent of the increase over the value at the smallest size.
 
-    Memory has a large constant part, beside which a steep growth would not be seen. Less than
-    `share` of that is no growth.
+    Memory has a large constant part that would hide a steep growth. An increase of less than
+    `share` of the first value does not count as growth.
     """
     (first, least), *rest = points
     added = [(size - first, value - least) for size, value in rest if value > least * (1 + share)]
@@ -53,7 +53,7 @@ def added_exponent(points: Sequence[tuple[float, float]], *, share: float = _LEA
 
 
 def word(exponent: float) -> str:
-    """Return what an exponent means."""
+    """Return a word for an exponent, such as `constant`."""
     if exponent < _CONSTANT:
         return "constant"
     if exponent < _LINEAR:
@@ -62,7 +62,11 @@ def word(exponent: float) -> str:
 
 
 def judge(points: Sequence[Point]) -> Iterator[tuple[str, float, float, float]]:
-    """Yield figures of a curve: name, value at the smallest size, at the largest, exponent."""
+    """Yield the growth of each figure of a curve.
+
+    A growth is the name, the value at the smallest size, the value at the largest, and the
+    exponent.
+    """
     processor = [(point.size, sum(point.processor.values())) for point in points]
     memory = [(point.size, sum(point.memory.values())) for point in points]
     idle = [(point.size, sum(point.idle.values())) for point in points]

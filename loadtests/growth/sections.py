@@ -20,19 +20,19 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 _CONNECTIONS = 32
-_HITS = 100  # texts that are asked for again and again
+_HITS = 100  # texts that are requested again and again
 _FILL_ITEMS = 1024
-_ROOM = 4 * 1024**3  # of the memory tier, for a million answers
+_ROOM = 4 * 1024**3  # the memory tier must hold a million answers
 _HEAD = "sentiment"
 _TO_A_MILLION = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 _PREPARE = 300.0
-"""Seconds that may pass until a size is reached, by filling or by adding tenants."""
+"""The most seconds until a size is reached, by filling the cache or adding tenants."""
 _CHANGES = 3
-_LEAST_CHANGE = 2e-3  # seconds: polling for the change takes as much
+_LEAST_CHANGE = 2e-3  # seconds; about as long as polling for the change takes
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section is given."""
+    """The folder, the sizes and the options with which a section measures."""
 
     folder: Path
     sizes: tuple[int, ...]
@@ -40,11 +40,11 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
     keep: Callable[[Point], None]
 
     def place(self) -> Path:
-        """Return a new folder that is not there yet."""
+        """Return the path of a new folder, which does not exist yet."""
         return Path(tempfile.mkdtemp(dir=self.folder)) / "deployment"
 
     def demo_models(self) -> Path:
-        """Return the demo models, built once."""
+        """Return the demo models, built only once."""
         models = self.folder / "demo"
         if not models.exists():
             build_demo_models(models, print)
@@ -58,7 +58,7 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
         requests: Iterator[bytes],
         connections: int = _CONNECTIONS,
     ) -> None:
-        """Measure a point and keep it, unless something was refused."""
+        """Measure a point and keep it, unless a request was refused."""
         try:
             point = system.measure(
                 curve, size, requests, connections=connections, seconds=self.seconds
@@ -78,24 +78,24 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _workers(run: SectionRun) -> None:
-    """Hits and misses by gateway workers, which share the cores there are."""
+    """Hits and misses by the number of gateway workers, which share this machine's cores."""
     for size in run.sizes:
         with deployment(run.place(), workers=size) as system:
-            # Every worker has a memory of its own, and connections spread over all of them.
+            # Every worker has a memory cache of its own, and connections reach all workers.
             system.fill(_hit_bodies() * 4 * size)
             run.measure(system, "memory hit", size, _hits())
             run.measure(system, "miss", size, _misses(f"workers {size}"))
 
 
 def _backends(run: SectionRun) -> None:
-    """Misses by backends of one region."""
+    """Misses by the number of backends of one region."""
     for size in run.sizes:
         with deployment(run.place(), backends=size, models=run.demo_models()) as system:
             run.measure(system, "miss", size, _misses(f"backends {size}", model=_HEAD))
 
 
 def _connections(run: SectionRun) -> None:
-    """Hits and misses by connections, each with a request at a time."""
+    """Hits and misses by the number of connections, with one request in flight on each."""
     with deployment(run.place()) as system:
         system.fill(_hit_bodies())
         for size in run.sizes:
@@ -104,10 +104,10 @@ def _connections(run: SectionRun) -> None:
 
 
 def _items(run: SectionRun) -> None:
-    """Hits and misses by items of a request."""
+    """Hits and misses by the number of items of a request."""
     with deployment(run.place(), models=run.demo_models()) as system:
         for size in run.sizes:
-            callers = max(1, min(8, 512 // size))  # so few rows that a backend refuses none
+            callers = max(1, min(8, 512 // size))  # so few rows that backends refuse none
             known = _body(_texts(f"known {size}", size), model=_HEAD)
             system.fill([known])
             run.measure(system, "memory hit", size, itertools.repeat(_request(known)), callers)
@@ -116,7 +116,7 @@ def _items(run: SectionRun) -> None:
 
 
 def _keys(run: SectionRun) -> None:
-    """Hits by keys in memory, and in Redis with the memory tier off."""
+    """Hits by the number of keys in memory, and in Redis with the memory tier off."""
     with contextlib.ExitStack() as stack:
         valkey = stack.enter_context(Valkey())
         memory, redis = (
@@ -134,18 +134,18 @@ def _keys(run: SectionRun) -> None:
 
 
 def _tenants(run: SectionRun) -> None:
-    """Hits by tenants with a key each: of any tenant, of one among them, and a change of a key."""
+    """Hits by the number of tenants: of any tenant, of one of them; and the addition of a key."""
     _by_keys(run, "hit of any tenant", one="hit of one tenant")
 
 
 def _api_keys(run: SectionRun) -> None:
-    """Hits by API keys of one tenant, and a change of a key."""
+    """Hits by the number of API keys of one tenant, and the addition of a key."""
     _by_keys(run, "hit by any key")
 
 
 def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
-    """Measure hits of everyone and, with tenants of their own, of one; and a change of a key."""
-    # Answers are shared: else each tenant would miss each text first.
+    """Measure hits of random keys, of one key if each tenant has one, and the addition of a key."""
+    # Answers are shared between tenants: otherwise each tenant would first miss each text.
     shared = {"models": {"stub": {"scope": "shared"}}} if one else None
     with deployment(run.place(), document=shared) as system:
         system.fill(_hit_bodies())
@@ -160,7 +160,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 
 
 def _models(run: SectionRun) -> None:
-    """Misses by models, heads of one encoder, each request for any of them."""
+    """Misses by the number of models: heads of one encoder, each request for any of them."""
     demo = run.demo_models()
     for size in run.sizes:
         models = Path(tempfile.mkdtemp(dir=run.folder))
@@ -235,7 +235,7 @@ def _random_texts(count: int) -> Iterator[bytes]:
 
 
 def _add_texts(system: Deployment, first: int, last: int, *, within: float) -> bool:
-    """Fill the cache up to `last` texts; return whether that was done in time."""
+    """Fill the cache up to `last` texts; return whether this took less than `within` seconds."""
     until = time.monotonic() + within
     while first < last and time.monotonic() < until:
         step = min(last, first + 40 * _FILL_ITEMS)
@@ -259,7 +259,7 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
 
 
 def _change(system: Deployment, size: int) -> Point:
-    """Return the cost of one new key for the gateway: the median of some, by processor time."""
+    """Return the gateway's processor time for a new key: the median of several."""
     idle = system.idle(2.0)
     changes = [_one_change(system, size, idle) for _ in range(_CHANGES)]
     return middle(changes, lambda one: one.processor["gateway"])

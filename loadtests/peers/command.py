@@ -23,15 +23,15 @@ _NAMES = (NGINX, LITELLM, *PEERS)
 
 
 @click.command("peers")
-@click.option("--only", type=click.Choice(_NAMES), multiple=True, help="These peers.")
-@click.option("--kinds", type=click.Choice(_KINDS), multiple=True, help="This work.")
-@click.option("--tune", is_flag=True, help="Try every configuration of model servers, once each.")
-@click.option("--draw-only", is_flag=True, help="Draw the picture of the newest results.")
-@click.option("--dry-run", is_flag=True, help="A few seconds of each.")
+@click.option("--only", type=click.Choice(_NAMES), multiple=True, help="Only this peer.")
+@click.option("--kinds", type=click.Choice(_KINDS), multiple=True, help="Only this kind of work.")
+@click.option("--tune", is_flag=True, help="Try every configuration of the model servers once.")
+@click.option("--draw-only", is_flag=True, help="Only draw the newest results.")
+@click.option("--dry-run", is_flag=True, help="Measure everything for a few seconds.")
 def peers_command(
     *, only: tuple[str, ...], kinds: tuple[str, ...], tune: bool, draw_only: bool, dry_run: bool
 ) -> None:
-    """Measure hits, misses and both mixed beside other servers."""
+    """Measure hits, misses and a mix of both beside other servers."""
     if draw_only:
         draw(_ROOT / "loadtests" / "results", _ROOT / "docs" / "plots" / "peers.svg")
         return

@@ -1,6 +1,6 @@
 """Passes the configuration of a peer from the benchmark to the peer's server.
 
-Only the standard library: the servers import it in their own virtual environments.
+It uses only the standard library, because the servers import it in their own virtual environments.
 """
 
 import json
@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 _VARIABLE = "PEER_CONFIGURATION"
-# The folder of the demo's models, and one for what a server writes.
+# The folder of the demo's models, and a folder for files that a server writes.
 MODELS, SCRATCH = "PEER_MODELS", "PEER_SCRATCH"
 # `classify` or `embed`.
 TASK = "PEER_TASK"
-# In the folder of models: the published checkpoint, as Python libraries read it.
+# The published checkpoint in the folder of models, in the format of Python libraries.
 PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerConfiguration:
-    """Workers with threads each; `batch` 1 disables batching. `delay` is in seconds.
+    """The number of worker processes and their threads; a `batch` of 1 disables batching.
 
-    `options` are for the command line of a server that has one.
+    `delay` is in seconds. `options` are for the command line, if the server has one.
     """
 
     workers: int
@@ -33,7 +33,7 @@ class PeerConfiguration:
 
     @property
     def label(self) -> str:
-        """Its label in a table."""
+        """The configuration's label in a table."""
         of = f"{self.workers} x {self.threads} thread" + "s" * (self.threads > 1)
         wait = f", {self.delay * 1000:g} ms" if self.delay else ""
         batching = "no batching" if self.batch == 1 else f"batches <= {self.batch}{wait}"
@@ -42,7 +42,7 @@ class PeerConfiguration:
         return ", ".join(word for word in words if word)
 
     def environment(self) -> dict[str, str]:
-        """Return it as environment variables for a server."""
+        """Return the configuration as environment variables for a server."""
         return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod

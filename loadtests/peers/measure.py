@@ -1,4 +1,4 @@
-"""Measures Sluicegate and model servers on the same texts, one server at a time, in turns."""
+"""Measures Sluicegate and model servers on the same texts, one server after another, in turns."""
 
 import contextlib
 import itertools
@@ -38,14 +38,14 @@ _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
-"""Of scores, and of the components of vectors of length one."""
+"""The largest allowed difference of scores, and of components of vectors of length one."""
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _NEW = 0.5
 """The share of mixed texts that are new."""
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured: `count` texts a run, or `duration` seconds of hits."""
+    """How much to measure: `count` texts a run, or hits for `duration` seconds."""
 
     connections: int = 32
     count: int = 1500
@@ -54,10 +54,10 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[Task, ...] = (Task.CLASSIFY, Task.EMBED)
     precisions: tuple[str, ...] = ("fp32", "bf16")
     keep: bool = False
-    """Whether results are kept: not of a part, nor of a dry run."""
+    """Whether to keep the results. Results of a part or of a dry run are not kept."""
 
     def show(self, title: str, table: list[Row]) -> None:
-        """Print and keep a table. A server whose processes are not known has no costs."""
+        """Print a table, and keep it; a server with unknown processes has no processor time."""
         rows = [
             row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
             for row in table
@@ -70,11 +70,11 @@ DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), prec
 
 
 class AnswersDiffer(Exception):
-    """A server does other work than the first; the message says where."""
+    """A server's answers differ from those of the first server; the message says where."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The models as Sluicegate serves them and as peers do, and what is asked of them."""
+    """The models as Sluicegate and its peers serve them, and the task and precision to measure."""
 
     served: Path
     exported: Path
@@ -83,9 +83,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A running server: where, how it is asked for a text, and how its answer is read.
+    """A running server: its address, how to send it a text, and how to read its answer.
 
-    `pids` are its processes and those of a cache before it, each with all below it.
+    `pids` are the processes of the server, and of a cache in front of the server. Their child
+    processes count as well.
     """
 
     target: Target
@@ -98,12 +99,12 @@ Start = Callable[[], AbstractContextManager[Server]]
 
 
 def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
-    """Measure each peer at each task in each precision, beside Sluicegate's two servers.
+    """Measure each peer at each task in each precision, beside Sluicegate's backend and gateway.
 
-    With `tuned` in all configurations that are worth trying.
+    With `tuned`, measure all configurations that may be the best.
 
     Raises:
-        AnswersDiffer: the gateway does not give what its backend gives.
+        AnswersDiffer: the gateway's answers differ from its backend's answers.
     """
     with tempfile.TemporaryDirectory() as scratch:
         for models, task in itertools.product(_write(Path(scratch), effort), effort.tasks):
@@ -122,8 +123,8 @@ def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False)
 def measure_mixed(peers: Sequence[str], effort: Effort) -> None:
     """Measure texts of which half repeat: the gateway, and the first peer that is installed.
 
-    No peer has a cache of its own for classifications: it is measured alone, and behind nginx with
-    Lua, which keeps whole answers in its memory.
+    No peer caches classifications. So the peer is measured alone, and behind nginx with Lua, which
+    keeps whole answers in its memory.
     """
     with tempfile.TemporaryDirectory() as scratch:
         (work,) = _write(Path(scratch), DRY_RUN)
@@ -148,10 +149,10 @@ def compare(
     *,
     texts: Callable[..., list[str]] = sentences,
 ) -> list[Row]:
-    """Run servers in turns, each time on new texts; name those that fail or do other work.
+    """Run servers in turns, each time on new texts; name servers that fail or answer differently.
 
     Raises:
-        AnswersDiffer: a server of Sluicegate does other work than the first.
+        AnswersDiffer: a server of Sluicegate answers differently from the first server.
     """
     failures: dict[str, str] = {}
     answers: list[list[float]] = []
@@ -195,22 +196,22 @@ def _answers(server: Server) -> list[list[float]]:
 
 
 def check_answers(expected: list[list[float]], found: list[list[float]], work: Work) -> None:
-    """Return when each text has the same label, and values that are near the expected ones.
+    """Check that each text has the expected label, and values close to the expected values.
 
     Raises:
-        AnswersDiffer: one has not.
+        AnswersDiffer: a text does not.
     """
     if list(map(len, found)) != list(map(len, expected)):
         raise AnswersDiffer(f"{len(found)} answers of other sizes than the {len(expected)} of ours")
     for number, (row, wanted) in enumerate(zip(found, expected, strict=True)):
         far = max(abs(a - b) for a, b in zip(row, wanted, strict=True))
         is_other = work.task is Task.CLASSIFY and row.index(max(row)) != wanted.index(max(wanted))
-        if is_other or not far <= _TOLERANCES[work.precision]:  # nor is NaN within it
+        if is_other or not far <= _TOLERANCES[work.precision]:  # false for NaN too
             raise AnswersDiffer(f"answers differ by {far:.4f} at {number}")
 
 
 def _timed(server: Server, texts: list[str], connections: int) -> tuple[Outcome, Costs]:
-    """Warm a server up, then run it; return the result and the costs of a request."""
+    """Warm a server up, then run it; return the result and the processor time of a request."""
 
     def used() -> list[float]:
         own, *others = (sum(descendants(pid).values()) for pid in server.pids)
@@ -227,7 +228,7 @@ def _timed(server: Server, texts: list[str], connections: int) -> tuple[Outcome,
 
 @contextlib.contextmanager
 def _backend(work: Work) -> Iterator[Server]:
-    """Run a backend of Sluicegate alone."""
+    """Run Sluicegate's backend without a gateway."""
     with backend(work.served, **_settings(work)) as started:
         info = started.model(_MODELS[work.task])
         yield Server(
@@ -281,12 +282,12 @@ def _cached(start: Start) -> Iterator[Server]:
 
 
 def _settings(work: Work) -> dict[str, str]:
-    """Return what a backend is told, beyond what is shipped."""
+    """Return settings of a backend that differ from the defaults."""
     return {} if work.precision == "fp32" else {"provider": "openvino"}
 
 
 def _values(task: Task, body: bytes) -> list[float]:
-    """Read the vector, or the scores: they are JSON in a backend's reply as well."""
+    """Read the vector or the scores, which are JSON even in the reply of a backend."""
     if task is Task.EMBED:
         (vector,) = _VECTOR.findall(body)
         return msgspec.json.decode(vector, type=list[float])
@@ -295,9 +296,9 @@ def _values(task: Task, body: bytes) -> list[float]:
 
 
 def mixed_texts(count: int, *, seed: int) -> list[str]:
-    """Return `count` texts: each other one is new, on average, and the rest repeat earlier ones.
+    """Return `count` texts, half of them new on average; the others repeat earlier texts.
 
-    The one that came n-th is repeated with a chance that falls as 1 / n.
+    The n-th new text is repeated with a probability proportional to 1 / n.
     """
     chooser = random.Random(seed)
     unseen = iter(sentences(count, seed=seed))
@@ -308,13 +309,13 @@ def mixed_texts(count: int, *, seed: int) -> list[str]:
             seen.append(next(unseen))
             texts.append(seen[-1])
         else:
-            # The logarithm of such a rank is uniform.
+            # The logarithm of such a rank is uniformly distributed.
             texts.append(seen[int((len(seen) + 1) ** chooser.random()) - 1])
     return texts
 
 
 def _write(root: Path, effort: Effort) -> Iterator[Work]:
-    """Write the models, with the encoder as a common exporter writes it for those who serve it."""
+    """Write the models, and the encoder also as common exporters write it, for the peers."""
     served, exported = root / "models", root / "exported"
     build_demo_models(served, print)
     for name in _MODELS.values():

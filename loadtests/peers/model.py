@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from loadtests.peers.configuration import MODELS, TASK
 
 Inputs = dict[str, NDArray[Any]]
-# The mean over the tokens of each row, `[batch, hidden]`.
+# Returns the mean over the tokens of each row, `[batch, hidden]`.
 Encode = Callable[[Inputs], NDArray[np.float32]]
 
 
 class PeerModel:
-    """What stands around an encoder; rows are padded to the longest of a batch."""
+    """Does everything around an encoder; pads rows to the longest row of a batch."""
 
     def __init__(self, encode: Encode, *, multiple: int | None = None) -> None:
         models = Path(os.environ[MODELS])
@@ -31,7 +31,7 @@ class PeerModel:
             self._head = head["w0"], head["b0"]
 
     def rows(self, texts: list[str]) -> list[list[float]]:
-        """Return the vector of each text, or its shares of negative and positive."""
+        """Return the vector of each text, or its probabilities of negative and positive."""
         encoded = self._tokenizer.encode_batch_fast(texts)
         ids = np.array([row.ids for row in encoded], np.int32)
         mask = np.array([row.attention_mask for row in encoded], np.int32)
@@ -46,9 +46,9 @@ class PeerModel:
 
 
 def open_model(threads: int) -> PeerModel:
-    """Return the model over a session of ONNX Runtime of its own, with `threads` threads."""
+    """Return the model over a new session of ONNX Runtime with `threads` threads."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - not all peers have it
+    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - not every peer has it
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

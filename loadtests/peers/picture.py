@@ -1,4 +1,4 @@
-"""Draws the newest kept results of the comparison: the rate of each server at each kind of work."""
+"""Draws the newest kept results of the comparison: each server's rate for each kind of work."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _TITLES = {
     "misses-classify-fp32": "Misses: sentences/s, all cores",
     "mixed": "Mixed, half repeated: sentences/s, all cores",
 }
-# Readable on a light page and on a dark one.
+# These colors are readable on light and dark pages.
 _INK, _OURS, _PEERS = "#7d8590", "#3b82d6", "#8b95a1"
 _BAR, _HEAD = 0.27, 0.45
 
@@ -25,7 +25,7 @@ class _Kept(msgspec.Struct):
 
 
 def draw(results: Path, path: Path) -> None:
-    """Write the picture as SVG: each server in its quickest way, beside it its relative rate."""
+    """Write an SVG with each server's rate in its quickest configuration, and its relative rate."""
     newest = {}
     for name in _TITLES:
         if found := sorted(results.glob(f"*-peers-{name}.json")):
@@ -56,7 +56,7 @@ def draw(results: Path, path: Path) -> None:
 
 
 def _quickest(rows: list[Row]) -> list[Row]:
-    """Return each server in its quickest configuration, those of Sluicegate first."""
+    """Return each server in its quickest configuration, Sluicegate's servers first."""
     best: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (not row.what.startswith("Sluicegate"), -row.rate)):
         best.setdefault(row.what.partition(": ")[0], row)

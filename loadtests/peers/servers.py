@@ -1,4 +1,4 @@
-"""Lists the peers with the configurations tried, and runs their servers."""
+"""Lists the peers with their configurations, and runs their servers."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ class PeerFailed(Exception):
 
 
 class PeerCall(msgspec.Struct, frozen=True):
-    """Makes the request of a text, and reads the answer's vector, or scores (negative first)."""
+    """Makes a request for a text, and reads the vector, or the scores (negative first)."""
 
     path: str
     body: Callable[[str], object]
@@ -52,9 +52,9 @@ class PeerCall(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A comparable server. `command` gets the port as its last argument.
 
-    `ways` are those that are measured: the best found with its own batching, and those without that
-    may be the best of any. `tried` is what `--tune` runs. `environment` is the folder of its
-    packages in `.venv-peers`.
+    `ways` are the configurations that are measured: the best one found with the server's own
+    batching, and those without batching that may be better. `tried` are those that `--tune`
+    measures. `environment` is the folder of the server's packages in `.venv-peers`.
     """
 
     label: str
@@ -67,22 +67,22 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def home(self) -> Path:
-        """The folder of its packages."""
+        """The folder of the peer's packages."""
         return _ROOT / ".venv-peers" / self.environment
 
     @property
     def is_installed(self) -> bool:
-        """Whether all of its packages are there: `make` says so by a stamp."""
+        """Whether all of the server's packages are installed; `make` then leaves a stamp file."""
         return (self.home / ".installed").exists()
 
 
 def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
-    """Infinity is one process, whose runtime has threads."""
+    """Return a configuration of Infinity, which runs in one process whose runtime has threads."""
     return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
 
 
 def _tried_of_infinity(*engines: str) -> tuple[PeerConfiguration, ...]:
-    # A thread waits for no other: what it takes on a machine that does other work.
+    # A waiting thread does not spin, which costs less on a machine that does other work.
     choices = product((8, 32), engines, (2, 1))
     return tuple(_infinity(*choice) for choice in choices)
 
@@ -182,17 +182,17 @@ PEERS = {
         tried=_tried_of_infinity(_TORCH),
     ),
 }
-"""The fastest comes first: it is the one that is measured behind a cache."""
+"""The fastest peer comes first: the benchmark of mixed texts takes the first installed one."""
 
 
 @contextlib.contextmanager
 def running(
     peer: Peer, way: PeerConfiguration, models: Path, task: Task
 ) -> Iterator[tuple[Target, int]]:
-    """Run a peer over the demo's models; yield where it answers, and its first process.
+    """Run a peer over the demo's models; yield the URL of its answers, and its first process.
 
     Raises:
-        PeerFailed: it is not installed, or did not become ready within three minutes.
+        PeerFailed: the peer is not installed, or did not become ready within three minutes.
     """
     if not peer.is_installed:
         raise PeerFailed(f"not installed: `make .venv-peers/{peer.environment}/.installed`")
@@ -208,10 +208,10 @@ def running(
 
 @contextlib.contextmanager
 def serving(command: Sequence[str], url: str, environment: Mapping[str, str]) -> Iterator[int]:
-    """Run a server; yield its process once `url` is answered.
+    """Run a server; yield its process once `url` answers.
 
     Raises:
-        PeerFailed: it ended, or did not become ready within three minutes.
+        PeerFailed: the server ended, or did not become ready within three minutes.
     """
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
@@ -231,7 +231,7 @@ def serving(command: Sequence[str], url: str, environment: Mapping[str, str]) ->
                 raise PeerFailed(f"it {status}: {' '.join(said)[-300:]}")
             yield child.pid
         finally:
-            # Its workers share its process group.
+            # The server's workers are in its process group.
             for number in (signal.SIGINT, signal.SIGKILL):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, number)

@@ -1,7 +1,4 @@
-"""Runs nginx with Lua as a rival: for hits, with its own memory or with Redis, or as a proxy.
-
-Needs nginx, its Lua module and the Lua libraries for JSON and Redis (`make install-system`).
-"""
+"""Runs nginx with Lua as a rival: as a cache in its memory or in Redis, or as a caching proxy."""
 
 import contextlib
 import hashlib
@@ -22,7 +19,7 @@ _MODULES = Path("/usr/lib/nginx/modules")
 
 
 def is_installed() -> bool:
-    """Tell whether this machine has nginx with Lua."""
+    """Return whether this machine has nginx with Lua."""
     module = _MODULES / "ngx_http_lua_module.so"
     return shutil.which("nginx") is not None and module.exists()
 
@@ -39,8 +36,8 @@ def nginx(
 ) -> Iterator[tuple[int, int]]:
     """Run the rival `kind`; yield its port and process.
 
-    `memory` and `redis` know `texts`; `proxy` asks the model server at `upstream`, and keeps what
-    it says.
+    `memory` and `redis` have the answers to `texts` already. `proxy` sends requests to the model
+    server at `upstream`, and keeps its answers.
     """
     folder.mkdir()
     (folder / "texts").write_text("".join(f"{text}\n" for text in texts))
@@ -63,7 +60,7 @@ def nginx(
 
 @contextlib.contextmanager
 def filled_valkey(texts: Sequence[str], *, answer: str) -> Iterator[tuple[int, int]]:
-    """Run a Valkey that has the answer to each of `texts`; yield its port and process."""
+    """Run a Valkey with the answer to each of `texts`; yield its port and process."""
     with Valkey(port=free_port()) as server:
         client = Redis.from_url(server.tcp_url)
         with contextlib.closing(client):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any  # Any: figures of several kinds
+from typing import Any  # Any: figures have several types
 
 import click
 import msgspec
@@ -19,13 +19,13 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _ANSWER = np.dtype(
     [
-        ("sent", "f8"),  # seconds from the begin of the load
-        ("latency", "f8"),  # seconds from when the request was to be sent
-        ("status", "i4"),  # 0 without an answer
+        ("sent", "f8"),  # seconds since the start of the load
+        ("latency", "f8"),  # seconds since the request was due
+        ("status", "i4"),  # 0 if there was no answer
         ("kind", "i4"),
         ("tenant", "i4"),
         ("cache", "U1"),  # `h`it, `p`artly, `s`tale, `m`iss, or empty
-        ("retry", "i4"),  # 1 with `Retry-After`
+        ("retry", "i4"),  # 1 if there was a `Retry-After`
     ]
 )
 _REFUSED = (429, 503)
@@ -39,7 +39,7 @@ _WINDOW = 3.0
 
 
 def read_answers(lines: Iterable[str]) -> Answers:
-    """Return the answers of lines that `script.js` printed."""
+    """Return the answers in lines that `script.js` printed."""
     answers = np.array([tuple(line.split(",")) for line in lines], _ANSWER)
     for name in ("sent", "latency"):
         answers[name] /= 1000
@@ -48,38 +48,37 @@ def read_answers(lines: Iterable[str]) -> Answers:
 
 
 def between(answers: Answers, begin: float, end: float) -> Answers:
-    """Return the answers to requests that were sent in a span of time."""
+    """Return the answers to requests that were sent between two times."""
     return answers[(answers["sent"] >= begin) & (answers["sent"] < end)]
 
 
 def good(answers: Answers, deadline: float) -> Bools:
-    """Return which answers have the status 200 and came within the deadline."""
+    """Return which answers are a 200 within the deadline."""
     found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
     return found
 
 
 def refused(answers: Answers) -> Bools:
-    """Return which answers have the status 429 or 503 and the header `Retry-After`."""
+    """Return which answers are a 429 or 503 with a `Retry-After`."""
     found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
     return found
 
 
 def hits(answers: Answers) -> Bools:
-    """Return which answers have the status 200 and came completely from the cache."""
+    """Return which answers are a 200 that came entirely from the cache."""
     found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
     return found
 
 
 def percentile(latencies: Floats, share: float) -> float:
-    """Return the latency that `share` of the answers did not exceed, 0 if there is none."""
+    """Return the latency that a share of the answers did not exceed; 0 without answers."""
     return float(np.quantile(latencies, share, method="higher")) if len(latencies) else 0.0
 
 
 def percentile_per_second(answers: Answers, share: float, seconds: int) -> Floats:
     """Return a percentile of the latency for each second in which requests were sent.
 
-    An answer counts in the second in which its request was sent. The result has NaN for a second
-    without requests.
+    An answer counts in the second in which its request was sent. A second without requests has NaN.
     """
     cuts = np.searchsorted(answers["sent"], np.arange(seconds + 1))
     parts = (answers["latency"][a:b] for a, b in pairwise(cuts))
@@ -87,11 +86,14 @@ def percentile_per_second(answers: Answers, share: float, seconds: int) -> Float
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate a second at which 99 % were answered in time, and no queue grew."""
+    """The highest rate a second at which 99 % of the requests are answered in time.
+
+    No queue grows at this rate.
+    """
 
     rate: float
     closed_loop: float
-    """What 32 callers reached, each of whom waits for its answer."""
+    """The rate of 32 callers who each wait for an answer before they send again."""
 
 
 def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> Capacity:
@@ -112,7 +114,7 @@ def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> Capa
 
 
 def highest(answers: Answers, plan: Plan, deadline: float) -> float:
-    """Return the last rate before the first that was not sustained, or else the best goodput."""
+    """Return the highest rate before the first rate that was too high, or else the best goodput."""
     sustained, best = 0.0, 0.0
     for phase, begin, end in plan.spans():
         sent, last = between(answers, begin, end), between(answers, end - 1.0, end)
@@ -124,7 +126,7 @@ def highest(answers: Answers, plan: Plan, deadline: float) -> float:
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run and measured. `facts` are settings that the figures depend on."""
+    """The settings and the answers of a run. `facts` are settings on which the figures depend."""
 
     options: Options
     facts: dict[str, str]
@@ -138,7 +140,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion, what was found, and whether it holds."""
+    """A criterion, the value that was found, and whether the criterion holds."""
 
     what: str
     found: str
@@ -147,10 +149,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each phase, by requests that were sent in it.
+    """Yield the figures of each phase, from the requests that were sent in it.
 
-    Rates are a second; latencies are of answers with 200, in seconds. The cost is that of the
-    machines for a million answers in time, and `cores` are those that each role kept busy.
+    Rates are a second. Latencies are of answers with 200, in seconds. The cost is the price of the
+    machines for a million answers in time. `cores` says how many cores each role kept busy.
     """
     for phase, begin, end in run.plan.spans():
         sent = between(run.answers, begin, end)
@@ -173,18 +175,18 @@ def figures(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _code(status: int, retry: int) -> str:
-    """Name an answer; refusals without `Retry-After` are apart."""
+    """Return the name of an answer; refusals without `Retry-After` have names of their own."""
     name = str(status) if status else "no answer"
     return f"{name} without Retry-After" if status in _REFUSED and not retry else name
 
 
 def verdicts(run: Run) -> Iterator[Verdict]:
-    """Yield each criterion of the scenario with what was found."""
+    """Yield each criterion of the scenario with the value that was found."""
     wanted = SCENARIOS[run.options.scenario]
     spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
     judged = between(run.answers, spans[0][0], spans[-1][1] + _WINDOW)
     wrong = int((~refused(judged) & (judged["status"] != 200)).sum())
-    # A run without answers fails.
+    # A run without any answer fails.
     errors = wrong / len(judged) if len(judged) else 1.0
     what = f"answers other than 200, 429, and 503 with Retry-After: {wrong:,} of {len(judged):,}"
     yield _at_most(what, errors, wanted.errors)
@@ -217,7 +219,7 @@ def _at_least(what: str, found: float, wanted: float) -> Verdict:
 
 
 def _calm_goodness(run: Run, recovery: float) -> float:
-    """Return the share of answers in time, of what was sent in no overload, nor soon after one."""
+    """Return the share answered in time of requests sent outside an overload and its recovery."""
     after = -np.inf
     sent = run.answers["sent"]
     chosen = np.zeros(len(sent), dtype=np.bool_)
@@ -231,7 +233,7 @@ def _calm_goodness(run: Run, recovery: float) -> float:
 
 
 def _least_goodput(run: Run) -> float:
-    """Return the least rate of answers in time over any window within an overload."""
+    """Return the lowest goodput in any window of an overload."""
     in_time = run.answers[good(run.answers, run.options.deadline)]
     ended = np.sort(in_time["sent"] + in_time["latency"])
     rates = []

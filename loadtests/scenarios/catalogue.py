@@ -12,7 +12,10 @@ _SPIKE = 10.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. Without a rate it is a share of the capacity, which is found first."""
+    """What the caller of the command wants.
+
+    Without a rate, the run uses a share of the capacity, which it finds first.
+    """
 
     scenario: str
     folder: Path
@@ -23,7 +26,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     texts: int = 20_000
     seed: int = 1
     price: float = 0.1
-    """Of all machines, an hour."""
+    """The price of all machines for an hour."""
     most_in_flight: int = 1000
     insecure: bool = False
 
@@ -31,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a run: `rate` requests a second for `duration` seconds.
 
-    A phase that is not judged counts for no criterion: it opens connections and fills caches.
+    A phase that is not judged only opens connections and fills caches.
     """
 
     name: str
@@ -39,20 +42,21 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     duration: float
     is_judged: bool = True
     is_overload: bool = False
-    """The rate is above the capacity: the system must refuse what it cannot do."""
+    """The rate is above the capacity, so the system must refuse some requests."""
     new_texts: bool = False
-    """Its texts differ from those of the phases before it."""
+    """The texts differ from those of all phases before."""
 
     @property
     def arrivals(self) -> int:
-        """Requests that are due in it."""
+        """Number of requests that are due in this phase."""
         return round(self.rate * self.duration)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of a run, one after another.
 
-    With `callers` there are no rates: so many callers each send again once they are answered.
+    If `callers` is set, there are no rates: this many callers each send again once they are
+    answered.
     """
 
     phases: tuple[Phase, ...]
@@ -65,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arrivals(self) -> int:
-        """Requests that are due."""
+        """Number of requests that are due."""
         return sum(phase.arrivals for phase in self.phases)
 
     def spans(self) -> Iterator[tuple[Phase, float, float]]:
@@ -76,31 +80,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of run, and what must hold of its judged phases: `None` is not judged."""
+    """A kind of run, and the criteria of its judged phases; `None` means that there is none."""
 
     question: str
     phases: Callable[[float, float], tuple[Phase, ...]]
-    """Takes a rate and the seconds of all phases together."""
+    """Takes the rate and the total seconds of the phases, and returns the phases."""
     seconds: float = 60.0
     load: float = 0.6
-    """The rate where none is given, as a share of the capacity."""
+    """The rate as a share of the capacity, if the caller gives no rate."""
     zipf: float = 1.0
-    """The exponent of how often texts repeat; with 0 no text repeats."""
+    """The exponent of Zipf's law by which texts repeat; with 0 no text repeats."""
     has_faults: bool = False
     good: float | None = 0.99
-    """The least share of answers in time, of what was sent while there was no overload."""
+    """The least share of requests answered in time, of those sent while there was no overload."""
     errors: float = 0.0
     """The largest share of answers other than 200, 429, and 503 with `Retry-After`."""
     dropped: float = 0.001
     """The largest share of requests that could not be sent when they were due."""
     goodput: float | None = None
-    """The least goodput over three seconds of an overload, of the capacity."""
+    """The least goodput in any three seconds of an overload, as a share of the capacity."""
     recovery: float = 0.0
-    """Seconds after an overload that count for no share."""
+    """Seconds after an overload during which requests do not count for `good`."""
     ideal_hits: float | None = None
-    """The least hit ratio, relative to a cache that forgets nothing."""
+    """The least hit ratio, divided by the hit ratio of a cache that forgets nothing."""
     drift: float | None = None
-    """The largest p99 of the last fifth, in times that of the first."""
+    """The largest p99 of the last fifth of the time, as a multiple of the first fifth's p99."""
 
 
 def _steady(rate: float, seconds: float) -> tuple[Phase, ...]:

@@ -1,4 +1,4 @@
-"""Loads a system as its callers do, at any address: `python -m loadtests.scenarios NAME`."""
+"""Puts load on a system at any address as its callers do: `python -m loadtests.scenarios NAME`."""
 
 import contextlib
 import sys
@@ -21,7 +21,8 @@ from loadtests.scenarios.workload import templates
 _OUT = Path(__file__).parents[2] / "build" / "load"
 _TENANTS = 3
 _REGIONS = {True: ("eu", "us"), False: ("eu",)}
-"""Regions of a local system: where a backend is killed, another one must serve."""
+"""Regions of a local system. A scenario that kills a backend needs two, so that one still
+serves."""
 
 
 _QUESTIONS = "\n".join(f"{name}: {one.question}" for name, one in SCENARIOS.items())
@@ -34,18 +35,35 @@ _POSITIVE, _COUNT = click.FloatRange(min=0.05), click.IntRange(min=1)
 @click.argument("scenario", type=click.Choice(list(SCENARIOS)))
 @click.option("--url", help="Address of the system. Without it, one is started on this machine.")
 @click.option("--paced", is_flag=True, help="Without --url: models take time but no core.")
-@click.option("--key-file", type=_FILE, help="Keys for --url, a line each, best of a tenant each.")
-@click.option("--rate", type=_POSITIVE, help="Requests a second. Without it, by the capacity.")
-@click.option("--seconds", type=click.FloatRange(min=2), help="Of all phases but the warm-up.")
+@click.option("--key-file", type=_FILE, help="File of API keys for --url, one a line.")
+@click.option(
+    "--rate",
+    type=_POSITIVE,
+    help="Requests a second. Default: a share of the capacity, which is measured.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=2), help="Seconds of all phases except the warm-up."
+)
 @click.option("--deadline", type=_POSITIVE, default=1.0, help="Seconds that callers wait.")
-@click.option("--zipf", type=click.FloatRange(min=0), help="Exponent of repeats; 0: none.")
-@click.option("--texts", type=click.IntRange(1, 1_000_000), default=20_000, help="That repeat.")
-@click.option("--model", "models", multiple=True, help="Ask these only, not all.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, help="Of requests.")
-@click.option("--price", type=click.FloatRange(min=0), default=0.1, help="Of all machines an hour.")
-@click.option("--most-in-flight", type=_COUNT, default=1000, help="Requests under way.")
+@click.option(
+    "--zipf",
+    type=click.FloatRange(min=0),
+    help="Exponent of Zipf's law by which texts repeat; 0: no text repeats.",
+)
+@click.option(
+    "--texts",
+    type=click.IntRange(1, 1_000_000),
+    default=20_000,
+    help="Number of texts that repeat.",
+)
+@click.option("--model", "models", multiple=True, help="Send requests only to this model.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, help="Seed of the requests.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), default=0.1, help="Price of all machines for an hour."
+)
+@click.option("--most-in-flight", type=_COUNT, default=1000, help="Bound of requests in flight.")
 @click.option("--insecure", is_flag=True, help="Do not check certificates.")
-@click.option("--out", type=_FOLDER, help="Folder of the report. Without it, in build/load.")
+@click.option("--out", type=_FOLDER, help="Folder of the report; default: in build/load.")
 def scenarios_command(
     *,
     scenario: str,
@@ -110,7 +128,7 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
 
 
 def _served(url: str, keys: Sequence[str], *, is_insecure: bool) -> Mapping[str, Sequence[str]]:
-    """Return the models that all keys may use, with their tasks."""
+    """Return the models that all keys may use, with the tasks of each."""
     found: list[dict[str, Sequence[str]]] = []
     for number, key in enumerate(keys, 1):
         headers = {"authorization": f"Bearer {key}"}

@@ -1,4 +1,4 @@
-"""Runs k6: writes what its script reads, and reads what it measured."""
+"""Runs k6: writes the input of its script, and reads its measurements."""
 
 import gzip
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any  # Any: what k6 reads is JSON
+from typing import Any  # Any: k6 reads JSON
 
 import click
 import msgspec
@@ -23,26 +23,26 @@ _STARTS_AND_ENDS_WITHIN = 120.0
 _POLL = 0.25
 _GRACE = 5.0
 _TIME_UNIT = 10
-"""Seconds: k6 takes whole numbers of requests per unit of time."""
+"""Seconds. k6 takes rates as whole numbers of requests for each unit of time."""
 _SPARE = 60_000
-"""Requests for a closed loop, whose number is not known before."""
+"""Requests that are made for a closed loop, whose number of requests is not known in advance."""
 _SALTS = 1 << 16
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a run, and what became of the generator."""
+    """The answers of a run, and how well the generator kept up."""
 
     answers: Answers
     ideal: int
-    """Requests that came before: hits of a cache that forgets nothing."""
+    """Requests that repeat an earlier one: a cache that forgets nothing would answer them."""
     dropped: int
-    """Requests that were due while the maximum was in flight. They were not sent."""
+    """Requests that were not sent, because the maximum was in flight when they were due."""
     users: int
-    """The maximum of requests in flight."""
+    """The most requests that were in flight at the same time."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests go, in whose names, and what they are. `keys` are of a tenant each."""
+    """The address, the API keys and the kinds of requests. Each key belongs to another tenant."""
 
     options: Options
     url: str
@@ -58,9 +58,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         zipf: float = 0.0,
         advance: Callable[[float, int], None] = lambda _at, _pid: None,
     ) -> Sent:
-        """Send requests with texts that no earlier run had; k6 prints its progress.
+        """Send requests whose texts no earlier run had; k6 prints its progress.
 
-        `advance` is called four times a second with the seconds of the load and the process of k6.
+        `advance` is called four times a second with the seconds since the start and the process of
+        k6.
 
         Raises:
             click.ClickException: k6 is missing, ended with an error, or did not end.
@@ -87,7 +88,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             "LOAD_PLAN": str(folder / "plan.json"),
             "LOAD_WORKLOAD": str(folder / "workload.json"),
             "LOAD_SUMMARY": str(summary),
-            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # in no file, in no argument
+            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # neither a file nor an argument
         }
         with subprocess.Popen(command, env=environment) as child:
             try:
@@ -108,7 +109,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
-        """Return what the script reads of a plan."""
+        """Return the part of a plan that the script reads."""
         deadline = self.options.deadline
         executor = {"gracefulStop": f"{deadline + _GRACE:g}s"} | self._executor(plan)
         return {
@@ -127,9 +128,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _executor(self, plan: Plan) -> dict[str, Any]:
-        """Return a plan as k6 runs it.
+        """Return a plan in the form in which k6 runs it.
 
-        A virtual user has one request under way. All of them are made before the run.
+        A virtual user has one request in flight. All virtual users are made before the run.
         """
         if plan.callers:
             seconds = f"{plan.duration:g}s"
@@ -153,7 +154,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def program() -> str:
-    """Return the path of k6, that of `make install-load` first.
+    """Return the path of k6; the one that `make install-load` installed comes first.
 
     Raises:
         click.ClickException: k6 is missing.
@@ -165,7 +166,7 @@ def program() -> str:
 
 
 def version() -> str:
-    """Return what k6 says of itself."""
+    """Return the version that k6 prints."""
     command = [program(), "version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,9 +1,9 @@
-"""Writes the report of a run: a page of Markdown, its plots, and data beside it."""
+"""Writes the report of a run: a Markdown page, its plots, and its data."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any  # Any: matplotlib's types, and figures of several kinds
+from typing import Any  # Any: matplotlib's types, and figures of several types
 
 import msgspec
 import numpy as np
@@ -29,7 +29,10 @@ _PHASES = (
 
 
 def write_report(run: Run) -> tuple[Path, bool]:
-    """Write `report.md`, `plots.svg` and `result.json`; return the first, and whether all holds."""
+    """Write `report.md`, `plots.svg` and `result.json`.
+
+    Return the path of `report.md`, and whether all criteria hold.
+    """
     folder, phases, judged = run.options.folder, list(figures(run)), list(verdicts(run))
     folder.mkdir(parents=True, exist_ok=True)
     result = msgspec.structs.asdict(run) | {"phases": phases, "verdicts": judged}
@@ -80,7 +83,7 @@ def _phase_row(phase: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _draw(run: Run) -> Any:
-    """Return a figure with a panel for each question about a run over time."""
+    """Return a figure with a panel for each question about the course of a run."""
     panels: dict[str, Callable[[Any, Run], None]] = {
         "Throughput, requests a second": _throughput,
         "Latency of answers with 200, ms": _latency,
@@ -115,7 +118,7 @@ def _throughput(axes: Any, run: Run) -> None:
         "answered in time": ended[good(run.answers, run.options.deadline)],
         "refused, with Retry-After": ended[refused(run.answers)],
     }.items():
-        # In whole seconds: a part of one would look like a loss.
+        # In whole seconds: the last part of a second would look like a fall.
         _step(axes, np.histogram(times, bins=np.arange(_seconds(run) + 1))[0], name)
     if run.capacity is not None:
         axes.axhline(run.capacity.rate, color="C2", linestyle=":", label="capacity")

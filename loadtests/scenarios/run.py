@@ -1,4 +1,4 @@
-"""Runs a scenario: the capacity first where it is wanted, then the load, then the report."""
+"""Runs a scenario: finds the capacity if needed, sends the load, and writes the report."""
 
 import shlex
 import sys

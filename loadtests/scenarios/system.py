@@ -1,4 +1,4 @@
-"""Runs a system on this machine for a load test: on cores of its own, with limits in force."""
+"""Runs a system on this machine for a load test, on cores of its own and with limits."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _PACED = {
     "SLUICEGATE_BACKEND_PACED_TOKEN": "0.0004",
 }
 _FAULTS = ((0.25, "backend", "eu"), (0.5, "valkey-cache", None), (0.75, "valkey-state", None))
-"""The share of the load after which a process is killed, its role and its region."""
+"""What to kill: the share of the load before the kill, the role of the process, and its region."""
 _EVERY = 1.0
 
 
@@ -38,12 +38,12 @@ class LocalSystem(msgspec.Struct, frozen=True):
 
     @property
     def generator_core(self) -> int | None:
-        """The core of the generator: of its own where there are three."""
+        """The core of the generator, which has it alone if there are three cores."""
         return (2 if (os.cpu_count() or 1) > 2 else 0) if self.is_pinned else None
 
     def pin(self) -> None:
-        """Keep backends on one core, and the rest on another."""
-        # A killed process may still be listed.
+        """Pin the backends to one core, and all other processes to another."""
+        # A process that was killed may still be listed.
         with contextlib.suppress(OSError):
             if self.is_pinned:
                 give_core(self.system, "backend", 1, others=0)
@@ -59,7 +59,7 @@ def local_system(
     is_pinned: bool = True,
     is_paced: bool = False,
 ) -> Iterator[LocalSystem]:
-    """Run `sluicegate up`, create as many tenants as `tenants` says, and yield the system.
+    """Run `sluicegate up`, create `tenants` tenants, and yield the system.
 
     It serves the models in the folder `models`, or the demo models if `models` is `None`. If
     `is_paced`, the device of its backends computes nothing: a batch takes a set time, but no
@@ -92,7 +92,7 @@ def local_system(
 
 
 class UseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of processes at a time, by role: processor seconds so far, and memory in MiB."""
+    """What processes use at a time, by role: processor seconds so far, and MiB of memory."""
 
     at: float
     processor: dict[str, float]
@@ -100,14 +100,14 @@ class UseSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a run that its report shows."""
+    """A moment of a run that the report marks."""
 
     at: float
     what: str
 
 
 class Watcher:
-    """Samples processes once a second while a load runs, and kills some of a local system's."""
+    """Samples processes once a second during a load, and kills processes of a local system."""
 
     def __init__(self, local: LocalSystem | None, *, faults: bool, duration: float) -> None:
         self._local = local
@@ -119,7 +119,7 @@ class Watcher:
         self.marks: list[Mark] = []
 
     def advance(self, at: float, generator: int) -> None:
-        """Sample and kill what is due after `at` seconds; `generator` is the process of k6."""
+        """After `at` seconds, sample and kill what is due; `generator` is the process of k6."""
         if self._local is not None:
             self._kill(self._local, at)
         if self.samples and at - self.samples[-1].at < _EVERY:
@@ -127,7 +127,7 @@ class Watcher:
         listed = self._local.system.processes() if self._local else ()
         memory = defaultdict[str, float](float)
         for role, pid in ((GENERATOR, generator), *((each.role, each.pid) for each in listed)):
-            # The time of a process that has ended still counts.
+            # The processor time of ended processes still counts.
             with contextlib.suppress(OSError):
                 self._spent[role, pid] = busy_seconds(pid)
                 memory[role] += resident_bytes(pid) / 2**20
@@ -137,7 +137,7 @@ class Watcher:
         self.samples.append(UseSample(at=at, processor=processor, memory=memory))
 
     def _kill(self, local: LocalSystem, at: float) -> None:
-        """Kill what is due, and mark when another process has taken its place."""
+        """Kill the processes that are due, and mark when other processes have replaced them."""
         while self._due and at >= self._due[0][0]:
             _, role, region = self._due.pop(0)
             self._away.append((role, region, local.system.kill(role, region=region)))
@@ -155,7 +155,7 @@ class Watcher:
 
 
 def cores_used(samples: Sequence[UseSample], begin: float, end: float) -> dict[str, float]:
-    """Return the cores that each role kept busy between two times."""
+    """Return the average cores that each role kept busy between two times."""
     inside = [one for one in samples if begin <= one.at <= end]
     if len(inside) < 2:
         return {}

@@ -1,7 +1,7 @@
 """Makes the requests of a run: tasks, texts and tenants, all chosen by a seed.
 
-Lengths are those of real texts. A text is one of 500 real ones with a number that makes it another,
-so that as many as are wanted are distinct. `script.js` puts the same requests together.
+Each text is one of 500 real texts with a number added, so that any number of distinct texts has
+realistic lengths. `script.js` builds the same requests.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,8 @@ TEXTS = Path(__file__).parents[2] / "tests" / "parity" / "data" / "texts.txt"
 NUMBERS = 1 << 24
 _PLACE = "@text"
 _LONGEST_LIST = 7
-"""More texts than one request uses, whose numbers follow on each other; no divisor of 500."""
+"""More texts than any request uses. The numbers of a request's texts are consecutive, so this must
+not divide 500."""
 _LABELS = ["billing", "travel", "science"]
 _SHAPES: dict[str, tuple[int, str, Mapping[str, Any]]] = {
     "classify": (6, "/v1/classify", {"input": _PLACE}),
@@ -30,11 +31,11 @@ _SHAPES: dict[str, tuple[int, str, Mapping[str, Any]]] = {
 }
 """A task's weight among the requests, its route, and its body without the model."""
 Requests = npt.NDArray[np.int64]
-"""For each request in their order: template, number of the first text, tenant."""
+"""For each request in order: template, number of its first text, tenant."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of request: where it goes, and its body with a place for each text."""
+    """A kind of request: its path, and its body with a placeholder for each text."""
 
     name: str
     path: str
@@ -45,9 +46,10 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 def templates(
     models: Mapping[str, Sequence[str]], *, only: Sequence[str] = ()
 ) -> Iterator[Template]:
-    """Yield the kinds of requests for models and their tasks, or for those models only.
+    """Yield the kinds of requests for `models` and their tasks, or only for the models in `only`.
 
-    Each task has its share, which its models have in equal parts.
+    Each task has a share of the requests. The models that have the task get equal parts of this
+    share.
     """
     wanted = {name: tasks for name, tasks in models.items() if not only or name in only}
     for task, (weight, path, body) in _SHAPES.items():
@@ -83,7 +85,7 @@ def make_requests(
     numbers = np.arange(count)
     if zipf:
         shares = 1.0 / np.arange(1, distinct + 1) ** zipf
-        # How often the texts have been exchanged for others before a request.
+        # How often the texts were exchanged for other texts before each request.
         steps = np.cumsum([phase.new_texts for phase in plan.phases])
         exchanged = np.repeat(steps, [phase.arrivals for phase in plan.phases])
         exchanged = np.pad(exchanged, (0, count - len(exchanged)), constant_values=steps[-1])
@@ -93,8 +95,8 @@ def make_requests(
 
 
 def ideal_hits(requests: Requests) -> int:
-    """Return how many requests came before: hits of a cache that forgets nothing.
+    """Return how many requests a cache that forgets nothing would answer.
 
-    Answers are a tenant's own.
+    Only an earlier request of the same tenant counts.
     """
     return len(requests) - len(np.unique(requests, axis=0))

@@ -1,6 +1,6 @@
-"""Simulates a backend: real queue, admission, batching and meter, and a device that takes time.
+"""Simulates a backend: queue, admission, batching and meter are real, the device only takes time.
 
-Only the thread that runs batches is replaced, by a timer of the event loop.
+In place of the thread that runs batches, a timer of the event loop ends each batch.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def _encoding(length: int) -> Encoding:
 
 
 class SimulatedBackend:
-    """Serves one model on a device that runs one batch at a time, by the clock of the loop."""
+    """Serves one model on a device that runs one batch at a time, by the event loop's clock."""
 
     def __init__(self, name: str, *, cost: CostModel, random: Random) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,10 +62,10 @@ class SimulatedBackend:
         self._is_running = False
 
     def begin(self, length: int, *, scope: str, remaining: float, ended: Ended) -> RowWaiter:
-        """Take an item of so many tokens; `ended` is called once, unless its waiter is left.
+        """Submit an item of `length` tokens; `ended` is called once, unless the item is withdrawn.
 
         Raises:
-            Overloaded: it would be late, or there is no room.
+            Overloaded: the item would be late, or the queue is full.
         """
         (reservation,) = self._admission.admit(
             [self._cost.alone(length)], time_left=remaining, flow=(INTERACTIVE, scope)
@@ -100,7 +100,7 @@ class SimulatedBackend:
         return waiter
 
     def leave(self, waiter: RowWaiter) -> None:
-        """Withdraw the rows of a caller that has gone away."""
+        """Withdraw the rows of a caller that has disconnected."""
         self._submissions.withdraw(waiter.leave())
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Plays a day over thousands of backends: `python -m loadtests simulate`."""
+"""Simulates a day of thousands of backends: `python -m loadtests simulate`."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ from loadtests.simulate.validation import validate
 
 _ROOT = Path(__file__).parents[2]
 _PRICE = 0.05
-"""Of a backend for an hour."""
+"""The price of a backend for an hour."""
 _PARTS = (
     *("policy", "part of the day", "played", "backends", "most in a region"),
     *("p50", "p95", "p99", "failed", "errors", "to other regions"),
@@ -26,7 +26,7 @@ _PARTS = (
 
 
 class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The days of one scenario, by policy, and the machine that played them."""
+    """The simulated days of one scenario, by policy, and the machine that simulated them."""
 
     machine: Machine
     scenario: Scenario
@@ -35,15 +35,25 @@ class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("simulate")
-@click.option("--backends", default=2000, show_default=True, help="The most at a time.")
-@click.option("--grain", default=Scenario().grain, show_default=True, help="Requests in one.")
-@click.option("--validate", "busy", type=float, help="Compare with 3 real backends, so busy.")
+@click.option("--backends", default=2000, show_default=True, help="The most backends at a time.")
+@click.option(
+    "--grain",
+    default=Scenario().grain,
+    show_default=True,
+    help="Requests for which one simulated request stands.",
+)
+@click.option(
+    "--validate",
+    "busy",
+    type=float,
+    help="Compare 3 real and 3 simulated backends, busy for this share.",
+)
 def simulate_command(*, backends: int, grain: float, busy: float | None) -> None:
-    """Play a day with a spike and a lost region, with production's routing and others.
+    """Simulate a day with a spike and a lost region, under production's routing and others.
 
-    The default scenario writes the recorded results and plot; others write to `build/simulate`.
+    The default scenario writes the recorded results and the plot; others write to `build/simulate`.
     """
-    logging.disable(logging.WARNING)  # of thousands of backends that come and go
+    logging.disable(logging.WARNING)  # thousands of backends come and go, and each would log
     if busy is not None:
         validate(backends=3, busy=busy, seconds=110.0)
         return
@@ -68,7 +78,10 @@ def simulate_command(*, backends: int, grain: float, busy: float | None) -> None
 
 
 def tables(found: SimulationFile) -> str:
-    """Return the figures of each policy and part of the day, latencies in times an item's work."""
+    """Return each policy's figures for each part of the day.
+
+    Latencies are multiples of the time that an item takes alone.
+    """
 
     def part(day: DayResult, one: Figures) -> list[str]:
         latencies = (one.p50, one.p95, one.p99)
@@ -88,7 +101,7 @@ def tables(found: SimulationFile) -> str:
 
 
 def draw_days(found: SimulationFile, folder: Path) -> Path:
-    """Draw p95, errors and backends by the hour into a folder, a line for each policy."""
+    """Draw p95, errors and backends by the hour into a folder, with a line for each policy."""
     panels: Mapping[str, Callable[[Figures], float]] = {
         "p95, times an item's work": lambda point: (point.p95 or math.nan) / found.item_seconds,
         "errors, % of requests": lambda point: 100 * point.errors,

@@ -44,7 +44,7 @@ MODEL = ModelInfo(
 Ended = Callable[[float, str, str], None]
 """Takes the seconds of a request, the code of its failure, and the region that answered it."""
 _Frames = asyncio.Queue[Done | Failed | None]
-"""The ends of items on their way back; `None`: no byte arrives from now on."""
+"""Results of items on their way back; after `None`, nothing more arrives."""
 _JITTER = 0.1
 _PARAMETERS = {
     Task.CLASSIFY: msgspec.msgpack.encode(ClassifyParameters()),
@@ -53,12 +53,12 @@ _PARAMETERS = {
 
 
 def length_of(body: bytes) -> int:
-    """Return the number of tokens of an item: the first two bytes of its body."""
+    """Return the number of tokens of an item, which is in the first two bytes of its body."""
     return int.from_bytes(body[:2], "big")
 
 
 class SimulatedClient:
-    """Implements `BackendClient` for a gateway; `round_trips` are by region."""
+    """Implements `BackendClient` for one gateway; `round_trips` has the seconds for each region."""
 
     def __init__(self, world: World, *, round_trips: Mapping[str, float], random: Random) -> None:
         self.answered: dict[bytes, str] = {}
@@ -105,7 +105,7 @@ class SimulatedClient:
     async def _call(
         self, endpoint: Endpoint, call: Call, patience: float, receive: Receive
     ) -> Report:
-        """Have a backend run the items of a call.
+        """Let a backend run the items of a call.
 
         Raises:
             Overloaded: the backend refuses an item.
@@ -119,7 +119,7 @@ class SimulatedClient:
                 frames.put_nowait(None)
             await asyncio.sleep(delay)
             for index, item in enumerate(call.items):
-                if frames.empty():  # it is silent otherwise
+                if frames.empty():  # a lost backend does not answer
                     ended = partial(self._answer, endpoint, item, index, frames, delay)
                     remaining, length = item.remaining - delay, length_of(item.body)
                     waiters.append(
@@ -141,7 +141,7 @@ class SimulatedClient:
         patience: float,
         receive: Receive,
     ) -> None:
-        """Pass on the ends of items one by one."""
+        """Pass on the results of items one by one."""
         for _ in call.items:
             frame = await frames.get()
             if frame is None:
@@ -169,7 +169,7 @@ class SimulatedClient:
                 detail="",
                 retryable=error.retryable,
             )
-        # A region that was lost in the meantime answers nothing.
+        # A region that was lost in the meantime does not answer.
         if not self._world.is_silent(endpoint):
             self._loop.call_later(delay, frames.put_nowait, frame)
 
@@ -227,7 +227,7 @@ class Caller:
     def start(
         self, model: str, task: Task, body: bytes, ended: Callable[[float, str], None], limit: float
     ) -> None:
-        """Start a request; `ended` takes the seconds and the code of the failure."""
+        """Start a request; `ended` gets its seconds and the code of its failure."""
         found = self.fleet.model(model)
         if found is None:
             ended(0.0, "unknown_model")
@@ -269,14 +269,14 @@ class SimulatedGateway(Caller):
         self._order = sorted(round_trips, key=lambda each: (round_trips[each], each))
 
     def follow(self, routing: RoutingConfig) -> None:
-        """Route to the backends that DNS has now."""
+        """Route to the backends that DNS lists now."""
         found = self._world.endpoints()
         endpoints = sorted(found, key=lambda each: self._order.index(each.region))
         self.fleet.configure(endpoints, routing)
         self.prober.refresh()
 
     def send(self, ended: Ended, *, tokens: int, limit: float) -> None:
-        """Start a request of one item with `tokens` tokens, to be answered in `limit` seconds."""
+        """Start a request of one item with `tokens` tokens; its deadline is in `limit` seconds."""
         body = tokens.to_bytes(2, "big") + self._random.randbytes(8)
 
         def answered(seconds: float, code: str) -> None:

@@ -1,6 +1,6 @@
 """Chooses backends in ways that production does not, to compare it with.
 
-Only the first choice of a fleet differs: probes, ejection and retries stay those of production.
+Only the first choice of a backend differs. Probes, ejection and retries are those of production.
 """
 
 import heapq
@@ -16,17 +16,20 @@ from gateway.routing.fleet import Fleet, ItemShare
 from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 
 Pick = Callable[[Sequence[EndpointState], Sequence[bytes]], Endpoint]
-"""Takes a backend for items, which it knows by their affinities."""
+"""Takes endpoints and the affinities of items, and returns an endpoint for the items."""
 
 
 def in_turn(random: Random) -> Pick:
-    """Return what takes endpoints in turn."""
+    """Return a function that takes endpoints in turn."""
     turns = itertools.count(random.randrange(1 << 20))
     return lambda endpoints, _: endpoints[next(turns) % len(endpoints)].config
 
 
 def of_two(random: Random) -> Pick:
-    """Return what takes, of two random endpoints, the one with fewer items of this gateway."""
+    """Return a function that takes two random endpoints and returns the one with fewer items.
+
+    Only items of this gateway count.
+    """
 
     def pick(endpoints: Sequence[EndpointState], _: Sequence[bytes]) -> Endpoint:
         two = random.sample(endpoints, min(2, len(endpoints)))
@@ -36,7 +39,10 @@ def of_two(random: Random) -> Pick:
 
 
 class PickingFleet(Fleet):
-    """Sends a request to what `pick` takes for the endpoints of the first region that has any."""
+    """Sends a request to the endpoint that `pick` returns.
+
+    `pick` gets the endpoints of the first region that has any.
+    """
 
     def __init__(self, *, clock: Callable[[], float], random: Random, pick: Pick) -> None:
         super().__init__(clock=clock, random=random)
@@ -54,14 +60,14 @@ class PickingFleet(Fleet):
 
 
 class Oracle:
-    """Knows when each backend will be free, for all gateways together."""
+    """Knows when each backend will be free, because it sees the requests of all gateways."""
 
     def __init__(self) -> None:
         self._free: dict[BackendId, float] = {}
         self._queues: dict[RegionName, list[tuple[float, BackendId, Endpoint]]] = {}
 
     def follow(self, endpoints: Sequence[Endpoint], now: float) -> None:
-        """Replace the known backends by these."""
+        """Replace the known backends by `endpoints`."""
         self._free = {each.backend: self._free.get(each.backend, now) for each in endpoints}
         self._queues = {each.region: [] for each in endpoints}
         for each in endpoints:
@@ -69,7 +75,7 @@ class Oracle:
             heapq.heappush(self._queues[each.region], entry)
 
     def take(self, seconds: float, now: float, delays: Mapping[str, float]) -> Endpoint:
-        """Return the backend that answers soonest, and add the work to its queue."""
+        """Return the backend that would answer first, and add the work to its queue."""
         soonest = {
             region: max(now, queue[0][0]) + delays[region] for region, queue in self._queues.items()
         }

@@ -1,4 +1,4 @@
-"""Records the outcome of simulated requests, and sums it up."""
+"""Records the results of simulated requests, and summarizes them."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-# A percentile is reported if at least so many requests lie beyond it.
+# A percentile is reported only if at least this many requests lie beyond it.
 _BEYOND = 10
 
 
 class Bucket(msgspec.Struct, kw_only=True):
-    """The requests of a stretch of the day, each of which stands for `weight` of them."""
+    """The requests of a stretch of the day. Each simulated request stands for `weight` requests."""
 
     phase: str
     start: float
     weight: float
     pods: list[int]
-    """The backends of each region that is not lost."""
+    """The number of backends in each region that is not lost."""
     latencies: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
     failed: int = 0
     spilled: int = 0
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a part of the day: latencies in seconds, shares of the requests.
+    """Figures of a part of the day; latencies are in seconds.
 
-    `played` requests were counted, of which `failed` failed. They stand for `requests`. A
+    Of `played` simulated requests, `failed` failed. They stand for `requests` requests. A
     percentile with too few answers beyond it is `None`.
     """
 
@@ -46,12 +46,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A day under one policy; `simulated` is the requests that were played."""
+    """A day under one policy; `simulated` is the number of simulated requests."""
 
     policy: str
     phases: list[Figures]
     points: list[Figures]
-    """One for each stretch of the day."""
+    """One bucket for each stretch of the day."""
     pod_hours: float
     most_pods: int
     simulated: int
@@ -66,7 +66,7 @@ def phases(buckets: Sequence[Bucket]) -> list[Figures]:
 
 
 def figures(phase: str, buckets: Sequence[Bucket]) -> Figures:
-    """Return the figures of some stretches of the day together."""
+    """Return the figures of several stretches of the day together."""
     failures = sum(bucket.failed * bucket.weight for bucket in buckets)
     answered = sum(len(bucket.latencies) * bucket.weight for bucket in buckets)
     requests = answered + failures

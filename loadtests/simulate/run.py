@@ -1,4 +1,4 @@
-"""Plays a day with one policy on virtual time, and returns its cost and its latencies."""
+"""Simulates a day under one policy on virtual time, and returns its cost and latencies."""
 
 import asyncio
 import math
@@ -21,25 +21,25 @@ from loadtests.simulate.world import World
 Policy = Literal["production", "oracle", "round robin", "two choices"]
 POLICIES: tuple[Policy, ...] = ("production", "oracle", "round robin", "two choices")
 _NEAR, _FAR = 1e-3, 80e-3
-"""Round trips within a region and between two."""
+"""Round trips in seconds, within a region and between two regions."""
 _TICK = 0.5
-# Seconds of a step between two segments, without requests.
+# Seconds of a step between two segments, in which no requests are sent.
 _COARSE = 60.0
-# Seconds of a bucket in a segment that is played in full.
+# Seconds of a bucket in a segment that is simulated in full.
 _BUCKET = 15.0
 
 
 def play(scenario: Scenario, policy: Policy) -> DayResult:
-    """Play the day."""
+    """Simulate the day."""
 
-    async def run() -> DayResult:  # on the loop of virtual time
+    async def run() -> DayResult:  # here, on the event loop of virtual time
         return await _Simulation(scenario, policy).run()
 
     return run_virtual(run())
 
 
 class _Simulation:
-    """The world, its gateways, and the time of the day."""
+    """The world, its gateways, and the time of day."""
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self.scenario = scenario
@@ -83,7 +83,7 @@ class _Simulation:
         return PickingFleet(clock=clock, random=random, pick=pick)
 
     async def run(self) -> DayResult:
-        """Play every segment, and let the time between them pass."""
+        """Simulate every segment, and let the time between segments pass."""
         began = time.process_time()
         for region, busy in self._loads(0.0).items():
             count = math.ceil(busy / self.scenario.scaling.busy_share)
@@ -98,7 +98,7 @@ class _Simulation:
                 self._pass_until(segment.start - self.scenario.day.warm_up)
                 await self._play(segment)
             self._pass_until(DAY)
-            await asyncio.sleep(self.scenario.deadline)  # what is under way ends
+            await asyncio.sleep(self.scenario.deadline)  # requests in flight end
         return DayResult(
             policy=self.policy,
             phases=(parts := phases(self._buckets)),
@@ -112,7 +112,7 @@ class _Simulation:
     def _loads(self, now: float) -> dict[str, float]:
         """Return how many backends the callers of each region keep busy.
 
-        The callers of a lost region move to the others.
+        The callers of a lost region use the other regions.
         """
         day = self.scenario.day
         own = {
@@ -129,7 +129,7 @@ class _Simulation:
         return busy / self._seconds
 
     def _pass_until(self, until: float) -> None:
-        """Move the day on without requests. Backends are scaled by the load they would report."""
+        """Move the time of day on without requests. Pools scale by the load that would be there."""
         world = self.world
         while world.day < until:
             step = min(_COARSE, until - world.day)
@@ -167,7 +167,7 @@ class _Simulation:
         self._oracle.follow(known, self._loop.time())
 
     async def _play(self, segment: Segment) -> None:
-        """Play a segment with its warm-up and cool-down, second by second."""
+        """Simulate a segment with its warm-up and cool-down, second by second."""
         day, began, world = self.scenario.day, self._loop.time(), self.world
         until = began + day.warm_up + segment.lasts + day.cool_down
         for gateway in self.gateways:
@@ -179,8 +179,8 @@ class _Simulation:
             if now - scale >= self.scenario.scaling.interval:
                 scale = now
                 is_full = segment.weight == 1.0 and world.day >= segment.start
-                # With a grain of 40, one item is longer than the queue that makes a pool grow, so
-                # reports are used during overload only.
+                # With a grain of 40, a single item is longer than the queue at which a pool grows.
+                # So the backends' reports are used only during an overload.
                 self._scale(None if is_full else self._loads(world.day))
             if now - dns >= self.scenario.routing.dns_interval:
                 dns = now
@@ -193,7 +193,7 @@ class _Simulation:
 
     def _open_bucket(self, segment: Segment) -> None:
         bucket, day = self._bucket, self.world.day
-        # Sums of floats are not exact.
+        # Sums of floats are inexact.
         if not segment.start - 1e-6 <= day < segment.start + segment.lasts - 1e-6:
             self._bucket = None
         elif bucket is None or (segment.weight == 1.0 and day >= bucket.start + _BUCKET):

@@ -27,14 +27,14 @@ _MEAN = sum(RIDES) / len(RIDES)
 
 
 class Spike(msgspec.Struct, frozen=True, kw_only=True):
-    """The load rises to `times` what it was within `ramp`, stays for `lasts`, and falls again."""
+    """The load rises to `times` its value within `ramp`, stays for `lasts` seconds, then falls."""
 
     at: float = 14 * 3600.0
     times: float = 10.0
     ramp: float = 30.0
     lasts: float = 120.0
     tail: float = 60.0
-    """Seconds after it that are played in full."""
+    """Seconds after the spike that are simulated in full."""
 
     def factor(self, now: float) -> float:
         """Return the factor of the load at a time."""
@@ -45,7 +45,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends of a region are silent for `lasts` seconds from `at` on."""
+    """All backends of a region are silent for `lasts` seconds from the time `at`."""
 
     region: str = "eu"
     at: float = 18 * 3600.0
@@ -53,7 +53,10 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the day that is counted from `start` on; a second of it stands for `weight`."""
+    """A part of the day that is simulated from `start` for `lasts` seconds.
+
+    Each second stands for `weight` seconds of the day.
+    """
 
     name: str
     start: float
@@ -62,27 +65,27 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens in 24 hours, and how it is sampled."""
+    """What happens in 24 hours, and which parts are simulated."""
 
     spike: Spike = Spike()
     outage: Outage = Outage()
     slot: float = 3600.0
     sample: float = 6.0
-    """Seconds that are counted of each slot of a quiet time."""
+    """Seconds of each slot of a quiet time that are counted."""
     away: float = 120.0
-    """Seconds that are counted of the time between the begin and the end of an outage."""
+    """Seconds during an outage that are counted, apart from its begin and its end."""
     warm_up: float = 16.0
-    """Seconds before each part that are played and not counted.
+    """Seconds before each part that are simulated but not counted.
 
-    Earlier requests have ended by then, and so has the slow start of new backends.
+    Requests from before have ended by then, and so has the slow start of new backends.
     """
     cool_down: float = 10.0
-    """Seconds after each part, in which its last requests end."""
+    """Seconds after each part in which the part's last requests end."""
     after: float = 120.0
-    """Seconds that are played in full from the beginning, and from the end, of an outage."""
+    """Seconds after the begin of an outage, and after its end, that are simulated in full."""
 
     def load(self, now: float, shift: float) -> float:
-        """Return the load relative to the mean of a day without a spike, `shift` hours ahead."""
+        """Return the load, `shift` hours ahead, relative to the mean of a day without a spike."""
         place = ((now + shift * 3600.0) % DAY) / _STEP
         left = int(place)
         before, after = RIDES[left % len(RIDES)], RIDES[(left + 1) % len(RIDES)]
@@ -90,7 +93,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         return curve * self.spike.factor(now)
 
     def segments(self) -> list[Segment]:
-        """Return the segments in order: transients are played in full, quiet times in samples."""
+        """Return the segments in order: changes are simulated in full, quiet times in samples."""
         spike, outage = self.spike, self.outage
         end = outage.at + outage.lasts
         full = [
@@ -109,7 +112,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
             count = max(1, round((end - begin) / self.slot))
             length = (end - begin) / count
             for number in range(count):
-                # The middle of a slot stands for it.
+                # The middle of a slot stands for the whole slot.
                 start = begin + (number + 0.5) * length
                 name = self.phase(start)
                 sample = self.sample if name == "quiet" else self.away
@@ -121,23 +124,23 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         return "region away" if self.is_lost(now) else "quiet"
 
     def is_lost(self, now: float) -> bool:
-        """Return whether the region is lost."""
+        """Return whether the region is lost at a time."""
         return self.outage.at <= now < self.outage.at + self.outage.lasts
 
 
 # A classifier of six layers on one core, as measured.
 _COST = CostModel(base=0.8e-3, token=0.11e-3, padded=0.04e-3, square=50e-9)
 SHIFTS = {"eu": 0.0, "us": -6.0, "ap": 7.0}
-"""Hours by which each region's day is ahead."""
-# Lengths of texts in tokens are lognormal.
+"""By how many hours the day of each region is ahead."""
+# The lengths of texts in tokens have a lognormal distribution.
 _MEDIAN, _SPREAD, _LONGEST = 200.0, 0.4, 512
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated.
 
-    `busy` is how many backends the mean of the day without the spike keeps busy. A request stands
-    for `grain` of them: it takes so many times as long, and comes so many times as rarely.
+    `busy` is how many backends the average load without the spike keeps busy. One request stands
+    for `grain` requests: it takes `grain` times as long, and requests are `grain` times as rare.
     """
 
     backends: int = 2000
@@ -161,12 +164,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def item_seconds(self) -> float:
-        """Return the mean seconds of an item that runs alone."""
+        """Return the mean seconds that an item takes alone."""
         chooser, cost = Random(0), self.cost()
         count = 2000
         return sum(cost.base + cost.alone(draw_length(chooser)) for _ in range(count)) / count
 
 
 def draw_length(chooser: Random) -> int:
-    """Return the tokens of a text."""
+    """Return the number of tokens of a random text."""
     return max(8, min(_LONGEST, round(_MEDIAN * chooser.lognormvariate(0.0, _SPREAD))))

@@ -1,7 +1,7 @@
 """Sends the same requests to real backends and to simulated ones, and compares latencies.
 
-Real are the processes of the backends, with the executor that takes time but no core, their HTTP,
-and the gateway's fleet, prober, dispatcher and client in this process.
+The real side has backend processes, whose executor takes time but no core, and HTTP. The gateway's
+fleet, prober, dispatcher and client run in this process.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _DEADLINE = 10.0
 
 
 Arrivals = list[tuple[float, int]]
-"""When requests are due, and their tokens."""
+"""For each request, when it is due and how many tokens it has."""
 _Ended = Callable[[float, str], None]
 """Takes the seconds of a request, and the code of its failure."""
 
 
 def arrivals(*, backends: int, busy: float, seconds: float) -> Arrivals:
-    """Return requests at random times that would keep that share of the backends busy alone."""
+    """Return requests at random times that keep a share `busy` of the backends busy."""
     random = Random(1)
     mean = _BASE + _TOKEN * (_SHORTEST + _LONGEST) / 2
     found, at = Arrivals(), 0.0
@@ -49,7 +49,7 @@ def arrivals(*, backends: int, busy: float, seconds: float) -> Arrivals:
 
 
 def validate(*, backends: int, busy: float, seconds: float) -> None:
-    """Print the percentiles of both."""
+    """Print the latency percentiles of real and of simulated backends."""
     due = arrivals(backends=backends, busy=busy, seconds=seconds)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -83,7 +83,7 @@ async def _real(running: Sequence[RunningBackend], due: Arrivals) -> list[float]
         caller = Caller(fleet=fleet, client=client, random=random)
 
         def send(tokens: int, ended: _Ended) -> None:
-            # Two tokens are of the tokenizer: begin and end.
+            # The tokenizer adds two tokens, for begin and end.
             body = msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
             caller.start("tiny", Task.EMBED, body, ended, _DEADLINE)
 

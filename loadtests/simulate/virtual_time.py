@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Returns at once, and moves the clock by the time that it would have waited."""
+    """Returns at once, and moves the clock by the time that a real selector would wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(steps: Coroutine[Any, Any, _T]) -> _T:
-    """Run `steps` to their end on a loop of virtual time, which begins at 0."""
+    """Run `steps` to its end on an event loop of virtual time, which begins at 0."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(steps)

@@ -1,4 +1,4 @@
-"""Holds the pools of all regions: backends that start, run and leave, their scaling and cost."""
+"""Holds the pools of all regions: their backends start, run and end, and cost money."""
 
 import math
 from collections import deque
@@ -13,9 +13,10 @@ from loadtests.simulate.backend import SimulatedBackend
 
 
 class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Triggers are averages over `window`, for each backend; durations are in seconds.
+    """The rule by which a pool scales; durations are in seconds.
 
-    By default as in `deploy/kubernetes/components/keda`.
+    Each trigger is compared with the average for each backend over `window`. The defaults are those
+    of `deploy/kubernetes/components/keda`.
     """
 
     queued_seconds: float = 0.1
@@ -31,11 +32,11 @@ class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
     stabilization: float = 300.0
     least: int = 2
     start_up: float = 40.0
-    """Seconds until a new backend has read and measured its models. It needs no image pull."""
+    """Seconds until a new backend has read and measured its models. Its image is there already."""
 
 
 class Scaler:
-    """Decides how many backends a pool has, as KEDA and the HPA do; `most` is the limit."""
+    """Decides how many backends a pool has, as KEDA and the HPA do; at most `most`."""
 
     def __init__(self, rule: ScalingRule, *, most: int) -> None:
         self._rule = rule
@@ -45,7 +46,7 @@ class Scaler:
         self._counts: deque[tuple[float, int]] = deque()
 
     def step(self, now: float, replicas: int, *, queued: float, busy: float) -> int:
-        """Return the new number of backends. Call it once in each `interval` of the rule.
+        """Return the new number of backends. Call this once in each `interval` of the rule.
 
         `replicas` is the current number of backends. `queued` and `busy` are sums over all of them.
         """
@@ -60,7 +61,7 @@ class Scaler:
         wanted = max(rule.least, min(self._most, wanted))
         _keep(self._wanted, (now, wanted), now - rule.stabilization)
         _keep(self._counts, (now, replicas), now - max(rule.up_period, rule.down_period))
-        # A pool shrinks to the largest count that was wanted within the window.
+        # A pool shrinks to the largest number of backends that it needed within the window.
         wanted = max(wanted, min(replicas, max(each for _, each in self._wanted)))
         if wanted > replicas:
             before = self._before(now - rule.up_period)
@@ -96,7 +97,7 @@ class Pool(msgspec.Struct, kw_only=True, eq=False):
 
 
 class World:
-    """Runs all pools by the time of the day, and sums up their cost."""
+    """Runs all pools by the time of day, and adds up their cost."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class World:
         self.most_pods = 0
         self.on_lost: list[Callable[[str], None]] = []
         self._cost, self._random, self._rule = cost, random, rule
-        # Removed backends stay reachable: they still answer their queues.
+        # Removed backends stay reachable until they have answered their queues.
         self._backends: dict[BackendId, SimulatedBackend] = {}
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the backends that DNS has: those that are ready, also in a lost region."""
+        """Return the backends that DNS lists: all that are ready, even in a lost region."""
         return [
             pod.endpoint
             for pool in self.pools.values()
@@ -129,7 +130,7 @@ class World:
         ]
 
     def backend(self, endpoint: Endpoint) -> SimulatedBackend:
-        """Return the process at `endpoint`."""
+        """Return the simulated backend at `endpoint`."""
         return self._backends[endpoint.backend]
 
     def is_silent(self, endpoint: Endpoint) -> bool:
@@ -137,7 +138,7 @@ class World:
         return self.pools[endpoint.region].is_lost
 
     def lose(self, region: str, *, lost: bool) -> None:
-        """Cut a region off, or bring it back with new processes."""
+        """Cut a region off, or bring it back with new backends."""
         pool = self.pools[region]
         if pool.is_lost == lost:
             return
@@ -149,7 +150,7 @@ class World:
             pool.pods = [self._pod(pod.endpoint, pod.ready_at) for pod in pool.pods]
 
     def scale(self, loads: Mapping[str, float] | None = None) -> None:
-        """Scale each pool by what its backends report, or by the busy backends of `loads`."""
+        """Scale each pool by what its backends report or, if given, by busy backends in `loads`."""
         for name, pool in self.pools.items():
             if pool.is_lost:
                 continue
@@ -161,7 +162,7 @@ class World:
             self.resize(name, pool.scaler.step(self.day, len(pool.pods), queued=queued, busy=busy))
 
     def resize(self, region: str, count: int, *, at_once: bool = False) -> None:
-        """Start or remove backends of a region until there are `count`."""
+        """Start or remove backends of a region until it has `count`."""
         pool = self.pools[region]
         for number in range(pool.started, pool.started + count - len(pool.pods)):
             name = f"{region}-{number}"
@@ -171,11 +172,11 @@ class World:
             ready_at = self.day + (0.0 if at_once else self._rule.start_up)
             pool.pods.append(self._pod(endpoint, ready_at))
             pool.started += 1
-        # As a ReplicaSet does, the youngest leave first.
+        # The youngest backends are removed first, as by a ReplicaSet.
         del pool.pods[count:]
 
     def pass_time(self, seconds: float) -> None:
-        """Count the cost of so many seconds; a lost region costs nothing."""
+        """Add the cost of some seconds; a lost region costs nothing."""
         pods = sum(len(pool.pods) for pool in self.pools.values() if not pool.is_lost)
         self.pod_seconds += pods * seconds
         self.most_pods = max(self.most_pods, pods)

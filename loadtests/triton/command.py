@@ -1,4 +1,4 @@
-"""Checks a real Triton as a region: equal answers, faults under load, cost of the wire."""
+"""Checks a real Triton as a region: equal answers, faults under load, cost of the transport."""
 
 import asyncio
 import signal
@@ -30,18 +30,18 @@ _KEY = "sk-triton-check-0123456789"
 _PLENTY = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
 _CHUNK = 20
 _RETURNED = 30.0
-# Machines round differently; scores have six digits.
+# Processors round differently; scores have six digits.
 _TOLERANCE = 1e-5
 Scores = Mapping[str, Mapping[str, float]]
 """The score of each label, by text."""
 
 
 class AnswersDiffer(Exception):
-    """Answers through Triton are not those of our own executor, or some are missing."""
+    """Answers through Triton differ from those of our own executor, or are missing."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: batches of Triton, how far scores are apart, answers during faults."""
+    """The result of a run: Triton's batches, distance of scores, and answers during faults."""
 
     batches: int
     apart: float
@@ -51,11 +51,11 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("triton")
-@click.option("--texts", default=200, help="Compared with our own executor.")
-@click.option("--rate", default=40.0, help="Requests a second under faults.")
+@click.option("--texts", default=200, help="Texts to compare with our own executor.")
+@click.option("--rate", default=40.0, help="Requests a second during faults.")
 @click.option("--quiet", default=4.0, help="Seconds before and after a fault.")
-@click.option("--away", default=4.0, help="Seconds that Triton is away.")
-@click.option("--repeats", default=30, help="Batches of each shape on the wire.")
+@click.option("--away", default=4.0, help="Seconds that Triton is down.")
+@click.option("--repeats", default=30, help="Batches of each shape to time.")
 def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
     """Compare answers through Triton with ours, and let Triton fail under load."""
     with tempfile.TemporaryDirectory() as name:
@@ -87,10 +87,12 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
 def run_checks(
     folder: Path, models: Path, *, texts: int, rate: float, quiet: float, away: float
 ) -> CheckResult:
-    """Ask for `texts` answers; then load, with Triton killed and stopped for `away` seconds each.
+    """Compare `texts` answers; then send load while Triton is killed, and while it is paused.
+
+    Each fault lasts `away` seconds.
 
     Raises:
-        AnswersDiffer: some answer is wrong or missing, or Triton had no part in them.
+        AnswersDiffer: an answer is wrong or missing, or Triton computed none of them.
     """
     with ExitStack() as stack:
         check = _Check(stack, folder, models)
@@ -118,24 +120,24 @@ def run_checks(
 
 
 def compare(found: Scores, expected: Scores) -> float:
-    """Return how far scores are apart from the expected ones of the same texts.
+    """Return the largest distance of the scores from the expected scores of the same texts.
 
     Raises:
-        AnswersDiffer: a label is another one, or a score is too far from the expected one.
+        AnswersDiffer: a label differs, or a score is too far from the expected score.
     """
     farthest = 0.0
     for text, scores in found.items():
         wanted = expected[text]
         apart = max(abs(scores[label] - wanted[label]) for label in wanted)
         is_other = max(scores, key=scores.__getitem__) != max(wanted, key=wanted.__getitem__)
-        if is_other or not apart <= _TOLERANCE:  # nor is NaN within it
+        if is_other or not apart <= _TOLERANCE:  # false for NaN too
             raise AnswersDiffer(f"`{text}`: {scores} instead of {wanted}")
         farthest = max(farthest, apart)
     return farthest
 
 
 class _Check:
-    """A gateway over two regions of one model: the preferred one on Triton, one on our executor."""
+    """A gateway over two regions of one model; the preferred region uses Triton."""
 
     def __init__(self, stack: ExitStack, folder: Path, models: Path) -> None:
         (folder / "triton").mkdir()
@@ -160,7 +162,7 @@ class _Check:
         self._target = stack.enter_context(gateway).target(_KEY)
 
     def through_gateway(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, by `POST /v1/classify`."""
+        """Return the scores of each text, from `POST /v1/classify`."""
         url = f"http://{self._target.host}:{self._target.port}{self._target.path}"
         found: dict[str, Mapping[str, float]] = {}
         with httpx.Client(headers=dict(self._target.headers), timeout=30) as client:
@@ -171,7 +173,7 @@ class _Check:
         return found
 
     def by_ours(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, by our backend alone."""
+        """Return the scores of each text, from the backend with our own executor."""
         found: dict[str, Mapping[str, float]] = {}
         with httpx.Client(timeout=30) as client:
             for text, call in zip(texts, calls(texts, self.ours.model(MODEL)), strict=True):
@@ -185,7 +187,7 @@ class _Check:
     def load(
         self, texts: Iterator[str], *, rate: float, seconds: float, fault: Callable[[], None]
     ) -> Outcome:
-        """Send a text at a time, `rate` a second, during a fault; judge every answer.
+        """Send one text a request, `rate` a second, during a fault; judge every answer.
 
         Raises:
             AnswersDiffer: a request has no answer, or a wrong one.
@@ -202,7 +204,8 @@ class _Check:
                 open_loop(self._target, bodies(), rate=rate, duration=seconds, patience=60.0),
                 asyncio.to_thread(fault),
             )
-            # In the order in which they were due, each answer is that of its text.
+            # Answers are in the order in which their requests were due, so each belongs to its
+            # text.
             answers.sort(key=lambda answer: answer.due)
             if len(sent) != len(answers) or any(answer.status == 0 for answer in answers):
                 raise AnswersDiffer(f"of {len(sent)} requests some have no answer")
@@ -217,18 +220,19 @@ class _Check:
         return asyncio.run(run())
 
     def kill(self, quiet: float, away: float) -> float:
-        """Kill Triton for a while; return after how many seconds it got work again."""
+        """Kill Triton for a while; return the seconds until it got batches again."""
         time.sleep(quiet)
         self.triton.kill()
         time.sleep(away)
         self.triton.start()
         started, before = time.perf_counter(), self.triton.runs()
-        # A backend that found Triton missing measures cost and agreement of each encoder again.
+        # A backend that found no Triton at its start measures each encoder's cost and agreement
+        # again.
         wait_until(lambda: self.triton.runs() > before, within=_RETURNED, what="work for Triton")
         return time.perf_counter() - started
 
     def stop(self, quiet: float, away: float) -> None:
-        """Stop Triton for a while."""
+        """Pause Triton for a while."""
         time.sleep(quiet)
         self.triton.signal(signal.SIGSTOP)
         time.sleep(away)

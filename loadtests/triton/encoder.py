@@ -1,6 +1,6 @@
 """Implements an ONNX encoder for Triton's Python backend: token ids in, vectors out.
 
-The wheel has no backend for ONNX; tensors, names and answers are as of one.
+The wheel has no ONNX backend. Tensors, names and answers are those of one.
 """
 
 import json
@@ -14,7 +14,7 @@ import onnxruntime  # type: ignore[import-untyped]
 
 
 class TritonPythonModel:
-    """One instance; each has a process of its own."""
+    """One instance of the model; Triton runs each instance in a process."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the graph that the parameter `graph` of the configuration names."""
@@ -28,7 +28,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Run each request as the batch that it is, for the outputs that it wants."""
+        """Run each request as one batch, for the outputs that the request asks for."""
         return [self._run(request) for request in requests]
 
     def _run(self, request: Any) -> Any:

@@ -35,12 +35,12 @@ parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
 
 
 def is_installed() -> bool:
-    """Whether `make check NAME=triton` or `make bench NAME=peers` has installed it."""
+    """Return whether `make check NAME=triton` or `make bench NAME=peers` has installed Triton."""
     return (_HOME / ".installed").exists()
 
 
 class Triton:
-    """Serves a graph as model `name` on a port that stays its own; a context manager."""
+    """Serves a graph as model `name` on a fixed port; a context manager."""
 
     def __init__(self, scratch: Path, *, name: str, graph: Path, width: int) -> None:
         self.port = free_port()
@@ -66,7 +66,7 @@ class Triton:
         self.kill()
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start Triton, and wait until it is ready."""
         arguments = [str(self._scratch / "repository"), str(self.port), str(self._scratch)]
         with (self._scratch / "output").open("wb") as output:
             child = self._child = subprocess.Popen(
@@ -75,7 +75,7 @@ class Triton:
                 env=dict(os.environ) | {"PYTHONPATH": str(_ROOT)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # With its models' processes it is a group of its own.
+                # Triton and its models' processes are a process group.
                 start_new_session=True,
             )
         url = f"{self.url}/v2/health/ready"
@@ -85,17 +85,17 @@ class Triton:
             raise RuntimeError(f"Triton has ended; it said: {said}")
 
     def runs(self) -> int:
-        """Return how many batches it has run since it started."""
+        """Return how many batches Triton has run since it started."""
         statistics: Any = get(f"{self.url}/v2/models/{self._name}/stats").json()
         return int(statistics["model_stats"][0]["execution_count"])
 
     def kill(self) -> None:
-        """`kill -9` it and its models."""
+        """Kill Triton and its models' processes by SIGKILL."""
         self.signal(signal.SIGKILL)
         self._wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and its models."""
+        """Send a signal to Triton and its models' processes."""
         if self._child is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)

@@ -1,4 +1,4 @@
-"""Measures the cost of running a graph on Triton: tensors as JSON and raw, whole backends."""
+"""Measures what it costs to run a graph on Triton: tensors as JSON and raw, and whole backends."""
 
 import os
 import time
@@ -31,9 +31,9 @@ _ROUNDS, _DURATION = 3, 4.0
 
 
 def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
-    """Print what a backend on Triton and one on our executor answer in turns, over HTTP."""
+    """Print the rates of a backend on Triton and of one on our executor, over HTTP, in turns."""
     threads = str(len(os.sched_getaffinity(0)))
-    # The same sentences for both: neither knows what the other was asked.
+    # Both backends get the same sentences: neither knows the answers of the other.
     texts = [sentences(20_000, seed=seed) for seed in range(200, 200 + _ROUNDS)]
 
     def ask(running: RunningBackend, rounds: Iterator[list[str]]) -> float:
@@ -59,7 +59,10 @@ def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
 
 
 def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats: int) -> None:
-    """Print what batches take in turns, as JSON, raw, and here: medians in ms, bytes both ways."""
+    """Print the times of batches as JSON, as raw bytes and without Triton, in turns.
+
+    Times are medians in milliseconds. The bytes of requests and replies are printed too.
+    """
     client = UpstreamClient(RemoteModelServer(url=triton.url, model=model, timeout=_TIMEOUT))
     source = GraphSource(path=graph, outputs=_OUTPUTS, dimensions=width, max_tokens=256)
     executor = OnnxExecutor(source, worker_threads=1, wide=False)
@@ -102,7 +105,7 @@ def _send(
     *,
     binary: bool,
 ) -> int:
-    """Have Triton run a batch of full rows; return the bytes of request and reply."""
+    """Let Triton run a batch of full rows; return the bytes of request and reply."""
     tensors = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
     feeds = {name: ("INT32", values) for name, values in tensors.items()}
     body, headers = encode(feeds, output.value, binary=binary, timeout=_TIMEOUT)

@@ -23,7 +23,7 @@ class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A panel; its description says what to do when the figure moves."""
+    """A panel; its description says what to do when its value changes."""
 
     title: str
     unit: Unit
@@ -33,10 +33,9 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     width: int = 12
     stacked: bool = False
     thresholds: tuple[float, ...] = ()
-    """The values from which a figure is amber, and from which it is red."""
+    """The values from which the panel is amber, and from which it is red."""
     may_be_empty: bool = False
-    """Whether the panel may have no data, because the system has no GPUs, failures or such
-    tenants."""
+    """Whether the panel may be empty, for example because the system has no GPUs or no failures."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -47,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template variable. Viewers choose a label's value, or type a number if `default` is set."""
+    """A template variable. Viewers choose a label's value or, if `default` is set, a number."""
 
     name: str
     metric: str = ""
@@ -57,7 +56,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Dashboard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dashboard; `uid` is its address and the name of its file."""
+    """A dashboard; `uid` is part of its address and names its file."""
 
     uid: str = ""
     title: str
@@ -92,7 +91,7 @@ def render(dashboard: Dashboard) -> bytes:
 
 
 def _link() -> dict[str, object]:
-    """Return the list of the other dashboards, which keeps time and variables."""
+    """Return the links to the other dashboards, which keep the time range and variables."""
     return {
         "type": "dashboards",
         "title": "Sluicegate",
@@ -124,7 +123,7 @@ def _variable(each: Variable) -> dict[str, object]:
 
 
 def _placed(rows: Iterable[Row]) -> Iterator[dict[str, object]]:
-    """Yield rows and panels with their places, from left to right and downwards."""
+    """Yield rows and panels with their positions, from left to right and downwards."""
     number, y = 1, 0
     for row in rows:
         place = {"x": 0, "y": y, "w": _COLUMNS, "h": 1}

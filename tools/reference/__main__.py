@@ -5,7 +5,7 @@ from tools.reference.pages import pages
 
 
 def main() -> None:
-    """Write every page that differs from its sources."""
+    """Write every generated page whose file differs from what its sources give."""
     for name, text in pages().items():
         path = ROOT / "docs" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Writes the API reference of both listeners: every route, with programs that call it.
+"""Writes the API reference of both listeners: every route, and example programs that call it.
 
-The text comes from the OpenAPI documents. A test runs the programs.
+The text comes from the OpenAPI documents. A test runs the example programs.
 """
 
 import inspect
@@ -57,14 +57,14 @@ PAGES = (
     ReferencePage("open-inference", "As clients of Triton and KServe", ("open-inference",)),
     ReferencePage("jina-voyage", "As Jina's and Voyage's clients", ("jina", "voyage")),
 )
-"""The pages. Each tag of the document is on one page."""
+"""The pages. Each tag of the OpenAPI documents is on one page."""
 
 
 def api_pages() -> dict[str, str]:
     """Return the pages by path below `docs`.
 
     Raises:
-        LookupError: a tag of the document is on no page.
+        LookupError: a tag of an OpenAPI document is on no page.
     """
     document = customers()
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
@@ -165,7 +165,7 @@ def _route(method: str, path: str, operation: Json, document: Json, role: Role |
 
 
 def _summary(operation: Json) -> str:
-    """Return the summary of an operation, and its description if that says more."""
+    """Return the summary of an operation, followed by its description if that says more."""
     summary: str = operation["summary"].rstrip(".") + "."
     text = cell(operation.get("description", "").partition("\n\n")[0])
     if summary.rstrip(".").lower() in text.lower():
@@ -223,7 +223,7 @@ def _media(part: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _described(operation: Json, schemas: Json) -> list[str]:
-    """Return the names of the objects in a response, and of objects inside the fields of a body."""
+    """Return the objects that the page must describe: in a response, or inside fields of a body."""
     bodies = [
         schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         for _, schema in _media(operation.get("requestBody", {}))

@@ -53,5 +53,5 @@ def _row(record: tuple[str, str]) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return help text as Markdown: without click's list markers, placeholders as code."""
+    """Return help text as Markdown: without click's list markers, and with placeholders as code."""
     return re.sub(r"(<[\w-]+>(?:/[\w.-]*\w)?)", r"`\1`", text.replace("\b\n", ""))

@@ -1,4 +1,4 @@
-"""Writes the reference of the configuration: every field and variable, from their types.
+"""Writes the reference of the configuration from the types of its fields and variables.
 
 The meaning of a field is its docstring. docs/configuration.md says which fields take effect late.
 """
@@ -20,7 +20,7 @@ from tools.reference.units import unit
 
 _SOURCE = "configuration.md"
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
-# The columns of that page's table of fields that take effect late.
+# The columns of the table in docs/configuration.md that lists fields that take effect late.
 _LATE = ("field", "takes effect")
 _SCALARS = {
     msgspec.inspect.StrType: "text",
@@ -29,7 +29,7 @@ _SCALARS = {
     msgspec.inspect.FloatType: "number",
 }
 _NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
-# Rules are described once for tenants, keys and models.
+# Limits (`Rule`) are described once, although tenants, keys and models have them.
 _RULES = re.compile(r"limits\.(tenant|key)\[\]")
 _DOCUMENT_TEXT = """\
 ## The document
@@ -52,7 +52,7 @@ backend` override them.
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a field of the document, or a variable."""
+    """Describes a field of the configuration document, or an environment variable."""
 
     name: str
     kind: Any
@@ -82,7 +82,7 @@ def configuration_page() -> str:
 
 
 def document_entries() -> dict[str, list[Entry]]:
-    """Return the fields of the document by section, with the names in the pages."""
+    """Return the fields of the document by section; the pages name the sections."""
     found: dict[str, list[Entry]] = {}
     for field in msgspec.structs.fields(Document):
         entries = {
@@ -162,7 +162,7 @@ def _reload(name: str, late: Mapping[str, str]) -> str:
 
 
 def _as_yaml(default: object) -> str:
-    """Return a default as the document writes it, in backticks."""
+    """Return a default value in backticks, as it is written in the document."""
     if isinstance(default, tuple) and default:
         return "as described"
     if isinstance(default, float) and default.is_integer():

@@ -1,4 +1,4 @@
-"""Writes the list of errors: code, status, when each occurs, and what to do."""
+"""Writes the list of errors: the code and status of each, when it occurs, and what to do."""
 
 from collections.abc import Iterator
 
@@ -72,7 +72,7 @@ def errors_page() -> str:
     """Return the page.
 
     Raises:
-        LookupError: an error has no advice.
+        LookupError: an error is missing in `ADVICE`.
     """
     kinds = sorted(errors(), key=lambda error: (error.status, error.code))
     if unknown := [error.code for error in kinds if error.code not in ADVICE]:
@@ -82,7 +82,7 @@ def errors_page() -> str:
 
 
 def errors() -> Iterator[type[GatewayError]]:
-    """Yield each error class that is raised: classes without subclasses that have other codes."""
+    """Yield each error class that is raised, which excludes base classes of several codes."""
     return (
         one
         for one in _below(GatewayError)

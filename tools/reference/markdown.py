@@ -30,17 +30,17 @@ def fence(language: str, text: str, title: str = "") -> str:
 
 
 def rows(name: str) -> list[list[str]]:
-    """Return the cells of every row of every table of a page of `docs`."""
+    """Return the cells of every row of all tables of a page in `docs`."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     found = [match.group(1) for match in _ROW.finditer(text)]
     return [[each.strip() for each in row.split("|")] for row in found if not _RULE.fullmatch(row)]
 
 
 def names(text: str) -> list[str]:
-    """Return the words in backticks."""
+    """Return all pieces of text in backticks."""
     return re.findall(r"`([^`]+)`", text)
 
 
 def from_below(text: str, page: str) -> str:
-    """Return text of `page` for a page one folder below, with adapted links."""
+    """Return text of `page` with its links adapted for a page one folder below."""
     return _LINK.sub(lambda link: f"](../{link[1] or page}{link[2] or ''})", text)

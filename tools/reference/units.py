@@ -1,10 +1,10 @@
-"""Knows the units of numbers in the configuration."""
+"""Returns the units of numbers in the configuration."""
 
 import re
 
 SECONDS = "s"
 _SHARE = "share, 0 to 1"
-# The first pattern that matches the end of a name decides.
+# The first pattern that matches the end of a name gives the unit.
 _UNITS = (
     (r"_bytes", "bytes"),
     (r"prices\[\]\.(hit|computed|row|token)", "10^-9 of the currency"),

@@ -14,7 +14,7 @@ from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-# A model is compared by the first of these tasks that it has.
+# The first of these tasks that a model has is used to compare it.
 _TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
 
@@ -26,7 +26,7 @@ _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"
 @click.option(
     "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."
 )
-@click.option("--texts", type=_FILE, required=True, help="Texts: one per line, or CSV.")
+@click.option("--texts", type=_FILE, required=True, help="File of texts: one per line, or CSV.")
 @click.option(
     "--tolerance", default=1e-3, show_default=True, help="Allowed difference of scores and vectors."
 )
@@ -71,10 +71,10 @@ def compare_command(
 
 
 def _find_task(settings: BackendSettings, name: str) -> Task:
-    """Return the task that a model is compared by.
+    """Return the task with which a model is compared.
 
     Raises:
-        StartProblem: the model does not exist, or has no task of the reference libraries.
+        StartProblem: the model does not exist, or has no task that the reference libraries have.
     """
     infos, problems = describe(read_catalogue(settings.models))
     info = next((info for info in infos if info.name == name), None)

@@ -15,10 +15,10 @@ from backends.types import Text
 
 
 def reference_results(folder: Path, task: Task, texts: Sequence[Text]) -> Results:
-    """Return the results of transformers, or of sentence-transformers, with a checkpoint.
+    """Return the results of transformers or sentence-transformers for a checkpoint.
 
     Raises:
-        StartProblem: the libraries are not installed, or fail with this folder.
+        StartProblem: the libraries are not installed, or cannot use the folder.
     """
     if not folder.is_dir():
         raise StartProblem(f"`--folder {folder}`: there is no such folder")

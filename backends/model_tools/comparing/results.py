@@ -28,10 +28,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much results differ; `changed` holds the indices of texts whose results differ.
+    """Holds how much two lists differ; `changed` has the indices of texts whose results differ.
 
-    Results differ if their first labels or entities differ, or if the cosine of their vectors is
-    too small for the tolerance. `cosine` is the smallest cosine.
+    Two results differ if their first labels or their entities differ, or if the cosine of their
+    vectors is too small for the tolerance. `cosine` is the smallest cosine.
     """
 
     count: int
@@ -45,10 +45,10 @@ class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_results(served: Results, expected: Results, *, tolerance: float) -> ResultDifference:
-    """Return the difference of two lists of results of one kind.
+    """Return the difference between two lists of results of the same kind.
 
     Raises:
-        ValueError: labels or widths differ; the message names them.
+        ValueError: the label names or the vector widths differ; the message names them.
     """
     if served.vectors is not None and expected.vectors is not None:
         return _vectors(served.vectors, expected.vectors, tolerance)

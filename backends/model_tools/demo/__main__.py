@@ -11,7 +11,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command()
-@click.option("--output", type=_FOLDER, required=True, help="Model repository to write to.")
+@click.option("--output", type=_FOLDER, required=True, help="Model repository to write.")
 @click.option("--source", type=_FOLDER, help="Folder with the published weights.")
 def main(output: Path, source: Path | None) -> None:
     """Build the demo models."""

@@ -1,4 +1,4 @@
-"""Marks revisions that the demo build wrote, so that the build replaces no others.
+"""Marks revisions that the demo build wrote, so that the build replaces no other revisions.
 
 The mark is a hidden file in each revision, with the digests of the revision's files.
 """
@@ -19,8 +19,8 @@ def sign(revision: Path) -> None:
 def is_own(revision: Path, built: Path) -> bool:
     """Return whether the build wrote a revision, even if the revision is damaged now.
 
-    `built` is the same revision, built again. A file is the build's own if it is unchanged, or if
-    it is a truncated copy of the file in `built`. Any other file means that somebody changed the
+    `built` is the same revision, built again. The build wrote a file that is unchanged, or that is
+    a truncated copy of the file in `built`. Any other file means that somebody changed the
     revision.
     """
     try:
@@ -34,7 +34,7 @@ def is_own(revision: Path, built: Path) -> bool:
 
 
 def _is_equal(revision: Path, built: Path) -> bool:
-    """Whether a revision without a mark equals `built`: earlier releases wrote no marks."""
+    """Whether a revision without a mark equals `built`, because earlier releases wrote no marks."""
     try:
         return _digests(revision) == _digests(built)
     except OSError:

@@ -1,8 +1,8 @@
 """Builds the repository of demo models if it is missing or outdated.
 
-A revision appears in the target by one rename. The manifest is written last, so an interrupted
-build is repeated. The build replaces only revisions that it has written. It keeps other models,
-even one that has the name of a demo model.
+A revision appears in the target by one rename. The manifest is written last, so the next start
+repeats an interrupted build. The build replaces only revisions that a build has written. It keeps
+all other models, even one that has the name of a demo model.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l
 _PACKAGE = Path(__file__).parent
 _MODELS = _PACKAGE / "models"
 _HEADS = _PACKAGE / "heads"
-# Everything that the models depend on, with the code that builds them.
+# All inputs of the build: the weights, the heads, and the code that builds the models.
 _SOURCES = (
     (_MODELS, "**/*"),
     (_HEADS, "**/*"),
@@ -44,7 +44,7 @@ def build_demo_models(
 ) -> None:
     """Make `target` contain every demo model; return at once if it does.
 
-    A folder with the name of a demo model that somebody else wrote or changed is kept, and
+    If somebody else wrote or changed a folder with the name of a demo model, it is kept and
     reported. `source` is the folder of the published weights; the default is the installed package.
 
     Raises:
@@ -110,7 +110,7 @@ def _stage(staging: Path, source: Path) -> None:
 
 
 def _publish(staging: Path, target: Path, name: str) -> bool:
-    """Put a model into its place; return `False` if somebody else's model is there."""
+    """Move a model into its place; return `False` if somebody else's model is there."""
     built, version = staging / name / VERSION, target / name / VERSION
     if version.exists():
         if not is_own(version, built):
@@ -141,7 +141,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def _complete(target: Path, fingerprint: str) -> list[str] | None:
-    """Return the demo models whose folders others wrote; `None` if a model must be built."""
+    """Return the demo models that others wrote; `None` if a model must be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         foreign = [str(name) for name in manifest["left"]]
@@ -170,7 +170,7 @@ def _fingerprint() -> str:
 
 @contextmanager
 def _sole_builder(target: Path) -> Iterator[None]:
-    """Lock `target`, so that only one process builds in it; the lock ends with its process."""
+    """Lock `target`, so that only one process builds in it; the lock ends with the process."""
     descriptor = os.open(target / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

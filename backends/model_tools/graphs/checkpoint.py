@@ -35,9 +35,9 @@ def build_checkpoint(
 ) -> ModelProto:
     """Return the graph of a checkpoint; the default options suit CPUs.
 
-    A checkpoint with a head has the output `logits`. A checkpoint without a head has `pooled`, by
-    `pooling`, and `tokens`. `options.outputs` is ignored. Weights in `stored` stay in their
-    files.
+    The graph of a checkpoint with a head has the output `logits`. Without a head, it has `pooled`,
+    computed by `pooling`, and `tokens`. `options.outputs` is ignored. The graph refers to weights
+    in `stored`, which stay in their files.
 
     Raises:
         WeightsError: no graph can be built for the checkpoint's family or head.

@@ -2,8 +2,8 @@
 
 Attention is disentangled (He et al. 2021, arXiv:2006.03654): the scores are the sum of the products
 of contents, of content with relative position, and of relative position with content. The vectors
-of the positions depend on weights alone, so each layer's projections of them are computed while the
-graph is built.
+of the positions depend only on weights. So each layer's projections of these vectors are computed
+while the graph is built.
 
 With `gathered` attention, linear layers compute real tokens only. `gathered` and `plain` attention
 is written step by step. In `heads`, `ranges` and `packed`, one kernel computes attention and adds
@@ -69,13 +69,13 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def farthest(self) -> int:
-        """The largest relative distance; larger distances are treated like it."""
+        """The largest relative distance; larger distances count as this one."""
         relative = self.max_relative_positions
         return relative if relative > 0 else self.max_position_embeddings
 
     @property
     def span(self) -> int:
-        """The number of relative distances that are told apart in each direction."""
+        """The number of relative distances that are distinguished in each direction."""
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
@@ -116,7 +116,7 @@ def build_deberta(
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: int) -> Any:
-    """Return the bucket of each distance: exact if near, in logarithmic steps if far."""
+    """Return the bucket of each distance: exact for near ones, in logarithmic steps for others."""
     middle = buckets // 2
     size = np.where(np.abs(distances) < middle, middle - 1, np.abs(distances)).astype(np.float32)
     scale = np.log(np.float32((farthest - 1) / middle))
@@ -131,7 +131,7 @@ class _DebertaWriter:
         self._shape = shape
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
-        # Each product that the configuration names counts, even if attention does not add it.
+        # All products that the configuration names count, even those that attention does not add.
         ways = sum(way in shape.named for way in ("c2p", "p2c"))
         self._scale = math.sqrt(self._width * (1 + ways))
 
@@ -149,7 +149,7 @@ class _DebertaWriter:
                 distances, buckets=shape.position_buckets, farthest=shape.farthest
             )
         # The sign is the opposite of Hugging Face's, because distances are counted the other way.
-        # The extra element keeps weights aligned that are packed behind the table in a file.
+        # The extra element aligns the weights that follow the table in the file.
         return {
             name: np.append(np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1), 0)
             for name, sign in (("c2p", -1), ("p2c", 1))
@@ -240,7 +240,7 @@ class _GridWriter(_DebertaWriter):
     def _write_masks(self) -> None:
         """Add `padding`, which is added to the scores of keys, and the shapes of attention."""
         graph, shape = self._graph, self._shape
-        if not graph.is_plain:  # the grid of a plain graph has added it
+        if not graph.is_plain:  # the grid of a plain graph has already added `padding`
             add_padding_scores(graph, "attention_mask")
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))

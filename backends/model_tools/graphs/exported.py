@@ -22,7 +22,7 @@ _BIAS = 2
 
 
 def read_exported(model: ModelProto) -> Weights:
-    """Return the weights of a graph by their names in the checkpoint, as far as they are known.
+    """Return the weights of a graph by their names in the checkpoint, where these are known.
 
     Raises:
         WeightsError: the graph does not look like an export of a checkpoint.
@@ -64,8 +64,8 @@ def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray
 def _name(node: NodeProto, bias: str) -> str:
     """Return the name of a product's weight in the checkpoint.
 
-    It is the weight's name in the graph, or follows from the name of the bias, or else from the
-    path of the layer.
+    This is the weight's name in the graph. If that name is generated, the name follows from the
+    bias, or else from the path of the layer.
     """
     given = str(node.input[1])
     if given.endswith(".weight"):

@@ -1,9 +1,9 @@
 """Renames the weights of BERT-like checkpoints to the names of `BertModel`.
 
 DistilBERT has no token types. RoBERTa counts positions from its padding token. MPNet does both, and
-adds a bias for relative positions. ELECTRA may have narrower embeddings than layers. So has ALBERT,
-whose layers also share weights. Renamed, and cut where needed, all weights fit one graph. The names
-are those of Hugging Face's `transformers` (Apache-2.0).
+adds a bias for relative positions. ELECTRA and ALBERT may have narrower embeddings than layers, and
+ALBERT's layers share weights. After renaming, and cutting where needed, the weights of all these
+families fit one graph. The names are those of Hugging Face's `transformers` (Apache-2.0).
 """
 
 import re
@@ -68,14 +68,14 @@ _ALBERT_NAMES = (
     (r"^ffn_output\.", "output.dense."),
 )
 _ALBERT_LAYER = re.compile(r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.(.+)")
-# The number of token types: BERT has one for each text of a pair.
+# The number of token types. BERT has one type for each text of a pair.
 _TYPES = 2
 _TYPE_TABLE = "embeddings.token_type_embeddings.weight"
 _Names = tuple[tuple[str, str], ...]
 
 
 def strip_prefix(weights: Weights, prefix: str) -> Weights:
-    """Return weights without the model's prefix, which checkpoints with a head have."""
+    """Return weights without the model's prefix, which names in checkpoints with a head have."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
@@ -122,7 +122,7 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Cut the positions that no token has, before the position of the padding token."""
+    """Cut off the positions before the padding token's, which no token has."""
     shape, padding = BertShape.from_config(config), padding_position(config) or 0
     if padding >= shape.positions:
         raise WeightsError(

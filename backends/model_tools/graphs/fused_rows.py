@@ -1,8 +1,8 @@
 """Writes attention for GPUs as one fused node, on padded rows or on packed rows without padding.
 
-It serves families other than BERT, and may add a bias to the scores. Masking follows from
-`attention_mask`. Without packing, no node reads a shape: shapes are computed on the CPU, and a
-graph that needs the CPU cannot become a CUDA graph.
+Families other than BERT use it. It may add a bias to the scores, and masks by `attention_mask`.
+Without packing, no node reads a shape: shapes are computed on the CPU, and a graph that needs the
+CPU cannot become a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -52,8 +52,8 @@ class FusedRows:
     def rotations(self, places: str) -> str:
         """Add the positions that `RotaryEmbedding` reads.
 
-        This is the first position of a row or, for packed rows, the position of each token, int64
-        `[tokens, 1]`. `places` is the output of `count_places`.
+        The output is the first position of a row or, for packed rows, the position of each token,
+        int64 `[tokens, 1]`. `places` is the output of `count_places`.
         """
         graph = self._graph
         if not self.is_packed:
@@ -71,8 +71,8 @@ class FusedRows:
 
         `tables` are the names of the output of `rotations`, of the cosines and of the sines.
 
-        In the packed layout, the rows of the batch begin at different places. The operator
-        therefore gets each token as a row of its own, together with its position.
+        In the packed layout, the rows of the batch begin at different places. So the operator gets
+        each token as a row of its own, with the token's position.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:
@@ -101,7 +101,7 @@ class FusedRows:
         return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
 
     def leave(self, state: str, output: Output) -> None:
-        """Add the graph's output in float32: the states of all tokens, or of each first token."""
+        """Add the graph's output in float32: the states of all tokens, or of first tokens."""
         graph = self._graph
         state = self.pad(state, "rows.restored")
         if output == FIRST:

@@ -1,9 +1,9 @@
 """Writes encoder layers for CPUs that compute real tokens only.
 
-States are `[tokens, hidden]`: the tokens of all rows below each other, without padding. Attention
-needs rows of one length. So query, key and value are laid out on a grid, `[batch, sequence,
-hidden]`, whose free places repeat a token of their row. There is one grid for each class of lengths
-(`LengthGrids`), or one grid for all rows if a bias is added to the scores.
+States are `[tokens, hidden]`: the tokens of all rows, one row after another, without padding.
+Attention needs rows of equal length. So query, key and value are laid out on a grid, `[batch,
+sequence, hidden]`, whose free places repeat a token of their row. There is one grid for each class
+of lengths (`LengthGrids`), or one grid for all rows if a bias is added to the scores.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from backends.model_tools.graphs.graph_builder import GraphBuilder
 from backends.model_tools.graphs.length_classes import LengthGrids
 from backends.model_tools.graphs.padded import PaddedGrid
 
-# Added to the score of a free place. It repeats a real token of its row, so its weight is at most
-# e^-40 of the row's largest weight, which rounding removes. ONNX Runtime's default, -10000, gives
-# denormal weights, and attention takes twice as long with them.
+# This is added to the score of a free place. A free place repeats a real token of its row, so its
+# weight is at most e^-40 of the row's largest weight, which rounding removes. ONNX Runtime's
+# default, -10000, gives denormal weights, with which attention takes twice as long.
 _FREE = -40.0
 
 
@@ -100,8 +100,8 @@ def pad_for_sum(
 ) -> str:
     """Add `values` `[batch, sequence, ...]` with three more places in each row, for summing.
 
-    The matrix kernel adds four products at a time, and up to three remaining products in another
-    order. Without the free places, the bits of a sum would depend on the width of the batch.
+    The matrix kernel adds four products at a time, and the last one to three products in another
+    order. Without the three more places, the bits of a sum would depend on the width of the batch.
     """
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
@@ -119,8 +119,8 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
 def count_positions(graph: GraphBuilder, padding: int) -> str:
     """Add the position of every place of a row: int32 `[batch, sequence]`.
 
-    The position of a token is the number of tokens up to it that are not `padding`. A token that is
-    `padding` has position 0.
+    The position of a token is the number of tokens up to this token that are not `padding`. A token
+    that is `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))
@@ -135,9 +135,9 @@ def count_positions(graph: GraphBuilder, padding: int) -> str:
 def embed_tokens(
     graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float, padding: int | None
 ) -> str:
-    """Add the embeddings of the tokens; `[tokens, hidden]` for a `Grid`.
+    """Add the embeddings of the tokens; for a `Grid`, they are `[tokens, hidden]`.
 
-    With a `padding`, positions come from `count_positions`.
+    If `padding` is given, positions come from `count_positions`.
     """
     if padding is None:
         positions = grid.positions()
@@ -152,7 +152,7 @@ def embed_tokens(
         grid.take("token_type_ids", "token_type_ids.real"),
         positions,
     )
-    # The kernel reads rows, so all tokens make one row, with explicit positions.
+    # The kernel reads rows, so all tokens together are one row, with explicit positions.
     ids, kinds, places = (graph.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens)
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     weights = [graph.weight(f"{prefix}.{table}.weight") for table in tables]

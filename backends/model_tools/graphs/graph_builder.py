@@ -21,7 +21,7 @@ TYPES: Mapping[Precision, int] = {
 }
 
 
-# Weights that are already in another file. The tensors name the file and the place.
+# Weights that are in another file already. Each tensor names the file and the place in it.
 StoredWeights = Mapping[str, TensorProto]
 NOTHING_STORED: StoredWeights = MappingProxyType({})
 
@@ -29,8 +29,8 @@ NOTHING_STORED: StoredWeights = MappingProxyType({})
 class GraphBuilder:
     """Collects nodes and initializers; each method adds some and returns the name of its output.
 
-    A `stored` weight is read from its file and cast to the graph's precision, once, when the graph
-    is loaded. A `plain` graph uses only ONNX's own operators.
+    When the graph is loaded, a `stored` weight is read from its file and cast once to the graph's
+    precision. A `plain` graph uses only ONNX's own operators.
     """
 
     def __init__(
@@ -159,7 +159,10 @@ class GraphBuilder:
     def model(
         self, name: str, inputs: Sequence[str], outputs: Mapping[str, list[int | str | None]]
     ) -> ModelProto:
-        """Return the model: `inputs` are int32 `[batch, sequence]`, `outputs` float32 by shape."""
+        """Return the model: `inputs` are int32 `[batch, sequence]`, `outputs` float32.
+
+        `outputs` maps each output to its shape.
+        """
         rows = ["batch", "sequence"]
         return helper.make_model(
             helper.make_graph(

@@ -8,7 +8,8 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-# Tensors up to this many bytes are kept for shape inference; shapes depend on small tensors only.
+# Tensors up to this many bytes are kept for shape inference, because shapes depend only on small
+# tensors.
 _LARGE = 1024
 _EXACT = ".exact"
 
@@ -17,8 +18,8 @@ def halve(model: ModelProto) -> ModelProto:
     """Return the graph in fp16, by ONNX Runtime's converter.
 
     Nodes after the last layer normalization stay in fp32, because pooling sums rows, and the sum of
-    a long row is too large for fp16. Other values that do not fit into fp16, such as the score that
-    masks padding, are clipped.
+    a long row is too large for fp16. Values in other nodes that do not fit into fp16, such as the
+    score that masks padding, are clipped.
     """
     outputs = [*model.graph.output]
     values = {value.name: value for value in (*outputs, *infer_types(model))}
@@ -26,7 +27,8 @@ def halve(model: ModelProto) -> ModelProto:
     read = {name for node in rest for name in _reads(node)} | {value.name for value in outputs}
     made = [name for node in first for name in node.output if name in read]
     if not values.keys() >= {*made}:
-        # The types of some values are unknown, so all nodes become fp16.
+        # The types of some values are unknown, so the split is impossible and all nodes become
+        # fp16.
         first, rest, read = [*first, *rest], [], {value.name for value in outputs}
         made = [value.name for value in outputs]
 
@@ -36,7 +38,7 @@ def halve(model: ModelProto) -> ModelProto:
     exact.graph.output.extend(values[name] for name in made)
     within = {name for node in first for name in _reads(node)}
     exact.graph.initializer.extend(t for t in model.graph.initializer if t.name in within)
-    # Its inputs and outputs stay in fp32, so the nodes after it read fp32.
+    # The converted part keeps fp32 inputs and outputs, so the nodes after it read fp32.
     half: ModelProto = convert_float_to_float16(exact, keep_io_types=True, disable_shape_infer=True)
 
     shared = {t.name for t in model.graph.initializer if t.name in within & read}
@@ -57,7 +59,7 @@ def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
     """Yield the type of every value of a graph, as far as operators define it.
 
     An operator that `onnx` does not know, such as a fused one, is assumed to return floats. If the
-    types of a graph contradict each other, nothing is yielded.
+    types in a graph contradict each other, nothing is yielded.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)
@@ -126,6 +128,6 @@ def _normalises(node: NodeProto) -> bool:
 
 
 def _reads(node: NodeProto) -> Collection[str]:
-    """Return the values that a node reads, also inside its branches."""
+    """Return the values that a node reads, including those that its branches read."""
     inner = [a.g for a in node.attribute if a.HasField("g")]
     return {*node.input, *(name for graph in inner for each in graph.node for name in _reads(each))}

@@ -1,7 +1,7 @@
 """Adds the head of a checkpoint, or a pooling, to an encoder's graph.
 
-A head reads one vector a row (the first token's) or one vector a token. It may have a dense layer
-with an activation. Its last layer has one logit for each label.
+A head reads one vector for each row (that of the first token) or one vector for each token. It may
+have a dense layer with an activation. Its last layer has one logit for each label.
 """
 
 from collections.abc import Callable, Mapping
@@ -177,7 +177,7 @@ def add_pooling(
 ) -> ModelProto:
     """Return `model` with the outputs `pooled`, `[batch, hidden]`, and `tokens`.
 
-    An `exact` mean has the same bits on a CPU at any width of the batch.
+    On a CPU, an `exact` mean has the same bits whatever the width of the batch is.
     """
     graph = GraphBuilder({}, "fp32")
     _pool(graph, pooling, exact=exact)
@@ -208,7 +208,7 @@ def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
 
 
 def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
-    # The mean of an empty row is zero, not NaN.
+    # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
@@ -220,7 +220,7 @@ def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
 
 
 def _pool_exact_mean(graph: GraphBuilder, rows: str) -> None:
-    # The mean of an empty row is zero, not NaN.
+    # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     mask = pad_for_sum(graph, "attention_mask", "pool.places")
     pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)

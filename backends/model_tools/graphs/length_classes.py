@@ -1,7 +1,7 @@
 """Writes attention of rows in classes of similar lengths, each class on its own grid.
 
-On a single grid, the shortest row would be as wide as the longest. Here the width of a row depends
-on its own length alone. So a short row is cheap, and its bits do not depend on other rows.
+On a single grid, every row would be as wide as the longest row. Here, the width of a row depends
+only on its own length. So a short row is cheap, and its bits do not depend on other rows.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 
-# The widths of all classes but the last, whose width is that of the longest row. They suit
-# sentences. Each class adds about six small nodes to a layer, even if it has no rows.
+# The widths of all classes except the last one, which is as wide as the longest row. These widths
+# suit sentences. Each class adds about six small nodes to a layer, even if it has no rows.
 WIDTHS = (12, 20)
 
 
 class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the names of the tensors of one class.
 
-    `rows` are the indices of its rows, `lengths` their numbers of tokens, and `widths` the width of
-    the class for each row. `filled` `[rows of the class, width]` is the index of the token at each
-    place.
+    `rows` are the indices of the class's rows, `lengths` the numbers of tokens in them, and
+    `widths` repeats the width of the class for each row. `filled` `[rows of the class, width]` is
+    the index of the token at each place.
     """
 
     rows: str
@@ -34,7 +34,7 @@ class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
 class LengthGrids:
     """Holds the names of the tensors that lay out rows by classes of lengths.
 
-    States are `[tokens, hidden]`: the tokens of all rows below each other, in the order of rows.
+    States are `[tokens, hidden]`: the tokens of all rows, one row after another.
     """
 
     def __init__(self, graph: GraphBuilder, *, mask: str, lengths: str, places: str) -> None:

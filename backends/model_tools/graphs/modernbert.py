@@ -1,10 +1,10 @@
 """Builds a ModernBERT encoder as an ONNX graph, without torch.
 
 ModernBERT (Warner et al. 2024, arXiv:2412.13663) rotates queries and keys instead of adding
-position embeddings. It normalizes before each step, has gated feed-forward layers, and most layers
-attend to near tokens only. Inputs and outputs are described in `backends.model_tools.graphs.bert`;
-there is no `token_type_ids`. The kinds of attention are `gathered` and `plain`, and for GPUs
-`heads`, `ranges` and `packed` in fp32 or fp16.
+position embeddings. It normalizes before each step and has gated feed-forward layers. In most
+layers, a token attends only to near tokens. Inputs and outputs are described in
+`backends.model_tools.graphs.bert`; there is no `token_type_ids`. The kinds of attention are
+`gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from backends.model_tools.graphs.weights import Weights, WeightsError
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 _FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
-# Added to the scores of tokens that are too far. Rounding removes their weight, and it is not a
-# denormal number, which would be slow on a CPU.
+# This is added to the scores of tokens that are too far away. Rounding then removes their weight.
+# The weight is not a denormal number, which would be slow on a CPU.
 _FAR = -80.0
 
 
@@ -123,7 +123,7 @@ class _ModernBertWriter:
         return self._norm("embeddings.norm", state)
 
     def _local_table(self) -> str:
-        """Add the table of what local attention adds to a score, by distance."""
+        """Add the table, by distance, of what local attention adds to a score."""
         positions = self._shape.max_position_embeddings
         distances = np.abs(np.arange(1 - positions, positions))
         far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
@@ -158,7 +158,7 @@ class _ModernBertWriter:
         return graph.plain("Mul", [active, gate], f"{prefix}.gated")
 
     def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:
-        """Add the product with one of `of` equal parts of a weight, and of its bias."""
+        """Add the product with one of `of` equal parts of a weight, and this part of the bias."""
         graph, name = self._graph, f"{prefix}.{part}"
         kernel = np.split(graph.weights[f"{prefix}.weight"], of)[part].T
         product = graph.plain("MatMul", [state, graph.floats(f"{name}.weight", kernel)], name)
@@ -205,7 +205,7 @@ class _GridWriter(_ModernBertWriter):
             near = self._local_bias(table, add_distances(graph, positions=positions))
         state = self._embed(self._grid.take("input_ids", "input_ids.real"))
         for layer in layers:
-            # With the output `first`, the last layer computes first tokens only.
+            # With the output `first`, the last layer computes only the first token of each row.
             only_first = layer == layers[-1] and output == FIRST
             bias = near if self._shape.attention(layer) == _LOCAL else ""
             context = self._attend(layer, state, bias, only_first=only_first)
@@ -245,7 +245,7 @@ class _GridWriter(_ModernBertWriter):
             return self._rotate_plain(tokens, kind)
         rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
         inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
-        # `interleaved=0` is the default, but not every runtime knows that.
+        # `interleaved=0` is the default, but some runtimes need it to be set.
         rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
         return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
 
@@ -259,7 +259,7 @@ class _GridWriter(_ModernBertWriter):
         low, high = f"{tokens}.low", f"{tokens}.high"
         graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
         cosine, sine = (
-            # The same for all rows and heads: `[sequence, 1, width / 2]`.
+            # These are the same for all rows and heads: `[sequence, 1, width / 2]`.
             graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
             for part in ("cos", "sin")
         )

@@ -1,7 +1,7 @@
 """Writes a grid that keeps padding, for `plain` graphs.
 
-It uses ONNX's own operators, with sizes that follow from the inputs' shapes. So a compiler such as
-TensorRT takes the whole graph, and fuses attention and GELU itself.
+It uses only ONNX's own operators, and sizes that follow from the inputs' shapes. So a compiler such
+as TensorRT can compile the whole graph, and fuse attention and GELU itself.
 """
 
 import math
@@ -12,8 +12,8 @@ from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 
-# Added to the scores of padding. Rounding removes its weight, and it is not a denormal number,
-# which would be slow on a CPU.
+# This is added to the scores of padding. Rounding then removes its weight. The weight is not a
+# denormal number, which would be slow on a CPU.
 _PADDING = -80.0
 
 
@@ -29,7 +29,7 @@ def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
 
 
 class PaddedGrid:
-    """Has the methods of `Grid`, but its tokens keep their rows: `[batch, sequence, ...]`."""
+    """Has the methods of `Grid`, but keeps tokens in their rows: `[batch, sequence, ...]`."""
 
     def __init__(self, graph: GraphBuilder, mask: str, *, width: int) -> None:
         """Add the nodes that read `mask`, int32 `[batch, sequence]`; `width` is a head's width."""
@@ -42,11 +42,11 @@ class PaddedGrid:
         self._padding = add_padding_scores(graph, mask)
 
     def take(self, padded: str, output: str) -> str:
-        """Add `padded` under another name."""
+        """Add `padded` under another name, since tokens keep their places here."""
         return self._graph.plain("Identity", [padded], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Add `tokens` under another name."""
+        """Add `tokens` under another name, since tokens keep their places here."""
         return self._graph.plain("Identity", [tokens], output)
 
     def first(self, tokens: str, output: str) -> str:
@@ -78,7 +78,7 @@ class PaddedGrid:
             )
             for table, ids in tokens.items()
         )
-        # The same order of additions as in the fused operator.
+        # The fused operator adds in the same order.
         graph.plain("Add", [words, kinds], f"{prefix}.typed")
         graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
         return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)

@@ -15,7 +15,7 @@ from backends.model_tools.graphs.ranges import ProductPlan
 from backends.types import FloatArray
 
 _MATRIX = 2
-# Attributes that the quantized attention supports. A node with others stays in float.
+# Attributes that the quantized attention supports. A node with other attributes stays in float.
 _ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "mask_filter_value"}
 _ATTENTION_INPUTS = 4
 
@@ -54,7 +54,7 @@ def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
 
 
 def quantize(model: ModelProto, plans: Mapping[str, ProductPlan]) -> ModelProto:
-    """Return the graph with the products that have a plan in int8, and the others unchanged."""
+    """Return the graph with the products in int8 that have a plan; all others stay unchanged."""
     quantized = copy_model(model)
     rewriter = _Rewriter(quantized.graph, plans)
     nodes = [made for node in quantized.graph.node for made in rewriter.rewrite(node)]
@@ -99,7 +99,7 @@ class _Rewriter:
         return [*scaling, quantizing, _fused("QAttention", inputs, node)]
 
     def _scale(self, node: NodeProto, plan: ProductPlan) -> tuple[list[NodeProto], str]:
-        """Return the nodes that divide the activations by their factors, and the output's name."""
+        """Return the nodes that divide activations by their factors, and their output's name."""
         if plan.factors is None:
             return [], node.input[0]
         scaled = f"{node.output[0]}.scaled"

@@ -1,11 +1,11 @@
 """Chooses how a product of activations and weights is computed in int8.
 
-Activations become uint8 with one step for the whole tensor, and weights int8 with one step for each
-column. A few channels of a transformer's activations are ten times larger than the others, so most
-channels would use few of the 256 values. SmoothQuant therefore divides each channel by a factor,
-and multiplies its row of the weights by the same factor. The product stays the same, and part of
-the difficulty moves to the weights. The factors, and how many of the largest values are clipped,
-are chosen by the least error of the product on samples.
+Activations become uint8 with one step size for the whole tensor, and weights int8 with one step
+size for each column. A few channels of a transformer's activations are ten times larger than the
+others, so most channels would use few of the 256 values. SmoothQuant therefore divides each channel
+by a factor, and multiplies the channel's row of the weights by the same factor. The product stays
+the same, and part of the rounding error moves to the weights. The factors, and the share of the
+largest values that is clipped, are those with the least error of the product on samples.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class ProductPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     `factors` divide the channels of the activations; `None` leaves them unchanged. `correction` is
     the mean error of each column, which is added to the product. `error` is the share of the
-    product's energy that is lost.
+    product's energy (its sum of squares) that is lost.
     """
 
     factors: FloatArray | None
@@ -67,7 +67,7 @@ def quantize_rows(rows: FloatArray, plan: ProductPlan) -> NDArray[np.uint8]:
 
 
 def approximate(rows: FloatArray, plan: ProductPlan) -> FloatArray:
-    """Return the product as the graph computes it, without the correction."""
+    """Return the product as the graph computes it, except that the correction is not added."""
     whole = (quantize_rows(rows, plan).astype(np.float32) - plan.zero) @ plan.weights.astype(
         np.float32
     )
@@ -101,7 +101,7 @@ def _plan(
 
 
 def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
-    """Return the factor of each channel; `share` of its size moves to the weights."""
+    """Return the factor of each channel; `share` of the channel's size moves to the weights."""
     size = np.maximum(np.maximum(-samples.low, samples.high), _LEAST)
     factors = size**share / np.maximum(np.abs(kernel).max(axis=1), _LEAST) ** (1 - share)
     balanced: FloatArray = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
@@ -109,12 +109,15 @@ def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
 
 
 def _range(samples: Samples, divisor: FloatArray | np.float32, cut: float) -> tuple[float, int]:
-    """Return the step and the zero point; the range clips `cut` of the values at each end."""
+    """Return the step size and the zero point.
+
+    The range clips the share `cut` of the values at each end.
+    """
     if cut:
         low, high = np.quantile(samples.rows / divisor, (cut, 1 - cut))
     else:
         low, high = (samples.low / divisor).min(), (samples.high / divisor).max()
-    # Zero must be exact, because padding and clipped activations are zero.
+    # Zero must have an exact representation, because padding and clipped activations are zero.
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     step = (high - low) / _LEVELS or 1.0
     return float(np.float32(step)), round(min(max(-low / step, 0), _LEVELS))

@@ -1,8 +1,8 @@
 """Writes the bias that MPNet adds to attention scores for relative positions.
 
-The bias of a pair of tokens depends on the bucket of their distance. Buckets of near tokens have
-one distance, and farther buckets grow logarithmically (Raffel et al. 2020, arXiv:1910.10683). All
-layers share the bias.
+The bias of a pair of tokens depends on the bucket of their distance. Each short distance has a
+bucket of its own; the buckets of longer distances grow logarithmically (Raffel et al. 2020,
+arXiv:1910.10683). All layers share the bias.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 from backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
 
-# All distances from here on are in one bucket.
+# All longer distances are in the same bucket as this one.
 _FARTHEST = 128
 
 
@@ -34,7 +34,7 @@ def add_distances(graph: GraphBuilder, *, positions: int) -> str:
 
 
 def count_places(graph: GraphBuilder) -> str:
-    """Add the index of every place of a row, also of padding: int32 `[batch, sequence]`.
+    """Add the index of every place of a row, padding included: int32 `[batch, sequence]`.
 
     It is computed from the values of the inputs, not from their shapes. Shapes are computed on the
     CPU, and a graph that needs the CPU cannot become a CUDA graph.
@@ -61,8 +61,8 @@ def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
 def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: bool) -> str:
     """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`.
 
-    It is computed from the inputs' values, for GPUs, if `from_values` is true. Otherwise it is
-    computed from their shapes, for compilers.
+    With `from_values`, which suits GPUs, it is computed from the inputs' values. Otherwise it is
+    computed from their shapes, which suits compilers.
     """
     distances = np.arange(1 - shape.positions, shape.positions)
     buckets = bucket_distances(distances, buckets=shape.buckets)
@@ -81,7 +81,7 @@ def bucket_distances(distances: NDArray[np.int64], *, buckets: int) -> NDArray[n
     half = buckets // 2
     exact = half // 2
     size = np.abs(distances)
-    # float32, as in training: rounding decides at the edge of a bucket.
+    # In float32, as in training, because rounding decides at the edge of a bucket.
     steps = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
     steps = steps / np.float32(np.log(_FARTHEST / exact)) * np.float32(half - exact)
     far = np.minimum(exact + steps.astype(np.int64), half - 1)

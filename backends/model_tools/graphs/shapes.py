@@ -9,8 +9,8 @@ import msgspec
 # Names of weights that only some families have.
 PROJECTION = "embeddings_project"
 RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
-# ONNX Runtime's operators that add a bias and activate, by `hidden_act`. `FastGelu` is the tanh
-# approximation.
+# ONNX Runtime's operators that add a bias and apply the activation, by `hidden_act`. `FastGelu` is
+# the tanh approximation.
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
         "gelu": "BiasGelu",
@@ -22,12 +22,12 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 
 
 class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a BERT encoder. The defaults are common to all published sizes.
+    """Holds the size of a BERT encoder. All published sizes have the default values.
 
-    `embedding` is the width of the embeddings if it differs from `hidden`; they are then projected.
-    `buckets` is the number of buckets of relative positions, each with a bias for the attention
-    scores. With `padding`, the id of the padding token, positions count only other tokens, and
-    position 0 belongs to padding.
+    If `embedding` is set, embeddings have this width and are projected to `hidden`. `buckets` is
+    the number of buckets of relative positions, each with a bias for the attention scores. If
+    `padding` is set, it is the id of the padding token: then positions count only other tokens, and
+    padding has position 0.
     """
 
     layers: int

@@ -25,7 +25,7 @@ _NO_WEIGHTS = ("I", "U", "BOOL")
 
 
 class WeightsError(ValueError):
-    """Reports weights that cannot be read, or a checkpoint that no graph can be built for."""
+    """Says that weights cannot be read, or that no graph can be built for a checkpoint."""
 
 
 def read_safetensors(path: Path) -> Weights:
@@ -71,7 +71,7 @@ def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.flo
 
 
 def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
-    """Return random weights of the right shapes; equal seeds give equal weights."""
+    """Return random weights of the right shapes; an equal seed gives equal weights."""
     random = np.random.default_rng(seed)
     weights: dict[str, NDArray[np.float32]] = {}
     for name, size in weight_shapes(shape).items():
@@ -82,10 +82,10 @@ def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
 
 
 def check_weights(shape: BertShape, weights: Weights) -> None:
-    """Refuse weights that lack a tensor of `shape`, or have one of another size.
+    """Refuse weights in which a tensor of `shape` is missing or has another size.
 
     Raises:
-        WeightsError: names the first wrong tensor.
+        WeightsError: a tensor is wrong; the message names the first one.
     """
     for name, size in weight_shapes(shape).items():
         if name not in weights:

@@ -1,8 +1,8 @@
 """Builds the tokenizer that `transformers` would load from a folder.
 
 The tokenizer classes of `transformers` read only the vocabulary and the added tokens from
-`tokenizer.json`. The class and `tokenizer_config.json` decide on the normalizer, the pre-tokenizer
-and the template. The rules are those of `transformers` 5.23.0 (Apache-2.0),
+`tokenizer.json`. The normalizer, the pre-tokenizer and the template follow from the class and from
+`tokenizer_config.json`. The rules are those of `transformers` 5.23.0 (Apache-2.0),
 `src/transformers/models/*/tokenization_*.py`.
 """
 
@@ -49,7 +49,7 @@ _REMEDY = (
     f"`{CONFIG}`"
 )
 _Token = str | AddedToken
-# A token in the form that files have.
+# A token in the form in which files have it.
 _Written = str | dict[str, Any]
 
 
@@ -57,7 +57,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `tokenizer.json` that a class builds, and the matching `tokenizer_config.json`.
 
     `changed` names the sections that differ from the folder's `tokenizer.json`. `types` says
-    whether the tokenizer sends token types; it is `None` if no file says so.
+    whether the tokenizer sends token types; `None` means that no file tells.
     """
 
     text: str
@@ -69,7 +69,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     def check_types(self, known: int) -> None:
         """Check that the model has embeddings for the token types of this tokenizer.
 
-        `known` is the model's number of token types.
+        `known` is the number of token types that the model knows.
 
         Raises:
             StartProblem: a token type is too large, or a single text has token types other than 0.
@@ -176,7 +176,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _guess_kind(model: Mapping[str, Any]) -> str:
-    """Return the kind of a vocabulary in an old file that does not name it."""
+    """Return the kind of vocabulary in an old file that does not name the kind."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if isinstance(model["vocab"], dict) else "Unigram"
@@ -224,7 +224,7 @@ def _read_given(
 def _older_tokens(
     folder: Path, document: Mapping[str, Any], found: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
-    """Return the added tokens of a folder whose `tokenizer_config.json` does not list them."""
+    """Return the added tokens of a folder whose `tokenizer_config.json` does not list any."""
     special = {str(_token(found[role])) for role in _ROLES if found.get(role)}
     added = {}
     for text, number in read_object(folder / "added_tokens.json").items():
@@ -256,7 +256,7 @@ def _build(given: _Given, own: Tokenizer, name: str) -> Tokenizer:
 
 
 def _add_tokens(built: Tokenizer, given: _Given) -> None:
-    """Add the tokens of all files, in the order in which `transformers` gives ids to new ones."""
+    """Add the tokens of all files; new tokens get ids in the same order as in `transformers`."""
     adding: list[_Token] = list(given.added)
     known = {str(token) for token in built.get_added_tokens_decoder().values()}
     known |= {str(token) for token in adding}
@@ -377,7 +377,7 @@ def _id(built: Tokenizer, token: str) -> int:
 
 
 def _bert_template(given: _Given, built: Tokenizer, start: str = "", end: str = "") -> Any:
-    """Return BERT's template; ALBERT passes fixed names for its tokens."""
+    """Return BERT's template; ALBERT passes other tokens, `start` and `end`."""
     cls, sep = given.token("cls"), given.token("sep")
     start, end = start or cls, end or sep
     return processors.TemplateProcessing(
@@ -411,7 +411,7 @@ def _xlm_template(given: _Given, built: Tokenizer) -> Any:
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """Describes a tokenizer class: its special tokens, and how it builds a tokenizer."""
+    """Describes a tokenizer class: its special tokens, and the function that builds a tokenizer."""
 
     tokens: Mapping[str, _Written]
     build: Callable[[_Given], Tokenizer] | None = None

@@ -25,9 +25,19 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--models", type=_FOLDER, help="Model repository directory.")
 @click.option("--name", help="Name of the model.  [default: the folder's name]")
 @click.option("--truncate", is_flag=True, help="Truncate long texts instead of refusing them.")
-@click.option("--input", "inputs", multiple=True, metavar="NAME=INPUT", help="Use INPUT as NAME.")
 @click.option(
-    "--output", "outputs", multiple=True, metavar="KIND=OUTPUT", help="Use OUTPUT as KIND."
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=INPUT",
+    help="Use the graph's input INPUT as NAME.",
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="KIND=OUTPUT",
+    help="Use the graph's output OUTPUT as KIND.",
 )
 @click.option("--labels", help="Labels of the logits, in order, separated by commas.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
@@ -54,27 +64,30 @@ def import_command(
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
 
-    PATH may also be a name on the Hugging Face hub (`owner/name`). If the folder has an ONNX graph,
-    that is used. Otherwise a graph is built from the safetensors, without torch, for the families
-    that docs/models.md lists. Other families are exported by optimum, if it is installed. The model
-    is loaded and run before it is published.
+    PATH may also be a name on the Hugging Face hub (`owner/name`). The import uses the ONNX graph
+    in the folder. If there is none, it builds a graph from the safetensors, without torch, for the
+    model families that docs/models.md lists. For other families it needs optimum, which exports the
+    graph. The import loads and runs the model before it publishes the revision.
 
-    A `model.yaml` in the folder is kept, and its fields win over inferred fields. If an ONNX graph
-    has other names, map its inputs to `input_ids`, `attention_mask` and `token_type_ids` with
-    --input, and its outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector
-    per token) with --output.
+    A `model.yaml` in the folder is kept. Its fields override the fields that the import infers. If
+    an ONNX graph has other names, map its inputs to `input_ids`, `attention_mask` and
+    `token_type_ids` with --input, and its outputs to `logits`, `pooled` (one vector per text) and
+    `tokens` (one vector per token) with --output.
 
-    The import refuses files with weights or modules that it cannot use; --ignore leaves such a file
-    out. Training state and second copies of the weights are always left out.
+    The import refuses a folder that has a file with weights or modules that it cannot use. --ignore
+    leaves such a file out. The import always leaves out training state and second copies of the
+    weights.
 
     A running gateway serves the new revision after `sluicegate models reload`. --reload does this
-    at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance that runs on --data-dir.
+    after the import. It calls the gateway at `SLUICEGATE_ADMIN_URL`, or the instance that runs on
+    --data-dir.
 
-    With --precision, a variant of the graph in another precision becomes a further revision if it
-    stays within the bounds. If not, its measurements are printed and the exit code is 1.
+    With --precision, the import also makes a variant of the graph in another precision. If the
+    variant stays within the bounds, it becomes a second new revision. Otherwise, its measurements
+    are printed and the exit code is 1.
     """
     if reloads:
-        # `sluicegate models import` handles `--reload`; this command knows no gateway.
+        # `sluicegate models import` handles `--reload`, because this package knows no gateway.
         raise StartProblem("`--reload` is an option of `sluicegate models import`")
     if data_dir is not None:
         raise StartProblem("`--data-dir` is used only with `--reload`; add `--reload`")

@@ -35,9 +35,9 @@ _GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
-    """Write `model.onnx` and its other files to `target`; return what the graph was made from.
+    """Write `model.onnx` and all other files to `target`; return what the graph was made from.
 
-    Fields that are `given` win over the fields of a `model.yaml` in the folder.
+    Fields in `given` override the fields of a `model.yaml` in the folder.
 
     Raises:
         StartProblem: the folder has no model, or no graph can be made from it.
@@ -79,7 +79,7 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
     """Refuse a tokenizer that sends token types for which the model has no embeddings."""
     known, file = source.config.get("type_vocab_size"), read_graph_file(graph)
     takes = any(value.name == _TYPES for value in file.inputs)
-    # Pairs of texts are sent only to models with logits for each text.
+    # Pairs of texts are sent only to models that have logits for each text.
     pairs = any(value.name == _LOGITS and value.rank == _TEXT_RANK for value in file.outputs)
     if takes and pairs and isinstance(known, int) and source.fields.get("token_types", True):
         try:
@@ -89,7 +89,7 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
-    """Return what the graph was made from, and the weights if it was built from them."""
+    """Write the graph; return its origin, and its weights if it was built from weights."""
     kind = str(source.config.get("model_type"))
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"

@@ -1,8 +1,8 @@
 """Writes copies of a graph for other devices, which share the weights of the graph.
 
-The file of a device graph has only its nodes and small tensors. Its weights are references into the
-file of the graph, by ONNX's external data. A graph in half precision casts the weights when it is
-loaded. So a device graph takes a few hundred kilobytes, and writing it takes little time.
+The file of a device graph has only nodes and small tensors. Its weights are references (ONNX's
+external data) into the file of the first graph. A graph in half precision casts the weights when it
+is loaded. So a device graph takes a few hundred kilobytes, and is written quickly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ def write_device_graphs(
 ) -> None:
     """Write `model.cuda-heads.onnx` and the other device graphs beside `graph`.
 
-    `finish` adds the steps after the encoder to a device graph, as was done with `graph`.
+    `finish` adds the steps after the encoder to a device graph; `graph` already has them.
     """
     stored = StoredTensors(graph)
     for device, options in _device_options():
@@ -72,7 +72,7 @@ class StoredTensors:
                 raw = tensor.raw_data
                 if len(raw) < _LEAST_BYTES:
                     continue
-                # Weights lie in the file in order, so one pass finds all.
+                # Weights are in the order of the file, so one pass finds all.
                 at = content.index(raw, at)
                 tensor.ClearField("raw_data")
                 tensor.data_location = TensorProto.EXTERNAL
@@ -89,7 +89,7 @@ class StoredTensors:
         self._graph.with_name(name).write_bytes(model.SerializeToString())
 
     def replace(self, tensor: TensorProto) -> bool:
-        """Replace a tensor's content by a reference if it is stored; return whether it is."""
+        """If a tensor is stored, replace its content by a reference; return whether it was."""
         if uses_external_data(tensor):
             return True
         raw = tensor.raw_data

@@ -10,7 +10,7 @@ from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 
 _EXPORTER = "optimum.exporters.onnx"
-# The names of optimum's tasks by the model's head.
+# The names of optimum's tasks, by the head of the model.
 _TASKS: Mapping[str, str] = MappingProxyType(
     {
         "ForSequenceClassification": "text-classification",

@@ -22,7 +22,7 @@ from backends.types import Pooling
 
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", POOLED)
-# The producer of graphs that Sluicegate built. They have a pooling, but no other modules.
+# The producer of graphs that Sluicegate built. These graphs have a pooling, but no other modules.
 _PRODUCER = "sluicegate"
 _PLAIN: tuple[Pooling, ...] = ("mean", "cls", "max")
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
@@ -67,7 +67,7 @@ def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -
 
 
 def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
-    """Change a graph in memory like `finish_graph`; return whether anything was changed.
+    """Change a graph in memory as `finish_graph` changes a file; return whether it changed.
 
     Raises:
         StartProblem: the fields name an input or output that does not exist, or the graph cannot
@@ -188,10 +188,10 @@ def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> No
 
 
 def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
-    """Return how many tokens at the start of a row are not pooled: a special token and the prompt.
+    """Return how many tokens at the start of a row are not pooled: special token and prompt.
 
-    The number becomes part of the graph, which then works with one prompt only. So a model with
-    several prompts does not rank documents.
+    The number becomes part of the graph, so the graph works with only one prompt. That is why a
+    model with several prompts cannot rank documents.
     """
 
     def find(name: str) -> Path:

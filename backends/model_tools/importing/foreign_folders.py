@@ -43,7 +43,7 @@ def refuse_adapter(folder: Path) -> None:
     """Refuse a folder with an adapter.
 
     Raises:
-        StartProblem: the folder has an adapter, with or without its model.
+        StartProblem: the folder has an adapter, with or without the adapted model.
     """
     if (folder / ADAPTER).is_file():
         raise StartProblem(f"`{folder / ADAPTER}`: the folder {_MERGE}")

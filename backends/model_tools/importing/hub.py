@@ -9,7 +9,7 @@ from backends.model_tools.importing.leftovers import files_of
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# The files that an import reads. Weights for other frameworks are not fetched.
+# The files that an import reads. Weights of other frameworks are not fetched.
 _FILES = (
     "config.json",
     "tokenizer.json",
@@ -29,7 +29,7 @@ _FILES = (
 
 
 class FoundFolder(NamedTuple):
-    """Holds a local folder, and the names of all of the model's files, fetched or not."""
+    """Holds a local folder, and the names of all the model's files, fetched or not."""
 
     path: Path
     files: list[str]

@@ -55,8 +55,8 @@ def import_model(
 ) -> bool:
     """Write the next revision of a model, atomically, and print a report.
 
-    `given` fields win over the fields of the folder's `model.yaml`. `files` are the names of all of
-    the model's files, if the folder does not have all of them. `ignored` files are left out.
+    Fields in `given` override the fields of the folder's `model.yaml`. If the folder lacks some of
+    the model's files, `files` has the names of all. The files `ignored` are left out.
 
     Returns:
         Whether the `variant` in another precision was accepted; true without a variant.
@@ -100,10 +100,10 @@ def import_model(
 def _with_half_precision(
     source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the fields with the precision of a graph that is in fp16 already.
+    """Return the fields, with the precision added if the graph is already in fp16.
 
     Raises:
-        StartProblem: the graph is not in fp16, and there are no texts to judge a variant by.
+        StartProblem: the graph is not in fp16, and there are no texts to judge a variant.
     """
     if source.graph is None or not is_half(source.graph):
         variant.golden_file()
@@ -113,13 +113,13 @@ def _with_half_precision(
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
-    """Write a revision and run it; return its origin, and the model as a backend describes it."""
+    """Write a revision and run it; return its origin, and the model in a backend's description."""
     entry, folder = staging / name / "1", source.folder
     try:
         origin = convert(folder, entry, given)
         return origin, asyncio.run(_try(staging, name))
     except StartProblem as error:
-        # The message must name the operator's folder, not the hidden one.
+        # The message must name the operator's folder, not the hidden one that is tried.
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
@@ -151,7 +151,7 @@ def _trial_texts(tokenizer: Path) -> list[str]:
 
 
 async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
-    """Run every text, and a pair of texts if the task takes pairs.
+    """Run every text, and one pair of texts if the task takes pairs.
 
     Raises:
         StartProblem: the model fails on a text.

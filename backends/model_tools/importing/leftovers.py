@@ -21,7 +21,7 @@ _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
     *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
 }
-# A module's folder as sentence transformers names it: a number and the class.
+# The folder of a module in the form that sentence transformers use: a number and the class.
 _MODULE = re.compile(r"\d{1,2}_[A-Z]\w*/")
 _TRAINING = re.compile(
     r"(.*/)?(optimizer.*\.(pt|bin)|scheduler.*\.(pt|bin)|scaler.*\.pt|training_args\.bin"
@@ -62,7 +62,8 @@ def check_leftovers(
 ) -> list[str]:
     """Return one line for each file or folder that is left out.
 
-    `names` are the names of all files, and `ignored` those that the operator leaves out.
+    `names` are the names of all files, and `ignored` the names that the operator wants to leave
+    out.
 
     Raises:
         StartProblem: a file has weights or a module that the import cannot use, or an `ignored`
@@ -70,7 +71,7 @@ def check_leftovers(
     """
     found = list(names)
     if source.graph is None and not {WEIGHTS, SHARDS}.intersection(found):
-        return []  # reading the weights raises a better error
+        return []  # reading the weights will raise a better error
     unread = dict(_unread(source, found))
     words = _words_alone(source)
     left = [given.rstrip("/") for given in ignored]
@@ -121,7 +122,7 @@ def _meaning(name: str) -> str:
 def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield files with weights and folders of modules that an import does not read.
 
-    Each comes with the reason why it may be left out, or with an empty string if it may not.
+    Each name comes with the reason why it may be left out; the reason is empty if it may not.
     """
     listed = module_folders(lambda name: source.folder / name)
     used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
@@ -149,7 +150,7 @@ def _is_training(folder: str) -> bool:
 
 
 def _is_copy(name: PurePosixPath, listed: Collection[str]) -> bool:
-    """Return whether a file, by its name, has a second copy of the weights."""
+    """Return whether a file, judged by its name, has a second copy of the weights."""
     is_beside = name.parent.as_posix() in {".", *listed}
     return is_beside and _COPIES.fullmatch(name.name) is not None
 
@@ -171,7 +172,7 @@ def _graph_files(source: CheckpointFolder) -> set[str]:
     try:
         model = onnx.load(str(source.graph), load_external_data=False)
     except (OSError, DecodeError):
-        return {(folder / source.graph.name).as_posix()}  # reading the graph raises the error
+        return {(folder / source.graph.name).as_posix()}  # reading the graph will raise the error
     places = [
         external_data_helper.ExternalDataInfo(tensor).location
         for tensor in model.graph.initializer
@@ -181,9 +182,9 @@ def _graph_files(source: CheckpointFolder) -> set[str]:
 
 
 def _words_alone(source: CheckpointFolder) -> str | None:
-    """Return the class of a checkpoint whose only head predicts words; `None` for others.
+    """Return the class of a checkpoint whose only head predicts words; else `None`.
 
-    Modules, or fields such as `tasks`, show that the checkpoint has another use.
+    If the folder has modules, or fields such as `tasks`, the checkpoint has another use.
     """
     names = source.config.get("architectures") or [""]
     is_told = source.modules is not None or any(name in source.fields for name in _TOLD)

@@ -1,8 +1,9 @@
 """Adds nodes to an exported graph that compute inputs which a backend does not send.
 
 A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
-`position_ids`, nodes compute it from the ids and the mask. If the model's padding token has another
-id, nodes replace the id of padding, because the graph may derive a mask or positions from it.
+`position_ids`, the added nodes compute it from the ids and the mask. If the model's padding token
+has another id than 0, the added nodes replace the zeros, because the graph may derive a mask or
+positions from the padding token's id.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 
 
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
-    """Rename values that nodes read, also in subgraphs, which may read outer values."""
+    """Rename values that nodes read, even in subgraphs, which may read outer values."""
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:
         for node in waiting.pop():

@@ -1,8 +1,9 @@
-"""Optimizes a graph that Sluicegate did not build for CUDA, by ONNX Runtime's optimizer.
+"""Optimizes graphs that Sluicegate did not build, for CUDA, by ONNX Runtime's optimizer.
 
-The optimizer recognizes the attention that exporters write, and replaces it by one node. The
-device graphs share the weights of the graph, like those of
-`backends.model_tools.importing.device_graphs`. A backend compares their outputs before it uses one.
+The optimizer recognizes the attention that exporters write, and replaces it by one node. The device
+graphs share the weights of the original graph, like those of
+`backends.model_tools.importing.device_graphs`. A backend compares the outputs of both before it
+uses a device graph.
 """
 
 import logging
@@ -21,7 +22,7 @@ from backends.model_tools.importing.device_graphs import StoredTensors
 from backends.model_tools.importing.finishing import is_half
 from backends.qualification.device_graphs import device_graph_name
 
-# Quantized graphs are optimized for one device already.
+# Graphs from these quantizers are already optimized for one device.
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -84,7 +85,8 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
     options = FusionOptions("bert")
     # Query, key and value stay separate products, so that their weights can be shared.
     options.use_multi_head_attention = True
-    # The optimizer's shape inference needs `sympy`. It needs types, so they are inferred below.
+    # The optimizer's shape inference needs `sympy`. The optimizer itself needs types, which are
+    # inferred below.
     options.enable_shape_inference = False
     try:
         types = [*infer_types(model)]
@@ -96,7 +98,7 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
             hidden_size=_number(config, "hidden_size", "dim"),
             optimization_options=options,
         ).model
-    except Exception:  # noqa: BLE001 - if the optimizer fails, the graph is served without them
+    except Exception:  # noqa: BLE001 - then the model has no such graphs
         return None
     if not _has(fused, "MultiHeadAttention"):
         return None
@@ -130,12 +132,12 @@ def _has(model: ModelProto, operator: str) -> bool:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first field that is a number; with 0 the optimizer detects the value."""
+    """Return the first of the fields that is a number; for 0 the optimizer detects the value."""
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
 def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
-    """Return the graph in fp16; stored weights are cast from fp32 when it is loaded."""
+    """Return the graph in fp16; when it is loaded, stored weights are cast from fp32."""
     try:
         half = halve(model)
     except Exception:  # noqa: BLE001 - if the converter fails, there is no such graph
@@ -160,5 +162,5 @@ def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
 
 
 def _fits(tensor: TensorProto) -> bool:
-    """Return whether all values fit into fp16; the converter clips larger values."""
+    """Return whether all values fit into fp16; the converter would clip larger values."""
     return bool(np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= _LARGEST_HALF)

@@ -30,7 +30,7 @@ _OUTPUTS = {
     "sentence_embedding": "pooled",
     "pooled": "pooled",
 }
-# Manifest fields with names that a rebuilt graph would not have.
+# Fields of the manifest with names that a rebuilt graph does not have.
 _NAMED = {"inputs", "output", "outputs"}
 _LENGTHS = (3, 48, 1, 17, 9)
 _TOLERANCE = 1e-4
@@ -65,7 +65,7 @@ def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]
 
 
 def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None:
-    """Run both graphs over the same rows.
+    """Run both graphs on the same rows.
 
     Raises:
         WeightsError: outputs differ by more than rounding explains, or cannot be compared.
@@ -100,7 +100,7 @@ def special_ids(source: CheckpointFolder) -> list[int]:
 
 
 def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch:
-    """Return random rows of different lengths and types; each special id is in one row."""
+    """Return random rows of different lengths and token types; each special id is in one row."""
     random = np.random.default_rng(0)
     words = int(config.get("vocab_size") or _WORDS)
     longest = int(config.get("max_position_embeddings") or _WORDS) // 2
@@ -108,7 +108,7 @@ def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch
         random.integers(words, size=min(length, longest), dtype=np.int32) for length in _LENGTHS
     ]
     known = np.array([number for number in special if 0 <= number < words], dtype=np.int32)
-    # Each special id is between other tokens, which may depend on it.
+    # Put each special id between other tokens, whose outputs may depend on it.
     mixed = np.stack([known, random.integers(words, size=len(known), dtype=np.int32)], axis=1)
     flat = mixed.reshape(-1)
     step = max(1, longest // 2 * 2)

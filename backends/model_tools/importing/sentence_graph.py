@@ -1,6 +1,6 @@
 """Adds the modules of a sentence transformer to its encoder's graph, with an output `pooled`.
 
-All operators exist in opset 11, so that graphs of older exporters can be completed. The formulas
+It uses only operators of opset 11, so that graphs of older exporters can be completed. The formulas
 are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and
 `Normalize`. Rows are padded on the right.
 """
@@ -22,10 +22,10 @@ from backends.repository.sentence_modules import (
 )
 
 POOLED = "pooled"
-# The new name of an existing output `pooled`.
+# An existing output `pooled` gets this name.
 _BEFORE = "sentence.pooled"
 _MASK = "attention_mask"
-# The first opset in which an operator takes its axes as an input.
+# From this opset on, an operator takes its axes as an input.
 _AXES_AS_INPUT = MappingProxyType(
     {"ReduceSum": 13, "Unsqueeze": 13, "ReduceMax": 18, "ReduceMean": 18}
 )
@@ -58,8 +58,8 @@ def complete_graph(
     `tokens` is the name of the output that holds the states of the tokens. Pooling reads it, and
     leaves out the first `skipped` tokens of each row.
 
-    If `is_pooled`, `model` already has an output `pooled`. Nothing is pooled then; the modules that
-    follow pooling read that output.
+    If `is_pooled`, `model` already has an output `pooled`. Then no pooling is added; the modules
+    after pooling read that output.
 
     Raises:
         ModelProblem: a module's weights do not fit, or its activation is not supported.
@@ -91,7 +91,7 @@ def complete_graph(
 
 
 def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
-    """Add the new nodes to a model; their output comes first, before others of the same width."""
+    """Add the new nodes to a model; their output comes before other outputs of the same width."""
     model.graph.node.extend(graph.nodes)
     model.graph.initializer.extend(graph.initializers)
     # All outputs of a served graph must have the same width.
@@ -167,15 +167,15 @@ class _SentenceWriter:
         return name
 
     def pool(self, tokens: str, modes: tuple[PoolingMode, ...], skipped: int) -> str:
-        """Add the pooling of each row's tokens, without the first `skipped` ones."""
+        """Add the pooling of each row's tokens, without the first `skipped` tokens."""
         mask = self.add("Cast", _MASK, to=TensorProto.FLOAT)
-        # Tokens are counted from 1. Padding repeats the last token's number.
+        # Tokens are counted from 1. Places of padding have the number of the last token.
         places = self.add("CumSum", mask, self.array(np.array(1)))
         if skipped:
             later = self.add("Greater", places, self.number(skipped))
             mask = self.add("Mul", mask, self.add("Cast", later, to=TensorProto.FLOAT))
         is_real = self.over("Unsqueeze", self.add("Cast", mask, to=TensorProto.BOOL), -1)
-        # A graph's output at padding may be NaN.
+        # The output of a graph may be NaN at padding.
         real = self.add("Where", is_real, tokens, self.number(0.0))
         count = self.over("ReduceSum", mask, 1, keepdims=1)
         vectors = []
@@ -245,7 +245,7 @@ class _SentenceWriter:
         return self.add("Mul", half, self.add("Add", error, self.number(1.0)))
 
     def _chosen(self, places: str, mask: str) -> str:
-        """Add a mask of the real tokens at the given places."""
+        """Add a mask of the real tokens among the given places."""
         return self.add("Mul", mask, self.add("Cast", places, to=TensorProto.FLOAT))
 
     def _weighted_sum(self, tokens: str, weights: str) -> str:

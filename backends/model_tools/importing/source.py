@@ -37,7 +37,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
 _LAYERS = ("num_hidden_layers", "n_layers")
 _ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
 _BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"}
-# The modules of the supported families; from `cls` on, modules that are used in training only.
+# The modules of the supported families. Those from `cls` on are used only in training.
 _PARTS = {
     *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
     *("pooler", "head", "pre_classifier", "classifier", "sequence_summary", "qa_outputs"),
@@ -102,7 +102,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.
 
-        It is the mean if a later step adds the pooling instead.
+        If a later step adds the pooling, this is the mean, whose result is not used.
         """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
@@ -181,7 +181,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the content of a folder; `given` fields win over the fields of its `model.yaml`.
+    """Return the content of a folder; fields in `given` override those of its `model.yaml`.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -244,7 +244,7 @@ def _find_graph(folder: Path, named: Any) -> Path | None:
 
 
 def check_content(path: Path) -> None:
-    """Refuse a pointer to a file that was not fetched.
+    """Refuse a Git LFS pointer whose file was not fetched.
 
     Raises:
         StartProblem: the file is a pointer of Git LFS.
@@ -255,7 +255,7 @@ def check_content(path: Path) -> None:
 
 
 def _unusable_weights(folder: Path) -> str:
-    """Return which unusable weights a folder has, and what to do about it."""
+    """Return which weights in a folder cannot be used, and what to do."""
     remedy = "save the model with `save_pretrained(folder, safe_serialization=True)`"
     pickle = next((name for name in _PICKLES if (folder / name).is_file()), None)
     if pickle is not None:
@@ -267,7 +267,7 @@ def _unusable_weights(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the module of a model that a weight belongs to."""
+    """Return the module of a model to which a weight belongs."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 

@@ -28,7 +28,7 @@ def extract(archives: Sequence[Path], folder: Path, where: str) -> dict[str, Pat
                     _apply(layer, member, folder, where)
         except SyncProblem:
             raise
-        # A broken archive may raise nearly anything, also an `OSError` without a number.
+        # A broken archive may raise nearly any error, even an `OSError` without a number.
         except Exception as error:
             if isinstance(error, OSError) and error.errno:
                 raise
@@ -46,7 +46,7 @@ def extract(archives: Sequence[Path], folder: Path, where: str) -> dict[str, Pat
 
 
 def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where: str) -> None:
-    """Extract a file of a layer, or remove what the layer removes."""
+    """Extract a file of a layer, or remove the files that a whiteout names."""
     if _relative(member.name) in _ALL_REMOVED:
         _remove(folder)
     path = _below_models(member.name)
@@ -81,7 +81,7 @@ def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where:
 
 
 def _below_models(name: str) -> str:
-    """Return a member's path below `models/`; empty for a member elsewhere."""
+    """Return a member's path below `models/`; empty for a member that is elsewhere."""
     name = _relative(name)
     return name.removeprefix(FOLDER) if name.startswith(FOLDER) else ""
 

@@ -9,7 +9,7 @@ from backends.installing import install_command
 from backends.model_tools.syncing.layout import ObjectMissing
 from backends.model_tools.syncing.manifest import SyncProblem
 
-# The library returns whole chunks, so small ones show sooner that an object arrives slowly.
+# The library returns whole chunks. With small chunks, a slow object is noticed sooner.
 _CHUNK = 64 << 10
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
@@ -45,7 +45,7 @@ class S3Objects:
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield an object; see `Objects`."""
         with contextlib.suppress(_BeyondTheEnd), self._translated(name):
-            # An empty object has no range, so a read from 0 asks for none.
+            # An empty object has no byte range, so a read from byte 0 asks for no range.
             own = {"Range": f"bytes={start}-"} if start else {}
             found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **own)
             yield from found["Body"].iter_chunks(_CHUNK)

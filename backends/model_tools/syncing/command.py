@@ -36,9 +36,9 @@ _PLAIN_HTTP = click.option(
     multiple=True,
     metavar="PATTERN",
     default=("*",),
-    help="Sync only these models. Name also the models that they build on.",
+    help="Sync only these models; name the models that they build on, too.",
 )
-@click.option("--prune", is_flag=True, help="Remove revisions that are served but left the source.")
+@click.option("--prune", is_flag=True, help="Remove even served revisions if they left the source.")
 @_PLAIN_HTTP
 def sync_command(
     *,
@@ -52,13 +52,13 @@ def sync_command(
 ) -> None:
     """Copy the model repository SOURCE to the repository DIR.
 
-    SOURCE is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`; `@sha256:...`
-    after it selects one manifest. The source was written by `models push` or `oras push`, or is a
+    SOURCE is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Append
+    `@sha256:...` to select one manifest. `models push` or `oras push` wrote the source, or it is a
     container image with the models in `/models`.
 
-    Every file is checked against its digest. Whole revisions are then renamed into place, and a
-    backend over DIR loads them. If a file is truncated, altered or missing, nothing changes. A
-    sync that was killed continues where it stopped.
+    The command checks every file against its digest. Then it renames whole revisions into place,
+    and a backend that serves DIR loads them. If a file is truncated, altered or missing, nothing
+    changes. If the command was killed, the next one continues where it stopped.
     """
     if once and watch is not None:
         raise StartProblem("`--once` and `--watch` exclude each other")
@@ -68,7 +68,7 @@ def sync_command(
         if watch is None:
             _show(source, synchroniser.run(place.reference), is_first=True)
             return
-        # Without a handler, the first process of a container ignores SIGTERM.
+        # Without a handler, the first process of a container would ignore SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         is_in_place = False
         while True:
@@ -80,7 +80,9 @@ def sync_command(
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("target")
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Push only this model.")
-@click.option("--force", is_flag=True, help="Send files that are already there, to repair them.")
+@click.option(
+    "--force", is_flag=True, help="Send even the files that are already there, to repair them."
+)
 @_PLAIN_HTTP
 def push_command(
     *, folder: Path, target: str, models: tuple[str, ...], force: bool, plain_http: bool
@@ -88,8 +90,8 @@ def push_command(
     """Push the repository DIR to TARGET, for `models sync`.
 
     TARGET is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Files that are
-    already there are not sent again. The manifest, which lists each file's digest and size, is
-    written last, and its digest is printed.
+    already there are not sent again. The manifest, which lists the digest and size of each file, is
+    written last. The command prints its digest.
     """
     place = read_source(target)
     if place.is_pinned:

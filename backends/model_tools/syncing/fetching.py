@@ -20,13 +20,13 @@ from backends.repository.sync_record import FileDigest
 _MOST_NESTED = 3
 _PATIENCE = 60.0
 _LEAST_RATE = 256 << 10
-"""A fetch may take `_PATIENCE` seconds, and one more second for this many bytes."""
+"""A fetch may take `_PATIENCE` seconds, and one second more for each of this many bytes."""
 
 
 def fetch_manifest(store: ArtifactStore, reference: str) -> tuple[str, Manifest]:
     """Return the digest of the manifest that a reference names, and the manifest.
 
-    For an image of several platforms, it is the manifest for this machine.
+    If the reference names an image for several platforms, this is the manifest for this machine.
 
     Raises:
         SyncProblem: the manifest is missing, altered or invalid.
@@ -66,7 +66,7 @@ def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) 
         raise SyncProblem(f"{what} needs {missing} bytes, but the disk of {folder} has {free} free")
     problem = _append(store, blob, part, what)
     if problem and resumed:
-        # The part that an earlier run left may be wrong, so fetch all of it once more.
+        # The part that an earlier run left may be wrong, so all of it is fetched once more.
         problem = _append(store, blob, part, what)
     if problem:
         raise SyncProblem(
@@ -77,7 +77,7 @@ def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) 
 
 
 def _append(store: ArtifactStore, blob: Descriptor, part: Path, what: str) -> str:
-    """Fetch the rest of `part`; if its content is wrong, remove it and return the reason."""
+    """Fetch the rest of `part`; if its content is wrong, remove the file and return the reason."""
     with part.open("ab+") as file:
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")

@@ -30,7 +30,7 @@ class Objects(Protocol):
     """Stores objects by name. Calls block, and raise `SyncProblem`."""
 
     where: str
-    """The address, for messages."""
+    """The address of the objects, for messages."""
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content from byte `start` on.

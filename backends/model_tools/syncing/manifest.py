@@ -27,7 +27,7 @@ UNPACK = "io.deis.oras.content.unpack"
 EMPTY = b"{}"
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _FILE_TYPE = "application/octet-stream"
-# The limits of file systems, with some room for the repository's own path.
+# The limits of file systems, less some room for the repository's own path.
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 _MOST_BYTES = 4 << 20
 _MOST_SECONDS = 60.0
@@ -36,7 +36,7 @@ _LAYER_TYPES = ("application/vnd.oci.image.layer", "application/vnd.docker.image
 
 
 class SyncProblem(StartProblem):
-    """Says why a sync or push failed; the repository is unchanged."""
+    """Says why a sync or a push failed; the repository is unchanged."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -62,7 +62,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Lists the blobs of an artifact or image in `layers`, or nested `manifests`."""
+    """Lists the blobs of an artifact or an image in `layers`, or other manifests in `manifests`."""
 
     media_type: str = ""
     artifact_type: str = ""
@@ -101,7 +101,7 @@ def read_manifest(content: bytes, where: str) -> Manifest:
     """Return the manifest in `content`.
 
     Raises:
-        SyncProblem: it is not a manifest.
+        SyncProblem: the content is not a manifest.
     """
     try:
         return msgspec.json.decode(content, type=Manifest)
@@ -182,7 +182,7 @@ def check_repository(files: Mapping[str, object], where: str) -> None:
     """Check that `files` contain a revision of a model.
 
     Raises:
-        SyncProblem: they contain none.
+        SyncProblem: they contain no revision.
     """
     if not any(revision_of(path) for path in files):
         raise SyncProblem(f"{where}: there is no revision of a model")

@@ -20,9 +20,9 @@ from backends.repository.model import is_hidden
 def push(
     root: Path, store: ArtifactStore, *, tag: str, models: Collection[str], force: bool = False
 ) -> str:
-    """Store the files of `models` (all, if empty) and their manifest; return its digest.
+    """Store the files of `models` (if empty: all models) and a manifest; return its digest.
 
-    A file that the store has, with the same size, is sent again only with `force`.
+    If the store already has a file with the same size, the file is sent only with `force`.
 
     Raises:
         SyncProblem: a model does not exist, or the store cannot be written.

@@ -43,8 +43,8 @@ class RegistryStore:
     """Implements `ArtifactStore` with the repository `name` of a registry.
 
     Credentials are read from the files of `docker login` and `podman login`. They are sent only to
-    the registry and its token service. The scheme is HTTPS, or HTTP on loopback and with
-    `plain_http`.
+    the registry and its token service. Requests use HTTPS; on loopback and with `plain_http`, they
+    use HTTP.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:
@@ -73,7 +73,7 @@ class RegistryStore:
             if start and response.status_code in (_OK, _OUT_OF_RANGE):
                 return
             self._check(response, f"the blob `{digest}`", _PARTIAL if start else _OK)
-            # Raw, so that the bytes before an interruption are kept.
+            # The raw stream keeps the bytes that arrived before an interruption.
             yield from response.iter_raw()
 
     def has(self, digest: str, size: int) -> bool:
@@ -206,7 +206,7 @@ class RegistryStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        # `ValueError` stands for addresses and headers that cannot be sent.
+        # httpx raises `ValueError` for addresses and headers that cannot be sent.
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, ValueError) as error:
             reason = type(error).__name__
             raise SyncProblem(f"{self._where}: the registry cannot be reached: {reason}") from None
@@ -217,7 +217,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 
 def _credentials(host: str) -> str:
-    """Return a registry's user name and password in base64, as login commands store them."""
+    """Return the user name and password for a registry in base64, as login commands store them."""
     key = "https://index.docker.io/v1/" if host in _HUB else host
     for path in _credential_files():
         try:

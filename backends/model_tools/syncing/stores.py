@@ -20,13 +20,13 @@ class ArtifactStore(Protocol):
     """Stores manifests and blobs by digest. Calls block, and raise `SyncProblem`."""
 
     def manifest(self, reference: str) -> tuple[str, bytes]:
-        """Return a manifest by its tag or digest, and the digest that its content should have."""
+        """Return a manifest by tag or digest, and the digest that its content should have."""
         ...
 
     def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content of a blob from byte `start` on, without verifying it.
 
-        A store that cannot start there yields nothing.
+        If a store cannot start there, it yields nothing.
         """
         ...
 

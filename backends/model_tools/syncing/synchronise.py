@@ -49,7 +49,7 @@ class Synchroniser:
     """Synchronises a repository, once or repeatedly.
 
     The first run verifies the digests of all files in place. Later runs verify only files that
-    changed since. A file that differs is fetched again.
+    changed since the run before. A file with another digest is fetched again.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Synchroniser:
         """`name` is the source, for the record and messages; `models` are patterns of model names.
 
         Without `prune`, a revision that left the source is kept until a backend has served another
-        one in its place, and a model that left the source is kept.
+        revision in its place. A model that left the source is kept for good.
         """
         self._store = store
         self._root = root
@@ -106,11 +106,12 @@ class Synchroniser:
         if changed:
             needed = {path for unit in changed for path in units[unit]}
             ready = ready or self._fetch({path: files[path] for path in needed})
-            # Written before files move, so that a sync after a crash knows its own files.
+            # Written before files move, so that a sync after a crash recognizes the files that it
+            # wrote.
             self._write(SyncRecord(source=self._name, files=dict(record.files) | dict(files)))
             staged = self._stage(needed, ready)
             self._make_room(changed, gone)
-            # Files beside the revisions come last, because they select the served revisions.
+            # Files beside the revisions come last, because they decide which revisions are served.
             for unit in sorted(changed, key=lambda each: (not _is_revision(each), each)):
                 self._place(unit, staged)
                 self._verified[unit] = units[unit], _state(_files_of(self._root, unit))
@@ -166,7 +167,7 @@ class Synchroniser:
         }
 
     def _holds(self, unit: str, files: Files) -> bool:
-        """Return whether the files of a unit are in place, byte by byte."""
+        """Return whether the files of a unit are in place with the right content."""
         found = _files_of(self._root, unit)
         state = _state(found)
         if self._verified.get(unit) == (files, state):
@@ -218,7 +219,7 @@ class Synchroniser:
         _sync_folder(place.parent)
 
     def _remove(self, unit: str, units: Mapping[str, Files]) -> bool:
-        """Remove a unit that left the source, if it may be removed; return whether it is gone."""
+        """Remove a unit that left the source, if allowed; return whether it is gone."""
         place, model = self._root / unit, self._root / unit.partition("/")[0]
         if not place.exists():
             return True
@@ -287,7 +288,7 @@ def _state(files: Mapping[str, Path]) -> _State:
 
 
 def _remove_empty(folder: Path, model: Path) -> None:
-    """Remove a model's empty folders, and its own folder if only files of backends are left."""
+    """Remove a model's empty folders, and its own folder if it has only files of backends."""
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
             return
@@ -306,9 +307,10 @@ def _file_digest(blob: Descriptor) -> FileDigest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link a file; copy it if it has another link.
+    """Hard-link a file; copy it if it already has another link.
 
-    Two files of the repository must not share content, because changing one would change both.
+    Two files of the repository must not share their content, because a change of one would change
+    both.
     """
     try:
         if source.stat().st_nlink == 1:

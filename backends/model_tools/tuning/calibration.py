@@ -32,8 +32,8 @@ def collect(
     for mask, tensors in _activations(expose(model, names), names, batches):
         stop = start + int(mask.sum())
         for collector, tensor in zip(collectors.values(), tensors, strict=True):
-            # Graphs that compute real tokens only have no padding. A tensor after pooling has one
-            # row for each text, and all of these are kept.
+            # Graphs that compute real tokens only have no padding. A tensor after the pooling has
+            # one row for each text, and all these rows are kept.
             real = tensor if tensor.ndim == mask.ndim else tensor[mask]
             few = len(real) != stop - start
             collector.add(real, np.ones(len(real), dtype=np.bool_) if few else chosen[start:stop])
@@ -42,7 +42,7 @@ def collect(
 
 
 class _Collector:
-    """Collects rows of one tensor: keeps some, and the extremes of all."""
+    """Collects rows of one tensor: keeps some rows, and the extremes of all."""
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []

@@ -21,8 +21,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("name", metavar="MODEL")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
 @click.option("--threads", type=int, help="The most worker threads to try (0: one per core).")
-@click.option("--texts", type=_FILE, help="Texts to measure with: one per line, or CSV.")
-@click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
+@click.option("--texts", type=_FILE, help="File of texts to measure with: one per line, or CSV.")
+@click.option("--seconds", default=1.0, show_default=True, help="Seconds of each measurement.")
 @click.option("--plot", type=_FILE, help="File for the plot.  [default: tune-MODEL.svg]")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
@@ -39,9 +39,9 @@ def tune_command(
 ) -> None:
     """Find the best batch size and number of threads for MODEL on this machine.
 
-    With --precision, make a variant of MODEL in another precision instead. The variant becomes the
-    newest revision if it stays within the bounds. If not, its measurements are printed and the exit
-    code is 1.
+    With --precision, the command makes a variant of MODEL in another precision instead. If the
+    variant stays within the bounds, it becomes the newest revision. Otherwise, its measurements are
+    printed and the exit code is 1.
     """
     settings = read_settings(models=models, threads=threads)
     if wanted is None:

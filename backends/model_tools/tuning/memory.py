@@ -13,8 +13,8 @@ _SECONDS = 120
 def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
     """Return the bytes that a session over a graph takes after one batch on the CPU.
 
-    Return `None` if the process fails. The memory is measured in a new process, because this one
-    holds too much other memory.
+    Return `None` if the process fails. The measurement needs a new process, because this process
+    already holds other memory.
     """
     length = str(min(max_tokens, _TOKENS))
     command = [sys.executable, "-m", "backends.model_tools.tuning.memory", str(graph), length]

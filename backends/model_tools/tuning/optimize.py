@@ -26,7 +26,7 @@ from backends.settings import BackendSettings
 
 
 class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one variant; without a `report` it was not judged, and `reasons` says why."""
+    """Holds one variant; if it was not judged, there is no `report`, and `reasons` says why."""
 
     name: str
     speed: SpeedSample | None = None
@@ -62,7 +62,7 @@ def optimize(
 ) -> OptimizeResult:
     """Judge every precision of the device, publish the quickest accepted, and tune its batching.
 
-    A third of the texts calibrates int8. The others judge all variants.
+    A third of the texts serves to calibrate int8. All variants are judged by the other texts.
 
     Raises:
         StartProblem: the model does not exist, is not in fp32 or cannot be measured.
@@ -109,9 +109,9 @@ def _gain(entry: VariantEntry) -> float:
 
 
 def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
-    """Return the bytes that a graph takes on the CPU, or `None` with another provider.
+    """Return the bytes that a graph takes on the CPU; `None` with another provider.
 
-    Without `graph`, this measures the model's own graph.
+    If no `graph` is given, this measures the model's own graph.
     """
     if settings.provider != "cpu":
         return None
@@ -133,7 +133,7 @@ def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
 
 
 def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
-    """Return the entry of fp32, measured beside a variant, or now if there is no variant."""
+    """Return the entry of fp32, measured together with a variant, or now if there is no variant."""
     before = [entry.report.before for entry in variants if entry.report is not None]
     speed = before[0] if before else measure_speed(*gate.reference_runs)
     return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)

@@ -15,9 +15,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("name", metavar="MODEL")
 @click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
 @click.option("--threads", type=int, help="The most worker threads to try (0: one per core).")
-@click.option("--texts", type=_FILE, required=True, help="Texts: one per line, or CSV.")
+@click.option("--texts", type=_FILE, required=True, help="File of texts: one per line, or CSV.")
 @click.option("--price", type=click.FloatRange(min=0), help="Price of the machine per hour.")
-@click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
+@click.option("--seconds", default=1.0, show_default=True, help="Seconds of each measurement.")
 @click.option("--report", type=_FILE, help="File for the report.  [default: optimize-MODEL.md]")
 @gate_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
@@ -35,8 +35,9 @@ def optimize_command(
 ) -> None:
     """Make MODEL as quick as this machine allows, and write a report.
 
-    Every precision that the device supports is compared with fp32 on two thirds of the texts. The
-    quickest variant within the bounds becomes the newest revision, and its batching is tuned.
+    The command compares every precision that the device supports with fp32 on two thirds of the
+    texts. The quickest variant within the bounds becomes the newest revision. Then the command
+    finds the best batch size and number of threads for it.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()

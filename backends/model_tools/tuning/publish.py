@@ -25,11 +25,12 @@ def publish(
 ) -> list[Path]:
     """Write the model's next revision atomically; return the folders that were written.
 
-    Without a `graph`, the model keeps its files and device graphs, and only the precision changes.
+    If no `graph` is given, the model keeps its files and device graphs, and only its precision
+    changes.
 
     The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
-    Its name contains the head's name. The variant of an encoder that other models use gets a new
-    name too, so that those models stay unchanged.
+    The name of the new encoder contains the head's name. The variant of an encoder that other
+    models use gets a new name too, so that those models stay unchanged.
 
     Raises:
         StartProblem: the repository cannot be written, or another model has the new name.
@@ -70,9 +71,9 @@ def _write(
     *,
     name: str | None = None,
 ) -> Path:
-    """Write the next revision: the files of `source`, except those in `files`.
+    """Write the next revision with the files of `source`; `files` replace some of them.
 
-    `changes` replace fields of its `model.yaml`. `name` is the model's new name, if any.
+    `changes` replace fields of its `model.yaml`. `name` is the model's new name, if it gets one.
     """
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
@@ -94,7 +95,7 @@ def _check_name(model: Path, description: str) -> None:
     """Refuse a name that another model has.
 
     Raises:
-        StartProblem: a revision with this name was not written for the same head.
+        StartProblem: a model with this name exists that was not made for the same head.
     """
     for revision in model.iterdir() if model.is_dir() else ():
         if not revision.name.isdecimal():

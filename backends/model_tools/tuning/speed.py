@@ -45,7 +45,7 @@ _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all measurements of the graph of `model`, the best one, and the machine."""
+    """Holds all measurements of the graph of `model`, the best setting, and the machine."""
 
     model: str
     provider: str
@@ -114,7 +114,7 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open a device graph, or return it if it is open; the last one opened is served."""
+        """Open a device graph, or return it if it is open; the last graph opened is served."""
         key = (source.path, source.precision)
         if key not in self._executors:
             self._executors[key] = executor_opener(self._settings)(source)
@@ -162,7 +162,8 @@ async def _tune(
 
             async def send(text: Text, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
-                # Each client has its own scope, so that equal texts are computed separately.
+                # Each client has its own scope, so that the backend computes equal texts
+                # separately.
                 caller = RowCaller(scope=f"client-{client}", deadline=deadline)
                 if output is OutputKind.TOKENS and isinstance(text, str):
                     return await pipeline.token_vectors(text, caller)
@@ -182,7 +183,7 @@ async def _tune(
 
 
 def _output(model: Model, manifest: GraphManifest) -> OutputKind:
-    """Return the output that most requests use."""
+    """Return the output of the graph that most requests use."""
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         return OutputKind.POOLED
     return graph_source(model, manifest).first_output

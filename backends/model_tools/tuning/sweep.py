@@ -19,14 +19,14 @@ from backends.types import Encoding, OutputKind, Text
 _SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
-# A smaller batch with nearly the best throughput is preferred, because it answers sooner.
+# A smaller batch is preferred if its throughput is nearly the best, because it answers sooner.
 _NEARLY = 0.97
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Holds one setting and its measurements.
 
-    `p95` is the 95th percentile of a batch's duration or, with clients, of a response's.
+    `p95` is the 95th percentile of the time of a batch or, with clients, of a response.
     """
 
     batch_size: int
@@ -36,19 +36,19 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
 
 
-# Sends one text as the client with the given number, and awaits the result.
+# Sends one text as the client with this number, and returns the result.
 SendText = Callable[[Text, int], Awaitable[object]]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
-    """Return the sizes to measure; batches of rows of usual length must fit into `max_tokens`."""
+    """Return the batch sizes to measure: those whose rows of usual length fit `max_tokens`."""
     sizes = _SIZES_CPU if provider.startswith("CPU") else _SIZES_DEVICE
     usual = max(1, int(np.median([len(row.ids) for row in rows])))
     return [size for size in sizes if size == 1 or size * usual <= max_tokens]
 
 
 def thread_counts(most: int) -> list[int]:
-    """Return 1, 2, 4, ... below `most`, and `most`."""
+    """Return 1, 2, 4, ... below `most`, and `most` itself."""
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
@@ -89,7 +89,7 @@ def sweep_batches(
 
 
 def choose(points: Sequence[Point]) -> Point:
-    """Return the fastest point, or one nearly as fast with smaller batches."""
+    """Return the fastest point, or a point with smaller batches that is nearly as fast."""
     most = max(point.rows_per_second for point in points)
     good = [point for point in points if point.rows_per_second >= _NEARLY * most]
     return min(good, key=lambda point: (point.batch_size, -point.rows_per_second))
@@ -104,7 +104,7 @@ async def sweep_clients(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
-    """Measure every number of clients for `seconds`; each client sends one text after the other."""
+    """Measure every number of clients for `seconds`; each client sends one text after another."""
     rounds = [
         [
             await _measure_clients(

@@ -41,8 +41,8 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a `model`, and the model that has its graph: itself, or the encoder of a head.
 
     `graph` is the quickest fp32 graph, which a backend opens here. `apply` turns the graph's
-    outputs into the values to compare, by `measure`. With `multi_label`, each logit is a decision.
-    `dependents` names the other models that build on the graph. `rows` is the batch size.
+    outputs into the values to compare, by `measure`. With `multi_label`, each logit decides on one
+    label. `dependents` names the other models that build on the graph. `rows` is the batch size.
     """
 
     model: Model
@@ -63,11 +63,11 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def output(self) -> OutputKind:
-        """The output of the graph that results are computed from."""
+        """The output of the graph from which results are computed."""
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
     def open(self, graph: Path, precision: str = "fp32") -> ModelExecutor:
-        """Open another graph instead of the fp32 one, and run it in `precision`."""
+        """Open another graph instead of the fp32 graph, and run it in `precision`."""
         source = graph_source(self.graph_model, self.manifest)
         # Without a digest, nothing is recorded beside the temporary file.
         source = msgspec.structs.replace(source, path=graph, digest="", precision=precision)
@@ -77,9 +77,9 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return executor
 
     def find_graph(self, precision: str) -> Path | None:
-        """Return the file that runs in `precision` here; `None` if there is none.
+        """Return the graph's file that runs in `precision` on this device; `None` if there is none.
 
-        On CUDA it is the quickest graph in that precision. Other runtimes round the fp32 graph.
+        On CUDA, this is the quickest graph in that precision. Other runtimes round the fp32 graph.
         """
         source = msgspec.structs.replace(
             graph_source(self.graph_model, self.manifest), precision=precision
@@ -110,7 +110,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.apply(found), owners
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the rows of texts, truncated to what the graph reads."""
+        """Return the rows of texts, truncated to the length that the graph reads."""
         prompt = ""
         if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
             prompt = self.manifest.prompt
@@ -119,14 +119,14 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts without a prompt, as qualification runs them."""
+        """Return the token ids of texts without a prompt, as they are run to qualify a revision."""
         return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
 
     def places(self, golden: GoldenSet) -> list[int] | None:
         """Return the column of each text's label; `None` if labels are unknown or not compared.
 
         Raises:
-            StartProblem: the model has no such label.
+            StartProblem: the model does not have one of the labels.
         """
         if golden.labels is None or self.multi_label or self.measure != "labels":
             return None
@@ -140,7 +140,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the texts of a file as this model reads them, without texts that it would refuse.
 
         Raises:
-            StartProblem: no text is left.
+            StartProblem: no text remains.
         """
         suited = golden.suited_to(self.measure, reads_pairs=self.reads_pairs)
         if not self.manifest.truncate:
@@ -158,7 +158,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     """Return the model `name` of a repository.
 
     Raises:
-        StartProblem: it does not exist, has no graph, or its graph is not in fp32.
+        StartProblem: the model does not exist or has no graph, or its graph is not in fp32.
     """
     model = find_model(catalogue, name)
     graph_model, graph, apply = _find_graph(catalogue, model)
@@ -222,7 +222,7 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
     """Return a model of a repository.
 
     Raises:
-        StartProblem: it does not exist, is broken, or runs on another server.
+        StartProblem: the model does not exist, is broken, or runs on another server.
     """
     if name not in catalogue.models:
         reason = catalogue.problems.get(name, "it is not in the repository")
@@ -233,7 +233,7 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
 
 
 def find_graph_model(catalogue: Catalogue, name: str) -> Model:
-    """Return the model whose graph runs a model's rows: itself, or the one it builds on.
+    """Return the model whose graph runs a model's rows: the model itself, or the one it builds on.
 
     Raises:
         StartProblem: the model does not exist, or builds on several models.

@@ -27,9 +27,9 @@ _DEPENDS = "its outputs depend on the rows beside them"
 class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the measurements of a variant; it is accepted if `reasons` is empty.
 
-    `speedup` is the ratio to the speed of fp32 on `machine`, and `least_speedup` its lower bound.
-    `expected` are outputs for a few texts; the variant must have the same ones on every machine
-    that serves it.
+    `speedup` is the speed divided by the speed of fp32 on `machine`, and `least_speedup` is its
+    lower bound. `expected` has the outputs for a few texts. On every machine that serves it, the
+    variant must have the same outputs.
     """
 
     precision: VariantPrecision = msgspec.field(default="int8", name="profile")
@@ -48,7 +48,7 @@ class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantGate:
-    """Compares variants of one model with its fp32 graph, on texts to judge by."""
+    """Compares variants of one model with its fp32 graph, on given texts."""
 
     def __init__(
         self, subject: TunedModel, against: GoldenSet, *, bounds: Bounds, min_speedup: float
@@ -65,7 +65,7 @@ class VariantGate:
 
     @property
     def reference_runs(self) -> tuple[ModelExecutor, Sequence[TextBatch]]:
-        """The fp32 graph, and the batches for measuring speed."""
+        """The fp32 graph, and the batches with which speed is measured."""
         return self._fp32, _few(self._batches)
 
     def judge(self, graph: Path, *, precision: VariantPrecision) -> VariantReport:
@@ -129,7 +129,7 @@ def judge_outputs(
 
 
 def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
-    """Return why a speedup is too small or uncertain; empty if it is large enough."""
+    """Return why a speedup is too small or too uncertain; empty if it is large enough."""
     if ratio < asked:
         return [f"it is {ratio:.2f} times as fast as fp32; at least {asked:g} is required"]
     if at_least < asked:
@@ -140,7 +140,7 @@ def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
 
 
 def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
-    """Return some of the batches, of all lengths, with about a thousand texts."""
+    """Return some of the batches, of all lengths, with about a thousand texts in all."""
     return batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
 
 

@@ -26,11 +26,11 @@ from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
 
-# Ranges need few texts. Counting flips needs more.
+# The ranges of int8 need few texts. Counting changed labels needs more.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
-# The search overfits its texts, so its bound is stricter.
+# The search fits its own texts too well, so its bound is stricter.
 _MARGIN = 0.5
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class VariantMaker:
     def make(
         self, precision: VariantPrecision, gate: VariantGate, *, calibrate: GoldenSet | None
     ) -> tuple[bytes | None, VariantReport]:
-        """Return a graph in `precision` and its report; int8 needs texts in `calibrate`.
+        """Return a graph in `precision`, and its report; int8 needs `calibrate`, a list of texts.
 
         The graph is `None` if the model's own files can run in that precision.
 

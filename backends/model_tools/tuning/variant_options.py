@@ -19,23 +19,39 @@ from backends.settings import BackendSettings, quiet_libraries
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option(
-        "--precision", type=click.Choice(get_args(VariantPrecision)), help="Make this variant."
+        "--precision",
+        type=click.Choice(get_args(VariantPrecision)),
+        help="Precision of the variant.",
     ),
-    click.option("--calibrate", type=_FILE, help="Texts to calibrate int8 with."),
-    click.option("--judge", type=_FILE, help="Other texts, with labels, to judge the variant by."),
+    click.option("--calibrate", type=_FILE, help="File of texts to calibrate int8."),
+    click.option(
+        "--judge", type=_FILE, help="File of other texts with labels, to judge the variant."
+    ),
 )
 _BOUNDS = (
     click.option(
-        "--max-flips", default=1.0, show_default=True, help="Results that may change, in %."
+        "--max-flips",
+        default=1.0,
+        show_default=True,
+        help="Share of results that may change, in %.",
     ),
     click.option(
-        "--max-loss", default=0.3, show_default=True, help="Allowed loss of accuracy, in points."
+        "--max-loss",
+        default=0.3,
+        show_default=True,
+        help="Allowed loss of accuracy, in percentage points.",
     ),
     click.option(
-        "--min-cosine", default=0.99, show_default=True, help="Required cosine to fp32's vectors."
+        "--min-cosine",
+        default=0.99,
+        show_default=True,
+        help="Smallest allowed cosine to the vectors of fp32.",
     ),
     click.option(
-        "--min-speedup", default=1.0, show_default=True, help="Required speed relative to fp32."
+        "--min-speedup",
+        default=1.0,
+        show_default=True,
+        help="Least speed, as a multiple of that of fp32.",
     ),
 )
 
@@ -53,11 +69,11 @@ class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
     precision: VariantPrecision
     calibrate: Path | None
     judge: Path | None
-    """`None` is allowed only for a graph that is in the precision already."""
+    """`None` is allowed only if the graph is already in the precision."""
     gate: GateOptions
 
     def golden_file(self) -> Path:
-        """Return the file of texts to judge by.
+        """Return the file of texts by which the variant is judged.
 
         Raises:
             StartProblem: no file is given.
@@ -115,7 +131,7 @@ def _with_options(
 def make_variant(
     settings: BackendSettings, name: str, wanted: VariantOptions, *, dry_run: bool, echo: Echo
 ) -> list[Path] | None:
-    """Make and judge a variant; return the folders that were written, or `None` if it is refused.
+    """Make and judge a variant; return the written folders, or `None` if it is refused.
 
     Raises:
         StartProblem: the variant cannot be made.

@@ -1,7 +1,7 @@
-"""Answers and counts every HTTP request, in the place of a program that has no package.
+"""Answers and counts every HTTP request, in place of a program that has no Debian package.
 
-A request for `/counted` is answered with the number of the others that carried a body, and their
-bytes. It listens on each port of `PORTS`; what it is given on its command line is of no interest.
+A request for `/counted` is answered with the number of requests that carried a body, and the bytes
+of these bodies. The server listens on each port of `PORTS`, and ignores its command line.
 """
 
 import os
@@ -13,16 +13,16 @@ _LOCK = threading.Lock()
 
 
 class CountingHandler(BaseHTTPRequestHandler):
-    """Answers 200 to everything."""
+    """Answers every request with 200."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer with what was counted, or nothing."""
+        """Answer `/counted` with the counts, and any other path with an empty body."""
         self._answer(repr(_COUNTED).replace("'", '"').encode() if self.path == "/counted" else b"")
 
     def do_POST(self) -> None:
-        """Count a body."""
+        """Count the body of a request."""
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         with _LOCK:
             _COUNTED["requests"] += 1
@@ -41,7 +41,7 @@ class CountingHandler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Listen on every port until killed."""
+    """Listen on every port until the process is killed."""
     servers = [
         ThreadingHTTPServer(("", int(port)), CountingHandler)
         for port in os.environ["PORTS"].split()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the official image does at its first start, as far as compose.yaml uses it.
+# Does at the first start what the official image does, as far as compose.yaml needs it.
 set -eu
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
     printf '%s\n' "$POSTGRES_PASSWORD" >/tmp/password

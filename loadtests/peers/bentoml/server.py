@@ -11,7 +11,7 @@ _BATCHING = {"batchable": True, "max_batch_size": WAY.batch, "max_latency_ms": 1
 
 @bentoml.service(workers=WAY.workers)
 class TextService:
-    """A list of texts a request; BentoML joins the lists where it batches."""
+    """Takes a list of texts a request; BentoML concatenates the lists of a batch."""
 
     def __init__(self) -> None:
         self._model = open_model(WAY.threads)

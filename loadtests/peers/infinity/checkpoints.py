@@ -1,6 +1,6 @@
-"""Writes checkpoints and ONNX graphs of the demo's models as users of Python libraries have them.
+"""Writes checkpoints and ONNX graphs of the demo's models in the usual formats of Python libraries.
 
-It runs in the virtual environment of the peer, and writes each folder once.
+It runs in the virtual environment of the peer, and writes each folder only once.
 """
 
 import json
@@ -50,8 +50,8 @@ def checkpoint(task: str) -> Path:
 
 
 def exported(task: str, *, pooled: bool = False) -> Path:
-    """Return the folder of its ONNX graph; `pooled` is the encoder with the mean in the graph."""
-    from optimum.exporters.onnx import main_export  # noqa: PLC0415 - not where torch alone runs
+    """Return the folder of the ONNX graph; if `pooled`, the graph also computes the mean."""
+    from optimum.exporters.onnx import main_export  # noqa: PLC0415 - not installed everywhere
 
     target = Path(os.environ[MODELS]) / f"{task}-exported{'-pooled' * pooled}"
     if not target.exists():

@@ -1,6 +1,6 @@
-"""Computes `sentiment` as a model of transformers: the mean over the tokens, normalised, a head.
+"""Computes `sentiment` as a model of transformers: mean over tokens, normalization, linear head.
 
-It is copied beside the checkpoint, where transformers finds it by the name in `config.json`.
+The file is copied beside the checkpoint. transformers finds it there by its name in `config.json`.
 """
 
 from typing import Any

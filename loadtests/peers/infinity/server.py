@@ -1,4 +1,4 @@
-"""Serves a model under Infinity: writes what it loads and becomes its command line."""
+"""Serves a model under Infinity: writes the model, then replaces itself by Infinity's command."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from loadtests.peers.infinity.checkpoints import checkpoint, exported
 def main() -> None:
     """Serve on the port of the first argument."""
     way, task = PeerConfiguration.read(), os.environ[TASK]
-    # Infinity finds the graph of a local model by its name only where the model is `.`.
+    # Infinity finds the graph of a local model only if the model is named `.`.
     os.chdir(exported(task) if "optimum" in way.options else checkpoint(task))
     os.environ |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     os.environ |= {"HF_HOME": os.environ[SCRATCH], "OMP_NUM_THREADS": str(way.threads)}
@@ -21,10 +21,10 @@ def main() -> None:
         *(str(program), "v2", "--model-id", ".", "--served-model-name", "model"),
         *("--device", "cpu", "--batch-size", str(way.batch), "--no-model-warmup"),
         *("--host", "127.0.0.1", "--port", sys.argv[1], "--log-level", "warning"),
-        *("--pooling-method", "mean"),  # the default is the first token for one of its engines
+        *("--pooling-method", "mean"),  # one engine has another default
         *shlex.split(way.options),
     ]
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    os.execv(command[0], command)  # noqa: S606 - it needs no shell
 
 
 if __name__ == "__main__":

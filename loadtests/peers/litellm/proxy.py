@@ -1,7 +1,7 @@
-"""Runs LiteLLM's proxy with its Redis cache, and all answers in it.
+"""Runs LiteLLM's proxy with its Redis cache, which holds all answers.
 
-The proxy has packages of its own (`make .venv-peers/litellm/.installed`). It has no classification,
-so the requests are for embeddings. These are short; the proxy makes them up, without a model.
+The proxy has a virtual environment of its own (`make .venv-peers/litellm/.installed`). It cannot
+classify, so requests ask for embeddings. The proxy makes up short embeddings without a model.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from testing.valkey import Valkey
 
 _PROGRAM = Path(__file__).parents[3] / ".venv-peers" / "litellm" / "bin" / "litellm"
 _KEY = "sk-litellm-0123456789"
-# No look at the network, no look back.
+# Neither call home nor write logs.
 _ALONE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOG": "ERROR",
@@ -31,18 +31,18 @@ _EMBEDDING = [0.125] * 16
 
 
 def is_installed() -> bool:
-    """Tell whether its packages are there."""
+    """Return whether the proxy's packages are installed."""
     return _PROGRAM.exists()
 
 
 def bodies(texts: Sequence[str]) -> list[bytes]:
-    """Return the request of each text."""
+    """Return a request for each text."""
     return [msgspec.json.encode({"model": "stub", "input": text}) for text in texts]
 
 
 @contextlib.contextmanager
 def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) -> Iterator[Target]:
-    """Run the proxy on `core` and its Redis on `others`; Redis has all answers.
+    """Run the proxy on `core` and its Redis, which has all answers, on `others`.
 
     Raises:
         PeerFailed: LiteLLM is not installed, or did not become ready.
@@ -67,7 +67,7 @@ def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) ->
 
 
 def _fill(target: Target, requests: Sequence[bytes], redis: Valkey) -> None:
-    """Ask everything twice, and make sure that the second answers were in Redis."""
+    """Send every request twice, and make sure that the second answers came from Redis."""
     url = f"http://{target.host}:{target.port}"
     with httpx.Client(base_url=url, headers=dict(target.headers), timeout=20) as client:
         for body in [*requests, *requests]:

@@ -10,22 +10,22 @@ from loadtests.peers.model import open_model
 
 
 class TextAPI(litserve.LitAPI):
-    """One text a request; LitServe gathers them into lists where it batches."""
+    """Takes one text a request; with batching, LitServe makes a list of several requests' texts."""
 
     def setup(self, device: str) -> None:
         """Open the model, in each worker."""
         self._model = open_model(WAY.threads)
 
     def decode_request(self, request: dict[str, str]) -> str:
-        """Return the text."""
+        """Return the text of a request."""
         return request["text"]
 
     def predict(self, x: Any) -> list[Any]:
-        """Run one text, or the list of a batch."""
+        """Run one text, or the texts of a batch."""
         return self._model.rows(x) if isinstance(x, list) else self._model.rows([x])[0]
 
     def encode_response(self, output: list[float]) -> dict[str, list[float]]:
-        """Return the body."""
+        """Return the body of the response."""
         return {"values": output}
 
 

@@ -1,6 +1,6 @@
 """Serves a model that OpenVINO computes, under LitServe.
 
-OpenVINO has no server as a Python package, and its C++ server no wheel.
+OpenVINO's server is not a Python package, and its C++ server has no wheel.
 """
 
 import os
@@ -16,18 +16,18 @@ from loadtests.peers.infinity.checkpoints import exported
 from loadtests.peers.litserve.server import TextAPI, serve
 from loadtests.peers.model import Inputs, PeerModel
 
-# Lengths are rounded up: OpenVINO makes kernels for each shape, at its first run.
+# Lengths are rounded up, because OpenVINO compiles kernels at the first run of each shape.
 _MULTIPLE, _LONGEST = 8, 64
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 WAY = PeerConfiguration.read()
 
 
 class OpenVinoAPI(TextAPI):
-    """One text a request, like its base."""
+    """Takes one text a request, like its base class."""
 
     @override
     def setup(self, device: str) -> None:
-        """Compile the graph in each worker, for one run at a time, and run every shape."""
+        """Compile the graph in each worker, for one run at a time, and run every shape once."""
         core = openvino.Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY" if WAY.threads > 1 else "THROUGHPUT",

@@ -1,6 +1,6 @@
 """Replaces this process by the Triton server of the `nvidia-pytriton` wheel.
 
-Only the standard library: it runs apart from our packages.
+It uses only the standard library, because it runs without the project's packages.
 """
 
 import os
@@ -15,7 +15,8 @@ def become_server(repository: Path, *, port: int, scratch: Path) -> NoReturn:
     """Serve the models of `repository` over HTTP on a loopback port."""
     packages = sysconfig.get_paths()["purelib"]
     server = Path(packages) / "pytriton" / "tritonserver"
-    # The stub is built for each Python, and takes the packages of the first one on the path.
+    # The stub is built for each Python version, and takes the packages of the first Python on the
+    # path.
     stubs = server / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}"
     backends = scratch / "backends"
     shutil.copytree(server / "backends", backends, dirs_exist_ok=True)
@@ -29,4 +30,4 @@ def become_server(repository: Path, *, port: int, scratch: Path) -> NoReturn:
         *("--http-address", "127.0.0.1", "--http-port", str(port)),
         *("--allow-grpc", "false", "--allow-metrics", "false"),
     ]
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    os.execv(command[0], command)  # noqa: S606 - it needs no shell

@@ -21,7 +21,7 @@ _BATCHING = "dynamic_batching {{ max_queue_delay_microseconds: {delay} }}\n"
 
 
 def config(way: PeerConfiguration, *, size: int) -> str:
-    """Return the model's `config.pbtxt`; it gives `size` values for a text."""
+    """Return the model's `config.pbtxt`; the model gives `size` values for a text."""
     batching = _BATCHING.format(delay=round(way.delay * 1e6)) if way.batch > 1 else ""
     return _CONFIG.format(batch=way.batch, workers=way.workers, size=size) + batching
 
@@ -30,7 +30,7 @@ def main() -> None:
     """Serve on the port of the first argument."""
     repository = Path(tempfile.mkdtemp(prefix="peer-triton-", dir=os.environ[SCRATCH]))
     shutil.copytree(Path(__file__).parent / "model", repository / "model")
-    # The backend reads no PYTHONPATH: what a model imports lies beside it.
+    # Triton's backend ignores PYTHONPATH, so the modules that a model imports must lie beside it.
     (repository / "model" / "1" / "loadtests").symlink_to(Path(__file__).parents[2])
     (repository / "model" / "config.pbtxt").write_text(
         config(PeerConfiguration.read(), size=2 if os.environ[TASK] == "classify" else 384)

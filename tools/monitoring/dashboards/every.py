@@ -1,4 +1,4 @@
-"""Reads the dashboards, a YAML file each, beside this module."""
+"""Reads the dashboards from the YAML files beside this module, one dashboard a file."""
 
 from pathlib import Path
 

@@ -10,14 +10,14 @@ from loadtests.peers.model import open_model
 
 
 class TritonPythonModel:
-    """One instance; each has a process of its own."""
+    """One instance of the model; Triton runs each instance in a process."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the model."""
         self._model = open_model(PeerConfiguration.read().threads)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Run all requests that Triton gathered as one batch, a text each."""
+        """Run the requests that Triton batched, one text each, as one batch."""
         texts = [
             triton.get_input_tensor_by_name(request, "text").as_numpy().item().decode()
             for request in requests
