@@ -226,7 +226,7 @@ class Leases(dict[str, Lease]):
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Return whether a charge exceeds its limit as a whole, or Redis refused it a moment ago."""
+        """Return whether a charge exceeds its whole limit, or was refused by Redis a moment ago."""
         for charge in charges:
             if charge.rule.shadow:
                 continue

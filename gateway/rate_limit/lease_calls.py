@@ -1,4 +1,4 @@
-"""Lets each tenant have one call for leases at a time, and counts the units that callers wait for."""
+"""Allows one call for leases at a time for each tenant, and counts units that callers wait for."""
 
 import asyncio
 import contextlib

@@ -128,7 +128,7 @@ class MemoryRateLimiter:
         return bucket
 
     def _resize(self, bucket: _Bucket, rule: Rule) -> None:
-        """Change the bucket's level by as much as its limit changes, so that used units stay used."""
+        """Change the bucket's level by as much as its limit, so that used units stay used."""
         difference = (rule.limit - bucket.rule.limit) * self._fraction
         moved = bucket.level + difference - bucket.beyond
         bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._fraction))
@@ -139,7 +139,7 @@ class MemoryRateLimiter:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
     def _drop_full(self, now: float) -> None:
-        """Drop the buckets that are full at `now`. A bucket that is created anew is full as well."""
+        """Drop buckets that are full at `now`. A bucket that is created anew is full as well."""
         if len(self._buckets) < self._sweep_at:
             return
         kept = {

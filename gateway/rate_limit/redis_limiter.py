@@ -168,8 +168,9 @@ class RedisRateLimiter:
             for c in charges
         ]
         call = self._take(tenant, requests)
-        # Redis charges spent units in this call, so a late response needs no overdraft. Reserved
-        # units are given back by `give_back_reservations`, so the overdraft must deduct them.
+        # If the call spends units, Redis charges them even if its response is late. If the call
+        # reserves units and is late, `give_back_reservations` returns them, so they count as an
+        # overdraft.
         overdraft = charges if charges[0].is_reserved else ()
         decision = None
         try:
@@ -309,7 +310,10 @@ class RedisRateLimiter:
         )
 
     def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give units of a limit on concurrent requests back at once; another worker may need them."""
+        """Give a unit of a limit on concurrent requests back at once.
+
+        Another worker may need the unit.
+        """
         tenant = tenant_of(bucket)
         if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
             return  # the next call or the next sweep gives the units back

@@ -278,7 +278,7 @@ def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> B
 
 
 def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
-    """Return a request that charges nothing and adds the units to `lease` that it will soon need."""
+    """Return a request that charges nothing and adds units to `lease` for its next requests."""
     lease.renew_below = 0
     usable = lease.usable(now)
     kept = usable + lease.keep_reserved(now)
