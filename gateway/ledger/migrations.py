@@ -1,9 +1,9 @@
 """Migrates the ledger's tables to this program's schema, while older programs keep running.
 
 A change of the schema takes two releases ("expand and contract"). The first release adds tables, or
-columns with a default. Older programs ignore them, so `compatible_from` stays. A later release
-removes tables or columns that no supported program uses, and raises `compatible_from`. A new table
-needs no statement here: `schema.metadata` creates it.
+columns with a default value. Older programs ignore the additions, so `compatible_from` does not
+change. A later release removes tables or columns that no supported program uses, and raises
+`compatible_from`. A new table is not listed here, because `schema.metadata` creates it.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema, usage_marks
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
-"""Inserts the rows whose primary keys do not exist yet, like `Store.insert_new`."""
+"""Inserts the rows whose primary keys are new, like `Store.insert_new`."""
 
 
 class LedgerEmpty(DependencyUnavailable):
-    """The database has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
+    """The database has no ledger. It was emptied, or `sluicegate ledger init` was never run."""
 
 
 class Migration(NamedTuple):
-    """Adds columns to the tables of the version before `version`.
+    """Adds the columns that are new in the schema's `version`.
 
-    Programs that know version `compatible_from` or a newer one may use the tables afterwards.
+    After the migration, programs made for version `compatible_from` or later may use the tables.
     """
 
     version: int
     compatible_from: int
     columns: tuple[tuple[str, str], ...] = ()
-    """Pairs of a table's name and the definition of its new column."""
+    """Pairs: the name of a table, and the SQL definition of its new column."""
 
 
 MIGRATIONS: Final = (
@@ -92,7 +92,7 @@ EMPTY: Final = (
 
 
 def is_current(connection: Connection) -> bool:
-    """Return whether this program can use the tables without a migration; only reads.
+    """Return whether this program can use the tables without a migration. Writes nothing.
 
     Raises:
         LedgerEmpty: there are no tables.

@@ -118,8 +118,7 @@ class LeasedCharge:
         return self._lines % tuple(values)
 
     def _spend_hidden(self, now: float) -> bool:
-        """Take the charges under rules in shadow mode; return whether one of their leases is low.
-        """
+        """Take the charges of rules in shadow mode; return whether one of their leases is low."""
         is_low = False
         for lease, amount in self._hidden:
             lease.spend(amount, now)
