@@ -189,8 +189,7 @@ class Accounts:
     def rotate(
         self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
     ) -> Key:
-        """Give a key a new secret, at the request of a caller that authenticates with the present
-        secret.
+        """Give a key a new secret for a caller that authenticated with the present secret.
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
         caller sent. The sent secret stays valid for `keep` seconds, but no longer than it or the

@@ -1,5 +1,4 @@
-"""Counts the tenants that a change of the configuration document's limits or prices would affect.
-"""
+"""Counts the tenants that a change of limits or prices would affect, before it is published."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime

@@ -72,8 +72,7 @@ class Audit:
     def entries(
         self, *, limit: int = 100, before: int | None = None, of: AuditFilter = EVERYTHING
     ) -> list[AuditEntry]:
-        """Return the newest `limit` entries that are older than the entry `before`, newest first.
-        """
+        """Return at most `limit` entries older than the entry `before`, from the newest on."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
         if before is not None:

@@ -70,7 +70,7 @@ class BatchStore:
             return _decode(_row(connection, tenant, batch).state)
 
     def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
-        """Return at most `limit` batch jobs, newest first, that were created before the job `after`.
+        """Return at most `limit` batch jobs older than the batch job `after`, newest first.
 
         Raises:
             NotFound: the batch job `after` does not exist.
@@ -111,7 +111,8 @@ class BatchStore:
         batch job of the tenant with the fewest running batch jobs. If `most` or more batch jobs are
         running, tenants that have a running batch job are left out.
 
-        Returns: The batch job, or `None` if no batch job is available.
+        Returns:
+            The batch job, or `None` if no batch job is available.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]
@@ -142,8 +143,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew those leases that `holder` still has; return the states of their batch jobs by id.
-        """
+        """Renew the leases that `holder` still has; return these batch jobs' states by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)

@@ -138,7 +138,7 @@ class Budgets:
         )
 
     def watch(self) -> list[BudgetEvent]:
-        """Compare this month's costs with all budgets; return the thresholds that costs newly reached.
+        """Compare this month's costs with all budgets; return the thresholds newly reached.
 
         Each threshold is recorded once a month, and a webhook is queued in the same transaction. A
         tenant whose budget is used up is marked, so that workers refuse its requests.
@@ -239,7 +239,10 @@ class Budgets:
     def _former_costs(
         self, tenants: frozenset[str], month: str, slot: int, entries: tuple[PriceConfig, ...]
     ) -> tuple[int, Costs]:
-        """Return the costs of the hours that ended at least an hour before `slot`, and their end.
+        """Return the month's costs until an hour before `slot`.
+
+        The first value is the time where they end: the end of an hour, or the beginning of the
+        month.
         """
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)
@@ -252,10 +255,7 @@ class Budgets:
         month: str,
         entries: tuple[PriceConfig, ...],
     ) -> Costs:
-        """Return the costs of a month:
-
-        the `former` costs, and the costs since the former costs ended.
-        """
+        """Return a month's costs: the `former` costs, and the costs since their end."""
         since, costs = former
         recent = self._costs(tenants, since, month_bounds(month)[1], PriceList(entries))
         return {key: costs.get(key, 0) + recent.get(key, 0) for key in {*costs, *recent}}

@@ -1,5 +1,4 @@
-"""Lists dead letters, which are usage records that could not be counted; counts or discards them.
-"""
+"""Lists dead letters (usage records that could not be counted), and counts or discards them."""
 
 from collections.abc import Sequence
 from datetime import datetime

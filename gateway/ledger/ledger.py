@@ -166,8 +166,7 @@ class Ledger:
         return PriceList(self.prices.entries() or default)
 
     def server_time(self) -> float | None:
-        """Return the database server's Unix time in seconds, or `None` for SQLite, which has no
-        server.
+        """Return the database server's Unix time in seconds, or `None` for SQLite.
 
         Raises:
             DependencyUnavailable: the database does not answer.

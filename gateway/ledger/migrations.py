@@ -111,7 +111,9 @@ def is_current(connection: Connection) -> bool:
 def migrate(
     connection: Connection, *, insert_new: InsertNew, now: int, creates: bool = False
 ) -> None:
-    """Migrate older tables in the caller's transaction; with `creates`, also create missing ones.
+    """In the caller's transaction, migrate older tables.
+
+    With `creates`, create the tables if there are none.
 
     Raises:
         LedgerEmpty: there are no tables, and `creates` is not set.
@@ -130,21 +132,21 @@ def migrate(
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
-        # 0 in a new ledger, which no older program uses.
+        # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for table in schema.metadata.sorted_tables:
         for index in table.indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))
     insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
-    # Programs of version 2 read only this table, and accept their own version.
+    # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
     for name, column in migration.columns:
-        if name in existing:  # a table that was created just now has the column
+        if name in existing:  # a table that was just created has the column already
             connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
 
 
@@ -155,7 +157,7 @@ def _tables(connection: Connection) -> set[str]:
 
 
 def _newest(connection: Connection, tables: set[str]) -> int | None:
-    """Return the recorded version of the tables, `None` if there is none."""
+    """Return the recorded schema version of the tables, or `None` if there is none."""
     for table in (schema.schema_migrations, schema.schema_version):
         if table.name in tables:
             newest = connection.scalar(select(func.max(table.c.version)))
