@@ -1,4 +1,4 @@
-"""Finds the operator of a bearer token, which is a key or a token of an identity provider."""
+"""Finds the operator of a bearer token: an operator's key or an identity provider's token."""
 
 import hmac
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ class OperatorAuthenticator(Protocol):
 
 
 class OperatorDirectory:
-    """Compares a token with the keys in the settings, and then asks each of `authenticators`."""
+    """Finds the operator of a token.
+
+    It compares the token with the keys in the settings, and then asks each of `authenticators`.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class OperatorDirectory:
         metrics_keys: Sequence[str] = (),
         authenticators: Sequence[OperatorAuthenticator] = (),
     ) -> None:
-        # An empty key in the settings must not match an empty token.
+        # An empty key in the settings means no key. It must not match an empty token.
         self._configured = [
             (key.encode(), Operator(role.value, frozenset({role})))
             for keys, role in ((admin_keys, Role.ADMIN), (metrics_keys, Role.METRICS))

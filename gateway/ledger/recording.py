@@ -182,7 +182,7 @@ class EventRecorder:
     def _advance(
         self, connection: Connection, block: EventBlock, recorded: _RecordedRanges
     ) -> None:
-        """Move the log's mark to the end of `block`, or store a range if earlier records are missing."""
+        """Move the log's mark to the end of `block`, or store a range if it follows a gap."""
         ranges = schema.ranges
         if block.last <= recorded.mark:
             return

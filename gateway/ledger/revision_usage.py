@@ -39,7 +39,7 @@ def add_revision_usage(
 def revision_costs(
     store: Store, model: str, revision: str, prices: PriceList
 ) -> list[RevisionCost]:
-    """Return the usage and cost of each revision that served items while `model` was at `revision`."""
+    """Return usage and cost of each revision that served items while `model` was at `revision`."""
     key = (_table.c.time, _table.c.arm)
     query = (
         select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))

@@ -66,7 +66,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits a key, such as a key for browsers, to web origins and API routes; `None` allows all."""
+    """Limits a key, such as a key for browsers, to origins and routes. `None` allows all."""
 
     origins: tuple[str, ...] | None = None
     routes: tuple[str, ...] | None = None
