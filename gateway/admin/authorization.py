@@ -100,7 +100,7 @@ class AdminAccess(ASGIMiddleware):
         return operator
 
     async def _recognize(self, scope: Scope) -> Operator | None:
-        """Return the operator who sent a request to a public route, or `None` without a valid token."""
+        """Return the operator who sent a request to a public route, or `None` if unknown."""
         if not self._has_certificate(scope):
             return None
         try:

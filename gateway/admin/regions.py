@@ -108,7 +108,7 @@ class BackendChanges(NamedTuple):
         return Response(done, status_code=200 if live else 202)
 
     async def _check(self, region: str, backend: str) -> None:
-        """Raise `NotFound` unless the document lists the backend, or a DNS name that resolves to it."""
+        """Raise `NotFound` unless the document has the backend or a DNS name of it."""
         document = await self.active.document()
         entries = [
             placed

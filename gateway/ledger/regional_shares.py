@@ -233,9 +233,8 @@ class RegionalShareStore:
             query = select(table.c.region, table.c.granted).where(of_period)
             known = {entry.region: entry.granted for entry in connection.execute(query)}
             own = known.get(report.region, 0)
-            if (
-                own <= demand.granted
-            ):  # otherwise the region has units that the worker does not know of
+            # Otherwise the region has units that the worker does not know of.
+            if own <= demand.granted:
                 own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
                 mine = {"bucket": bucket, "period": demand.period, "region": report.region}
                 if not self._store.insert_new(connection, table, [mine | {"granted": own}]):

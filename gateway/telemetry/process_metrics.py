@@ -1,4 +1,4 @@
-"""Measures a process: the delays of its event loop, resident memory and CPU time."""
+"""Measures the delays of a process's event loop, its resident memory and its CPU time."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,10 @@ class ProcessMetrics:
         self._holds = DurationCounts(SECONDS)
 
     def late(self, seconds: float, *, held: float) -> None:
-        """Count a timer that was `seconds` late because code held the loop for at least `held`."""
+        """Count a timer that was `seconds` late.
+
+        Code blocked the event loop for at least `held` seconds.
+        """
         self._lags.add(max(0.0, seconds))
         self._holds.add(max(0.0, held))
 
@@ -53,7 +56,7 @@ class ProcessMetrics:
 async def measured_process(
     role: str, registry: CollectorRegistry = REGISTRY
 ) -> AsyncIterator[None]:
-    """Measure this process ten times a second, with a timer on the running event loop."""
+    """Measure this process ten times a second, with a timer of the running event loop."""
     metrics = ProcessMetrics(registry, role=role)
     loop = asyncio.get_running_loop()
     due, published_at = perf_counter() + INTERVAL, perf_counter()
@@ -64,7 +67,8 @@ async def measured_process(
         nonlocal timer, due, published_at, waited, ran
         now, waits, runs = perf_counter(), _waited() - waited, thread_time() - ran
         waited, ran = waited + waits, ran + runs
-        # Some waits, and some of the processor time, were before the timer was due.
+        # Part of the waiting and of the processor time may lie before the time when the timer was
+        # due.
         metrics.late(now - due, held=max(now - due - waits, runs - INTERVAL))
         if now - published_at >= PUBLISHED_EVERY:
             metrics.publish()
