@@ -39,7 +39,7 @@ class PhaseDurations:
         self._counts[phase].add(duration, count)
 
     def take(self) -> Iterator[tuple[str, list[int], float]]:
-        """Yield each phase's name, its counts by bucket, and its total duration since the last call."""
+        """Yield each phase's name, counts by bucket, and total duration since the last call."""
         for phase, durations in self._counts.items():
             counts, total = durations.take()
             yield phase, counts, total
