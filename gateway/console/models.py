@@ -153,7 +153,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return each revision's results, as backends report them, and the forms to change the plan."""
+        """Return the results of each revision, from the backends, and the forms for its plan."""
         context = {"found": await revision_reader.read(model), "model": await models.one(model)}
         return frame.render(request, "models/_revisions.html", context)
 
