@@ -50,8 +50,9 @@ class BackendCalls:
         """Return the state of every backend.
 
         Raises:
-            ConfigurationError: there is no valid document. DependencyUnavailable: the workers'
-            reports cannot be read. They hold the addresses to which DNS names resolve.
+            ConfigurationError: there is no valid document.
+            DependencyUnavailable: the workers' reports cannot be read. They hold the addresses to
+                which DNS names resolve.
         """
         endpoints = await self._endpoints()
         found = await asyncio.gather(*map(self._state, endpoints))

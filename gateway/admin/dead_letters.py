@@ -93,8 +93,8 @@ class DeadLetterReplay:
         """Count the events of a dead letter that have not been counted, and remove the dead letter.
 
         Raises:
-            NotFound: the dead letter does not exist. InvalidRequest: the dead letter cannot be
-            decoded or recorded. It stays in the ledger.
+            NotFound: the dead letter does not exist.
+            InvalidRequest: the dead letter cannot be decoded or recorded. It stays in the ledger.
         """
         payload = self._ledger.dead_letters.payload(number)
         block = _block_of(payload)

@@ -95,7 +95,7 @@ class OperatorKeys:
 
         Raises:
             DependencyUnavailable: the ledger cannot be reached, and the cache is too old or does
-            not have the key.
+                not have the key.
         """
         sent = token.encode("utf-8", "surrogateescape")
         if not (token.isascii() and token.startswith(f"{PREFIX}-")) or len(sent) > LONGEST:

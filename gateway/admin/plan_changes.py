@@ -57,7 +57,8 @@ class PlanChanges:
         If it raises one of these errors, nothing has changed:
 
         Raises:
-            NotFound: no backend has the model. UpstreamUnavailable: no backend can be reached.
+            NotFound: no backend has the model.
+            UpstreamUnavailable: no backend can be reached.
             PlanRefused: a backend cannot serve the plan, or backends would serve it differently.
             Conflict: somebody else has changed the plan in the meantime.
         """

@@ -139,7 +139,7 @@ class Publisher:
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
             ConfigurationError: the folder is invalid, or a mounted file was replaced in a way that
-            this process cannot see (see `gateway.config.mounts`). Nothing was changed.
+                this process cannot see (see `gateway.config.mounts`). Nothing was changed.
         """
         for _ in range(_TRIES - 1):
             # A conflict means that another document was published meanwhile. The folder replaces

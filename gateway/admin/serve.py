@@ -58,7 +58,7 @@ async def serve_admin(
 
     Raises:
         ConfigurationError: the admin key is missing or equal to the metrics key, or the listener's
-        address cannot be bound.
+            address cannot be bound.
     """
     _check_keys(settings)
     push = _open_push(settings)

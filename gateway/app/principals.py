@@ -105,8 +105,8 @@ class PrincipalsFollower:
         """Update the keys.
 
         Raises:
-            DependencyUnavailable: the ledger is down. LedgerEmpty: there is no ledger, or it is new
-            although this worker already knows keys.
+            DependencyUnavailable: the ledger is down.
+            LedgerEmpty: there is no ledger, or it is new although this worker already knows keys.
         """
         async with self._lock:
             self._began = self._monotonic()

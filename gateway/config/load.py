@@ -78,7 +78,7 @@ def check_models(
 
     Raises:
         ConfigurationError: there is such a model. The error explains the first one, and names its
-        file, line and field.
+            file, line and field.
     """
     for path, name in checks.unknown_models(parsed.document, known):
         raise parsed.tree.error(path, explain(name))
@@ -99,7 +99,7 @@ def check_labels(parsed: ParsedDocument, known: Mapping[str, Collection[str]]) -
 
     Raises:
         ConfigurationError: there is such a label. The error names the first one, and the labels
-        that the model has.
+            that the model has.
     """
     for path, detail in checks.unknown_labels(parsed.document, known):
         raise parsed.tree.error(path, detail)

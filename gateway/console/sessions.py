@@ -58,8 +58,8 @@ class Sessions:
         """Open a session, and return its cookie, or `None` if no operator has the key `credential`.
 
         Raises:
-            DependencyUnavailable: the key cannot be checked now. PermissionDenied: the operator
-            does not have the role `viewer`.
+            DependencyUnavailable: the key cannot be checked now.
+            PermissionDenied: the operator does not have the role `viewer`.
         """
         operator = await self._operator(credential)
         if operator is None:

@@ -149,8 +149,8 @@ def single_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
     """Return the task that is in both `tasks` and `known`. There must be exactly one.
 
     Raises:
-        TaskNotSupported: the model has no task in `known`. InvalidRequest: the model has several
-        tasks in `known`.
+        TaskNotSupported: the model has no task in `known`.
+        InvalidRequest: the model has several tasks in `known`.
     """
     found = [task for task in known if task in tasks]
     if len(found) == 1:

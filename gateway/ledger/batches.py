@@ -42,7 +42,8 @@ class BatchStore:
 
         Raises:
             RateLimited: the tenant already has `most_open` open batch jobs or `most_bytes` of
-            files. NotFound: the input file does not exist any more.
+                files.
+            NotFound: the input file does not exist any more.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
         file = and_(schema.files.c.id == batch.input_file, schema.files.c.is_stored == 1)

@@ -71,7 +71,7 @@ class Ledger:
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or a restore from a backup has
-            not finished.
+                not finished.
         """
         ledger = cls(url, clock=clock, timeout=timeout)
         try:
@@ -148,7 +148,8 @@ class Ledger:
         Cost is computed with the published prices, or with `prices` if no price is published.
 
         Raises:
-            InvalidRequest: `month` does not have this form. NotFound: the tenant does not exist.
+            InvalidRequest: `month` does not have this form.
+            NotFound: the tenant does not exist.
         """
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)

@@ -66,8 +66,8 @@ class EventRecorder:
         """Record blocks of events in one transaction. Events that are already recorded are skipped.
 
         Raises:
-            DependencyUnavailable: nothing was written; the caller should retry. UnrecordableBlock:
-            nothing was written, and the caller should not retry.
+            DependencyUnavailable: nothing was written; the caller should retry.
+            UnrecordableBlock: nothing was written, and the caller should not retry.
         """
         try:
             with self._store.writing(in_bulk=True) as connection:

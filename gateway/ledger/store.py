@@ -76,7 +76,7 @@ class Store:
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or a restore from a backup has
-            not finished.
+                not finished.
         """
         with self._translated():
             if self._is_sqlite and self._url.database:

@@ -6,8 +6,8 @@ A bucket is a hash with these fields:
 - `t`: the time on the Redis server when the bucket had that level.
 - `e`: when a quota's period ends.
 - `c`: the bucket's capacity at time `t`.
-- `f`: how many more units were in use than a lowered capacity allows, as `<units>:<refill
-  rate>:<time>`. This excess shrinks at the refill rate.
+- `f`: the excess, as `<units>:<refill rate>:<time>`. That is how many more units were in use than a
+  lowered capacity allows. The excess shrinks at the refill rate.
 - `h:<holder>`: the units that a worker holds, leased or reserved, and when they expire, as
   `<units>:<end>`.
 

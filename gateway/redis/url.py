@@ -54,7 +54,7 @@ def read_servers(url: str) -> Servers | None:
 
     Raises:
         ConfigurationError: the URL names no servers, has no name of a primary, or names a database
-        of a cluster.
+            of a cluster.
     """
     scheme, _, rest = url.partition(":")
     base, _, kind = scheme.lower().partition("-")

@@ -30,8 +30,9 @@ class RuntimeStore:
         """Prepare `runtime` completely, then make it current.
 
         Raises:
-            Exception: a hook has raised it. Nothing has changed. ExceptionGroup: callbacks have
-            raised errors. The runtime is current, and every callback was called.
+            Exception: a hook has raised it. Nothing has changed.
+            ExceptionGroup: callbacks have raised errors. The runtime is current, and every callback
+                was called.
         """
         for hook in self._prepare:
             await hook(runtime)

@@ -27,8 +27,8 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
     """Create the ledger and a demo tenant with the key `demo_key`, unless they exist.
 
     Raises:
-        CannotStart: the key is revoked, or belongs to another tenant. ConfigurationError: the
-        ledger is empty, but the state Redis has the data of a deployment.
+        CannotStart: the key is revoked, or belongs to another tenant.
+        ConfigurationError: the ledger is empty, but the state Redis has the data of a deployment.
     """
     create_ledger(settings)
     with Ledger(settings.ledger) as ledger:

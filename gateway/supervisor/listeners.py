@@ -20,7 +20,7 @@ def check_free(host: str, port: int, *, option: str) -> None:
 
     Raises:
         CannotStart: a process listens on the port. The message names the `option` that sets the
-        port.
+            port.
     """
     with contextlib.closing(_socket(host)) as candidate:
         try:

@@ -26,7 +26,7 @@ def run_gateway(
 
     Raises:
         CannotStart: for example, a port is in use, the configuration is invalid, or a process
-        fails.
+            fails.
     """
     check_configuration(settings)
     check_rpc(settings.grpc_port)

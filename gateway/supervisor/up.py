@@ -40,7 +40,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
 
     Raises:
         CannotStart: for example, a port is in use, the configuration is invalid, or a process
-        fails.
+            fails.
     """
     started = time.monotonic()
 

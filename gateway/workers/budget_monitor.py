@@ -23,7 +23,7 @@ class BudgetStore(Protocol):
 
         Raises:
             DependencyUnavailable: the call should be repeated. It does not return thresholds that
-            were already recorded.
+                were already recorded.
         """
         ...
 

@@ -59,7 +59,7 @@ class LedgerWriter:
 
         Raises:
             DependencyUnavailable: some entries were not committed. The caller should write all
-            entries again.
+                entries again.
         """
         blocks: list[Block] = []
         dead = 0

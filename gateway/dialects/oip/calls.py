@@ -87,10 +87,11 @@ def tensor_call(
     number of elements of an input.
 
     Raises:
-        TaskNotSupported: the model does not have the task. InvalidRequest: the task has no such
-        input, output or parameter, or a value is invalid. PayloadTooLarge: an input has too many
-        elements. Elements that are copied for each item count once for each item. MsgspecError: a
-        parameter or an element is invalid for the native route.
+        TaskNotSupported: the model does not have the task.
+        InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
+        PayloadTooLarge: an input has too many elements. Elements that are copied for each item
+            count once for each item.
+        MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:
         return _unserved_call(model, version)

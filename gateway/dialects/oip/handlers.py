@@ -281,8 +281,8 @@ def _routed(request_method: str, path: str) -> tuple[_Handler, dict[str, str]]:
     """Return the function that serves a path, and the values of the path's parameters.
 
     Raises:
-        MethodNotAllowedException: the path exists, but not with this method. GatewayError: the path
-        does not exist or is refused.
+        MethodNotAllowedException: the path exists, but not with this method.
+        GatewayError: the path does not exist or is refused.
     """
     methods = set()
     for method, pattern, answer in _PATTERNS:
