@@ -196,10 +196,7 @@ class TenantController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Tenant | CheckedChange:
-        """Replace a tenant's limits.
-
-        If the list is empty, the configuration document's limits apply.
-        """
+        """Replace a tenant's limits. If the list is empty, the document's limits apply."""
         await model_names.check_rules(data)
         if dry_run:
             found = await asyncio.to_thread(changes.accounts.tenant, tenant)
@@ -278,7 +275,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> CreatedKeys:
-        """Create up to 10,000 keys, all or none. Only this response contains their secrets."""
+        """Create many keys as one change, up to 10,000. Only this response contains the secrets."""
         found = await create_keys(
             data.keys, changes, model_names, actor=operator.name, new_tenants=data.new_tenants
         )
@@ -303,10 +300,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace a key's limits.
-
-        If the list is empty, the configuration document's limits apply.
-        """
+        """Replace a key's limits. If the list is empty, the document's limits apply."""
         await model_names.check_rules(data)
         return await changes.make(
             lambda accounts: accounts.set_key_limits(key, data, actor=operator.name)
@@ -330,10 +324,7 @@ class KeyController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace the origins and routes to which a key is limited.
-
-        If a field is missing, all origins or all routes are allowed.
-        """
+        """Replace the origins and routes that a key is limited to. A missing field allows all."""
         return await changes.make(
             lambda accounts: accounts.set_key_bounds(key, data, actor=operator.name)
         )

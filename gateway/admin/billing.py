@@ -88,7 +88,7 @@ class BillingController(Controller):
         group_by: FromQuery[list[str] | None] = None,
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
-        """Return the usage of a tenant or of all tenants. The default is this month so far."""
+        """Return the usage of a tenant, or of all tenants. The default is this month so far."""
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         start = parse_moment("from", since or None) or month
@@ -163,7 +163,7 @@ class BillingController(Controller):
         since: Annotated[str, QueryParameter(name="from")] = "",
         until: Annotated[str, QueryParameter(name="to")] = "",
     ) -> AuditPage:
-        """Return entries of the audit log: who changed what, and when."""
+        """Return who changed what, when, from the newest change on."""
         if before is None and "before" in request.query_params:
             # Litestar treats the value `null` like a missing parameter.
             raise InvalidRequest("`before` must be the number of an entry")

@@ -107,7 +107,7 @@ class ConfigController(Controller):
     async def show(
         self, control: NamedDependency[Control], settings: NamedDependency[Settings]
     ) -> Response[ActiveConfig]:
-        """Return the active configuration document, and the history of published ones."""
+        """Return the active document and the history of published documents."""
         published = await control.active()
         if published is None:
             raise NotFound("nothing is published yet; workers serve the configuration folder")
@@ -155,7 +155,7 @@ class ConfigController(Controller):
         if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PublishedChange | CheckedDocument]:
-        """Replace the whole configuration document by the YAML or JSON in the request's body."""
+        """Replace the whole document by the YAML or JSON in the request's body."""
         text, may_price = await _text(request), operator.may(Role.BILLING)
         if dry_run:
             return Response(await publisher.check(text, if_match=if_match, may_price=may_price))

@@ -80,7 +80,7 @@ class PlansController(Controller):
     async def revisions(
         self, model: FromPath[str], revision_reader: NamedDependency[RevisionReader]
     ) -> ModelArms:
-        """Return the traffic split of a model, and the usage and results of each revision."""
+        """Return the traffic split of a model, and the results of each revision."""
         return await revision_reader.read(model)
 
     @put(
@@ -126,10 +126,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Remove the operators' plan of a model.
-
-        The model's folder then decides again which revisions are served.
-        """
+        """Remove the operators' plan of a model, so that the model's folder decides again."""
         return await _answer(
             plan_changes,
             model,

@@ -137,10 +137,7 @@ class CacheController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Response[PurgeResult]:
-        """Purge cached results.
-
-        The status is 200 if every worker has applied the purge, and 202 if some have not yet.
-        """
+        """Purge cached results. The status is 202 if some workers have not applied it yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         if data.tenant is not None:

@@ -243,10 +243,7 @@ class BatchesController(Controller):
     async def create_batch(
         self, request: AnyRequest, batches: Batches, endpoints: Endpoints
     ) -> BatchView:
-        """Create a batch.
-
-        Within 24 hours, each line of a file runs as a request to one inference route.
-        """
+        """Run every line of a file as a request to one inference route, within 24 hours."""
         check_budget(_principal(request))
         data = await read_json(request, NewBatch)
         found = endpoints.find(data.endpoint)
@@ -326,10 +323,7 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Cancel a batch.
-
-        It stays `cancelling` until the results so far have been written to files.
-        """
+        """Cancel a batch. It stays `cancelling` until its results so far are in files."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 

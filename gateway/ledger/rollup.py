@@ -19,8 +19,8 @@ from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
 
 _HOURS: Final = 100
-"""The most hours that one transaction scans. After a very late event, the roll-up scans years of
-hours."""
+"""The most hours that one transaction scans. After a very late event, it has to scan the hours of a
+long time."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
