@@ -32,9 +32,9 @@ class AdminAccess(ASGIMiddleware):
     Routes with the option `public` need no operator. The middleware stores the operator in
     `scope["state"]["operator"]`; on a public route, that may be `None`.
 
-    With `wants_certificate`, the middleware also requires a client certificate. An operator with
-    the role that the route's option `without_certificate` names needs none. This exempts
-    Prometheus, and the supervisor, which reloads the configuration with the admin key.
+    With `wants_certificate`, the middleware also requires a client certificate. Operators need no
+    certificate if they have the role that the route's option `without_certificate` names. This
+    exempts Prometheus, and the supervisor, which reloads the configuration with the admin key.
 
     The middleware refuses a request whose body takes longer than `body_timeout` seconds to arrive.
     """

@@ -39,8 +39,8 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
     tenants_by_limits: TenantCount | None
     """The tenants whose limits change, or `null` if the ledger cannot be reached."""
     tenants_by_prices: TenantCount | None
-    """The tenants that have used a model this month whose price changes, or `null` if the ledger
-    cannot be reached."""
+    """The tenants whose usage this month includes a model with a changed price, or `null` if the
+    ledger cannot be reached."""
 
 
 async def describe_difference(

@@ -201,7 +201,7 @@ class PlansController(Controller):
     ) -> Response[PlanResult]:
         """Undo the last change of a model's split. Calling it twice does not undo two changes.
 
-        If a shadow was added after the last change of the split, it is removed.
+        A shadow that was added after the last change of the split is removed.
         """
         return await _answer(
             plan_changes,

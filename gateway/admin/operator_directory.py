@@ -11,7 +11,7 @@ class OperatorAuthenticator(Protocol):
     """Authenticates one kind of token."""
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
+        """Return the operator of `token`, or `None` if it is unknown. Waits at most 2 s.
 
         Raises:
             AuthenticationFailed: the token has expired, or is not for this gateway.
@@ -42,7 +42,7 @@ class OperatorDirectory:
         self._authenticators = authenticators
 
     async def authenticate(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
+        """Return the operator of `token`, or `None` if it is unknown. Waits at most 2 s.
 
         Raises:
             AuthenticationFailed: the token has expired, or is not for this gateway.

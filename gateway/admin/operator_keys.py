@@ -91,7 +91,7 @@ class OperatorKeys:
             self._read = began
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator whose key is `token`, `None` if the key is unknown.
+        """Return the operator whose key is `token`, or `None` if the key is unknown.
 
         Raises:
             DependencyUnavailable: the ledger cannot be reached, and the cache is too old or does

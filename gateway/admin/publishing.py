@@ -85,7 +85,7 @@ class Publisher:
 
     `clock` returns the Unix time in seconds. After a publication, the publisher waits up to
     `workers_timeout` seconds until all workers apply the document. `recovery` runs before each
-    publication. If the state Redis has lost its data, `recovery` publishes them again. `labels`
+    publication. If the state Redis has lost documents, `recovery` publishes them again. `labels`
     returns the labels of models, as backends report them.
     """
 

@@ -192,9 +192,10 @@ class Accounts:
         """Give a key a new secret for a caller that authenticated with the present secret.
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
-        caller sent. The sent secret stays valid for `keep` seconds, but no longer than it or the
-        key was valid before. Any other secret of the key becomes invalid at once. Such a secret
-        exists if a caller repeats a rotation because the response with the new secret was lost.
+        caller sent. The sent secret stays valid for `keep` seconds, or until its own expiry or the
+        key's expiry if that is earlier. Any other secret of the key becomes invalid at once. There
+        is another secret if a caller repeats a rotation because the response with the new secret
+        was lost.
 
         Raises:
             NotFound: the key does not exist.

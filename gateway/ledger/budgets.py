@@ -241,8 +241,8 @@ class Budgets:
     ) -> tuple[int, Costs]:
         """Return the month's costs until an hour before `slot`.
 
-        The first value is the time where they end: the end of an hour, or the beginning of the
-        month.
+        The first value is the time until which costs are summed: the end of an hour, or the
+        beginning of the month.
         """
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)

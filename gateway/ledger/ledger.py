@@ -103,10 +103,10 @@ class Ledger:
     ) -> list[GroupUsage]:
         """Return the usage of one tenant, or of several, from `since` to before `until`.
 
-        If `tenant` is `None`, the usage of `tenants` is returned. `tenants` and `models` are all
-        tenants and all models if they are `None`. If usage is grouped by model, requests that were
-        refused before their model was known are left out. Cost is computed with the published
-        prices, or with `prices` if no price is published.
+        If `tenant` is `None`, the usage of `tenants` is returned. `None` for `tenants` or `models`
+        stands for all of them. If usage is grouped by model, requests that were refused before
+        their model was known are left out. Cost is computed with the published prices, or with
+        `prices` if no price is published.
 
         Raises:
             InvalidRequest: a time has no time zone, or `since` is after `until`.
@@ -136,7 +136,7 @@ class Ledger:
     def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
     ) -> list[RevisionCost]:
-        """Return the usage and cost of each revision that answered while `model` was at `revision`.
+        """Return usage and cost of each revision that served items while `model` was at `revision`.
 
         Cost is computed with the published prices, or with `prices` if no price is published.
         """

@@ -66,7 +66,7 @@ class RegionalShareStore:
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         """Record a worker's demand; return its region's shares. They are valid for `lease` seconds.
 
-        A request may take up to `longest` seconds.
+        A request may take `longest` seconds, and its units may stay reserved for that time.
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)

@@ -48,8 +48,8 @@ def refilled(
     """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
     The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count towards the
-    capacity. If a lowered limit is smaller than the reserved units, the level stops at zero and
-    does not become negative.
+    capacity. If the limit was lowered below the reserved units, the level falls to zero, but not
+    below.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)

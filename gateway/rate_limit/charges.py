@@ -102,8 +102,8 @@ def _rules(
     """Yield each rule that applies to a request for `model`, and its bucket.
 
     All buckets of a tenant have the hash tag `{tenant}`, so that one script can reach them in a
-    Redis cluster. Clients tell policies apart by name. If a tenant and its key have rules of the
-    same name, the key's rule is called `key_<name>`.
+    Redis cluster. Clients distinguish policies by their names. So if a tenant and its key have
+    rules with the same name, the key's rule is called `key_<name>`.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
     # A quoted name can neither end the hash tag nor contain a separator.

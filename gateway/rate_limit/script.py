@@ -15,7 +15,7 @@ Held units count towards the capacity until the worker reports that they are spe
 the held units together never exceed the capacity. Otherwise a full bucket and a full lease together
 would admit twice the limit at once.
 
-The argument `refill` is one of three, and determines the kind of the bucket:
+The argument `refill` determines the kind of the bucket. It has one of three forms:
 
 - a number of seconds: an empty bucket fills in this time.
 - `<time>:<time>`: the bucket is a quota. This period and the next one end at these times.

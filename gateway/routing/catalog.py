@@ -16,9 +16,10 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """Holds the properties of a model on a backend that determine the results.
+    """Holds what determines a backend's results for a model.
 
-    During an upgrade of the backends, some of them may run an older version of a model's algorithm.
+    Two variants may be of the same revision: during an upgrade of the backends, some of them may
+    still run an older version of a model's algorithm.
     """
 
     revision: str
@@ -68,11 +69,11 @@ def tiers(
 def chosen_variant(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Variant:
-    """Return the variant that is served by the most ready backends of the first region.
+    """Return the variant that the largest number of ready backends in the first region serves.
 
-    If two variants have equally many, the next region decides. Drained endpoints count only if no
-    other endpoint is ready. If no endpoint is ready, all endpoints count, so that a model stays
-    known while its backends are away.
+    If two variants have equally many backends there, the next region decides. Drained endpoints
+    count only if no other endpoint is ready. If no endpoint is ready, all endpoints count, so that
+    a model stays known while its backends are away.
     """
     ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
     undrained = [endpoint for endpoint in ready if not endpoint.drained]

@@ -81,9 +81,9 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Drain exactly these backends.
+        """Drain exactly the backends in `drained`.
 
-        A name is a backend's id or the id of an entry with a DNS name.
+        Each is named by its id, or by the id of an entry with a DNS name.
         """
         self._drained = drained
         now = self._clock()

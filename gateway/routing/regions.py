@@ -51,8 +51,9 @@ def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bo
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
     """Return the available endpoints of each tier. Empty tiers are left out.
 
-    If the fraction of available endpoints is below the panic threshold, ejections are ignored.
-    Either this process itself has a problem, or the few remaining endpoints would be overloaded.
+    If the fraction of available endpoints is below the panic threshold, ejections are ignored,
+    because either this process itself has a problem, or the few remaining endpoints would be
+    overloaded.
     """
     found = [
         [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers

@@ -190,7 +190,7 @@ class Control:
         """Restore documents (newest first) and drained backends that Redis has lost.
 
         Returns:
-            Whether this call has restored something. It has not if nothing was lost, or if another
+            True if this call has restored something. False if nothing was lost, or if another
             process was first.
         """
         newest = history[0].generation if history else 0

@@ -252,8 +252,8 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 def counted_since(folder: Path) -> int | None:
     """Return since when the counters in `folder` count, in nanoseconds since 1970.
 
-    The counters outlive worker processes. When a supervisor starts, it deletes the counters and the
-    lock file, whose creation is the time that is returned.
+    This is when the lock file was created. The counters outlive worker processes. When a supervisor
+    starts, it deletes the counters and the lock file.
     """
     try:
         # Nothing changes the lock file after its creation.

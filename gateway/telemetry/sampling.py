@@ -19,9 +19,9 @@ _ALL: Final = 1 << 64
 class HeadSampler:
     """Decides whether to record a request, from its trace context.
 
-    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these records the
-    traces whose ids have last 64 bits below a bound. A parent-based sampler follows the parent's
-    decision if there is a parent.
+    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these records a
+    trace if the last 64 bits of its id are below a bound. A parent-based sampler follows the
+    parent's decision if there is a parent.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -47,8 +47,8 @@ class HeadSampler:
     def gap(self) -> int:
         """Draw which of the next requests without a trace context is recorded; 1 is the next one.
 
-        The caller counts requests down to it. This costs half as much as drawing random bits for
-        each request, and records requests with the same probability.
+        The caller counts requests down to that one. This costs half as much as drawing random bits
+        for each request, and records requests with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize

@@ -76,7 +76,7 @@ class EventStream:
         return AppendOutcome(word.decode())
 
     async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
-        """Return the last sequence number of each log that was appended, or `None`."""
+        """Return each log's last appended sequence number, or `None` if nothing was appended."""
         if not log_ids:
             return {}
         values: list[Any] = await self._redis.hmget(SHIPPED, log_ids)
