@@ -74,7 +74,7 @@ class MachineMetrics:
         instruments.set_gauge("cache_bytes", found.get("used_memory", 0), _REDIS)
         instruments.set_gauge("cache_capacity_bytes", found.get("maxmemory", 0), _REDIS)
         evicted = found.get("evicted_keys", 0)
-        # Redis itself counts evictions, and a former process may have written some of them to the
-        # metric files.
+        # Redis itself counts evictions. A former process may have written some of them to the
+        # metric files, so this process counts from the present number on.
         instruments.begin_total("cache_evictions_total", evicted, _REDIS)
         instruments.set_total("cache_evictions_total", evicted, _REDIS)

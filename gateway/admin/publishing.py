@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
 _TRIES = 3
-# Minimum seconds by which the time of a document exceeds the time of the document before, even if
-# machines' clocks differ. Backends use the document with the latest time.
+# A document's time is at least this many seconds later than the time of the document before it,
+# even if machines' clocks differ. Backends use the document with the latest time.
 _LATER = 0.002
 
 

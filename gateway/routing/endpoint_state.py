@@ -21,8 +21,8 @@ from gateway.types import Endpoint
 DEFAULT_ITEM_TIME = 0.005
 # A recovered backend starts slow start with this fraction of its capacity.
 INITIAL_SHARE = 0.1
-# The weight in the average of a round trip longer than the average. It is low, because a longer
-# round trip is mostly due to load on this machine.
+# The weight of a round trip in the average, if it is longer than the average. The weight is low,
+# because a longer round trip is mostly due to load on this machine.
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
 # The minimum idle fraction of a device. Even a device that is always busy can take more items,

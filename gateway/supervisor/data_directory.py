@@ -112,8 +112,8 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
         # The metric files below belong to processes that have ended. The folder may contain other
         # files.
         metrics = directory.folder("metrics")
-        # Counters start again at 0, so the lock file, whose age shows since when they count, goes
-        # too.
+        # Counters start again at 0. The lock file is deleted, too, because its age shows since when
+        # they count.
         for left in (*metrics.glob("*_*.db"), metrics / ".lock"):
             left.unlink(missing_ok=True)
         try:

@@ -201,7 +201,7 @@ def open_tracer(
 def _limits() -> SpanLimits | None:
     """Return the environment's limits on attributes of spans, or `None` if there are none."""
     limits = SpanLimits()
-    # A limit above the number of attributes that the gateway's spans have has no effect.
+    # A limit has no effect if the gateway's spans never have that many attributes.
     is_unlimited = limits.max_span_attribute_length is None and (
         limits.max_span_attributes is None or limits.max_span_attributes >= _MAX_ATTRIBUTES
     )
