@@ -129,12 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     file must also have the key."""
     tls_certificate: Path | None = None
     """The file with the certificate of the customers' listeners, in PEM. It also has the key,
-    unless `SLUICEGATE_TLS_KEY` is set. If it is unset, HTTP and gRPC have no TLS."""
+    unless `SLUICEGATE_TLS_KEY` is set. Without a certificate, HTTP and gRPC have no TLS."""
     tls_key: Path | None = None
     """The file with the key of `SLUICEGATE_TLS_CERTIFICATE`. If it is unset, the certificate's file
     must also have the key."""
     admin_tls_certificate: Path | None = None
-    """The file with the certificate of the operators' listener, in PEM. If it is unset, the
+    """The file with the certificate of the operators' listener, in PEM. Without a certificate, the
     listener has no TLS."""
     admin_tls_key: Path | None = None
     """The file with the key of `SLUICEGATE_ADMIN_TLS_CERTIFICATE`. If it is unset, the

@@ -124,7 +124,7 @@ class LogReader:
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Return up to which sequence number an ended log had records; 0 if no record was lost.
+        """Return the last sequence number that an ended log had, or 0 if no record was lost.
 
         A crash of the machine destroys records that were not synced. The result is an estimate, and
         is higher than the number of the last record that could be read.

@@ -246,7 +246,7 @@ class Store:
 
     def _migrate(self, connection: Connection, *, creates: bool) -> None:
         if not self._is_sqlite:
-            # This lock is needed because `IF NOT EXISTS` fails if two processes create a table at
+            # The lock is needed because `IF NOT EXISTS` can fail if two processes create a table at
             # once.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)

@@ -96,7 +96,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:
     """Return `specs` in groups.
 
-    The processes of a group stop together, one group after the other.
+    The groups stop one after the other. The processes of a group stop together.
     """
     specs = list(specs)
     groups = [[spec for spec in specs if spec.role in roles] for roles in STOP_ORDER]

@@ -55,9 +55,9 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
 class HitTemplate:
     """Encodes the spans of hits that are equal to `hit`.
 
-    There is one template for hits with a remote parent span, and one for hits without. `make`
-    builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded spans do
-    not contain the request id, for example because the environment limits attributes.
+    With `has_parent`, the hits have a remote parent span. Otherwise, they have none. `make` builds
+    a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded spans do not
+    contain the request id, for example because the environment limits attributes.
     """
 
     def __init__(

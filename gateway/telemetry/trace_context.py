@@ -36,7 +36,7 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
     # The field must be in the head, because removing bytes of the body would change the body's
-    # length. The end of the blank line may be the start of the field.
+    # length. The blank line may end right where the field begins.
     if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
