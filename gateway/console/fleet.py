@@ -88,7 +88,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why the backend is not ready, or what is wrong with its models; empty if nothing is known."""
+        """Why the backend is not ready, or what is wrong with its models; empty if unknown."""
         for each in self.seen:
             if each.missing or each.trouble:
                 return "; ".join(each.missing) or each.trouble

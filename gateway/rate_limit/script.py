@@ -113,7 +113,7 @@ local function read(key, b)
   end
 end
 
--- For the time until now, the smaller of the old and new capacity applies.
+-- For the time before this call, the old capacity applies; in a region, the smaller of old and new.
 local function change(b)
   if b.was == b.capacity then return end
   if not b.regional then
@@ -127,14 +127,14 @@ local function change(b)
   end
 end
 
--- Bound the level by the capacity that is left beside held units. A level above a lowered limit may
--- stay.
+-- Limit the level to the capacity that held units leave. If held units exceed the capacity, the
+-- level falls to zero, but not below; in a region, it may fall below.
 local function within(b, level, room)
   if not b.regional then room = math.max(room, math.min(level, 0)) end
   return math.min(level, room)
 end
 
--- Refill up to the capacity beside held units. After the last hold ended, fewer units were held.
+-- Refill up to the capacity that held units leave. After held units expire, more capacity is left.
 local function refill(b)
   local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
   b.level = within(b, unbounded, b.least - b.held)
@@ -144,7 +144,8 @@ local function refill(b)
   end
 end
 
--- Change the level with the capacity, so that used units stay used. Returned units were not used.
+-- Change the level by as much as the capacity, so that used units stay used. Units that are given
+-- back were not used.
 local function resize(b)
   if b.regional or b.was == b.capacity then return end
   b.level = within(b, b.level + b.back, b.was - b.others - b.kept)
@@ -158,7 +159,7 @@ end
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
-  -- A grant is for one period. A worker with a wrong clock may bring the grant of another period.
+  -- A grant is for one period. A worker with a wrong clock may send the grant of another period.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end
   b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
@@ -198,7 +199,7 @@ for i, key in ipairs(KEYS) do
     refill(b)
     resize(b)
   end
-  -- Returned units first reduce the excess over a lowered limit.
+  -- Units that are given back first reduce the excess over a lowered limit.
   local unused = math.min(b.back, b.beyond)
   b.beyond = b.beyond - unused
   local level = b.level + b.back - unused
@@ -246,7 +247,7 @@ for i, key in ipairs(KEYS) do
   fields[#fields + 1] = 'c'
   fields[#fields + 1] = string.format('%.17g', b.capacity)
   redis.call('HSET', key, unpack(fields))
-  -- By then the bucket is full and nothing is held, so it equals a new bucket.
+  -- When the key expires, the bucket is full and nothing is held, as in a new bucket.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
   answer[#answer + 1] = granted
   answer[#answer + 1] = string.format('%.6f', b.level)
