@@ -56,7 +56,7 @@ class ProcessMetrics:
 async def measured_process(
     role: str, registry: CollectorRegistry = REGISTRY
 ) -> AsyncIterator[None]:
-    """Measure this process ten times a second, with a timer of the running event loop."""
+    """Measure this process ten times a second, with a timer on the running event loop."""
     metrics = ProcessMetrics(registry, role=role)
     loop = asyncio.get_running_loop()
     due, published_at = perf_counter() + INTERVAL, perf_counter()
@@ -67,8 +67,7 @@ async def measured_process(
         nonlocal timer, due, published_at, waited, ran
         now, waits, runs = perf_counter(), _waited() - waited, thread_time() - ran
         waited, ran = waited + waits, ran + runs
-        # Part of the waiting and of the processor time may lie before the time when the timer was
-        # due.
+        # Some waits, and some of the processor time, were before the timer was due.
         metrics.late(now - due, held=max(now - due - waits, runs - INTERVAL))
         if now - published_at >= PUBLISHED_EVERY:
             metrics.publish()
