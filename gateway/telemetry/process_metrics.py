@@ -32,10 +32,7 @@ class ProcessMetrics:
         self._holds = DurationCounts(SECONDS)
 
     def late(self, seconds: float, *, held: float) -> None:
-        """Count a timer that was `seconds` late.
-
-        Code blocked the event loop for at least `held` seconds.
-        """
+        """Count a timer that was `seconds` late because code held the loop for at least `held`."""
         self._lags.add(max(0.0, seconds))
         self._holds.add(max(0.0, held))
 
