@@ -1,7 +1,8 @@
 """Runs the command line, or a process that the supervisor starts.
 
-A process reads its settings from the environment. It then imports only the code of its entry, which
-keeps it small. The metrics library is imported after the variable that names its folder is set.
+A process reads its settings from the environment. It then imports only the code of its entry, so
+that it stays small. The metrics library is imported after the variable that names the library's
+folder has been set.
 """
 
 import asyncio
@@ -25,9 +26,9 @@ from gateway.supervisor.heartbeat import heartbeat
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
-# Takes the settings and the keyword argument `stop`, and runs until that event is set.
+# Takes the settings and the keyword argument `stop`, and runs until the event `stop` is set.
 _ProcessMain = Callable[..., Coroutine[object, object, None]]
-# The module and function of each process.
+# The module and the function of each process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
     "run-admin": ("gateway.console.serve", "serve_operators"),
@@ -48,12 +49,12 @@ _ROLES = {
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
 _SWITCH = 0.0005
-# These processes serve no requests, so they run at a low priority after their start.
+# These processes serve no requests, so they have a low priority after their start.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log", "run-batches"})
 
 
 def run_entry(entry: str, settings: Settings) -> None:
-    """Run an entry of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
+    """Run an entry of `ENTRIES` on uvloop until SIGTERM or SIGINT arrives."""
     import uvloop  # noqa: PLC0415 - the bootstrap does not need it
 
     configure_logging(
@@ -72,24 +73,27 @@ def run_entry(entry: str, settings: Settings) -> None:
     from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
 
     module, function = ENTRIES[entry]
-    # Imported modules are never collected, and collections would take a fifth of the start.
+    # No garbage collection during imports: modules stay, and collections would take a fifth of the
+    # start.
     gc.disable()
     run: _ProcessMain = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    # The event loop must not wait 5 ms for the GIL while a thread decodes a large body.
+    # A shorter switch interval: otherwise the event loop would wait up to 5 ms for the GIL while a
+    # thread decodes a large body.
     sys.setswitchinterval(_SWITCH)
     if entry in _LOW_PRIORITY:
         give_way()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measuring = measured_process(_ROLES[entry])
         runner.run(_until_signal(run, settings, measuring))
-    # All resources are released, and a last garbage collection would take a quarter of a second.
+    # A last garbage collection would take a quarter of a second. It is not needed, because all
+    # resources are released.
     gc.freeze()
 
 
 def process_name(entry: str, settings: Settings) -> str:
-    """Return the name of a process in log lines: `worker-0`, `billing`."""
+    """Return the name of a process in log lines, such as `worker-0` or `billing`."""
     name = entry.removeprefix("run-")
     return f"{name}-{settings.worker}" if name == "worker" else name
 

@@ -1,4 +1,4 @@
-"""Defines every error that the gateway raises on purpose, with its status and stable `code`.
+"""Defines all errors that the gateway raises on purpose. Each has a status and a stable `code`.
 
 GatewayError
 ├── ClientError                          the caller can fix the request
@@ -42,11 +42,14 @@ from typing import ClassVar, Final, Self
 from typing_extensions import override
 
 MAX_RETRY_AFTER: Final = 120.0
-"""The largest `Retry-After` in seconds, because clients do not wait longer."""
+"""The largest `Retry-After` in seconds. Clients would not wait longer."""
 
 
 class GatewayError(Exception):
-    """Base of all errors. `detail` is a sentence that says what to do, and contains no secret."""
+    """Base class of all errors.
+
+    `detail` is a sentence that says what to do. It contains no secret.
+    """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -55,7 +58,7 @@ class GatewayError(Exception):
 
     @override
     def __init_subclass__(cls) -> None:
-        """Derive the title of a class from its code, unless the class declares one."""
+        """Derive the title of a class from its code, unless the class declares a title."""
         if "code" in cls.__dict__ and "title" not in cls.__dict__:
             cls.title = cls.code.replace("_", " ").capitalize()
 
@@ -66,7 +69,7 @@ class GatewayError(Exception):
 
 
 class InternalError(GatewayError):
-    """The gateway has a fault. The log has its cause under the request's id."""
+    """The gateway has made an error. The log has the cause, under the request's id."""
 
 
 class ClientError(GatewayError):
@@ -88,7 +91,7 @@ class AuthenticationFailed(ClientError):
 
 
 class BudgetExhausted(ClientError):
-    """The tenant has spent its budget for this month; a retry fails again."""
+    """The tenant has spent its budget for this month. A retry would fail, too."""
 
     status = 402
     code = "budget_exhausted"
@@ -181,7 +184,7 @@ class UnsupportedContentCoding(ClientError):
 
 
 class InvalidItem(ClientError):
-    """An item of the input is invalid; `index` identifies it and `item_code` says why."""
+    """An item of the input is invalid. `index` says which item, and `item_code` says why."""
 
     status = 422
     code = "invalid_item"
@@ -201,7 +204,7 @@ class ExpansionTooLarge(ClientError):
 
 
 class RateLimited(ClientError):
-    """A limit is used up. The refused request consumed nothing."""
+    """A limit is used up. The refused request took nothing from it."""
 
     status = 429
     code = "rate_limited"
@@ -233,7 +236,7 @@ class VersionNotSupported(GatewayError):
 
 
 class NotCached(GatewayError):
-    """The caller requested cached results only, but a result is not cached."""
+    """The caller accepts only cached results, but a result is not cached."""
 
     status = 504
     code = "not_cached"
@@ -249,7 +252,7 @@ class UpstreamError(GatewayError):
 
 
 class UpstreamFailed(UpstreamError):
-    """A backend returned an error that other backends would return, too."""
+    """A backend returned an error. Other backends would return the same error."""
 
 
 class Overloaded(UpstreamError):
@@ -277,7 +280,7 @@ class DeadlineExceeded(UpstreamError):
 
     @classmethod
     def during(cls, phase: str) -> Self:
-        """Return the error for a deadline that passed during `phase`."""
+        """Return the error that says that the deadline passed during `phase`."""
         return cls(
             f"The request's deadline passed during {phase}; send fewer items, or allow more time"
             " with `X-Request-Timeout`."
@@ -301,7 +304,7 @@ class DependencyUnavailable(GatewayError):
 
 
 class ConfigurationError(GatewayError):
-    """A configuration document is invalid; `file`, `line` and `field` locate the problem."""
+    """A configuration document is invalid. `file`, `line` and `field` say where the problem is."""
 
     status = 422
     code = "invalid_configuration"
@@ -316,7 +319,7 @@ class ConfigurationError(GatewayError):
 
 
 class ModelsBroken(GatewayError):
-    """Models were reloaded, but some cannot be served as their folders say."""
+    """Models were reloaded, but some cannot be served in the way that their folders define."""
 
     status = 422
     code = "models_broken"
@@ -324,7 +327,7 @@ class ModelsBroken(GatewayError):
 
 
 class PlanRefused(GatewayError):
-    """An operator's plan for a model cannot be carried out; nothing has changed."""
+    """An operator's plan for a model cannot be carried out. Nothing has changed."""
 
     status = 422
     code = "plan_refused"

@@ -1,7 +1,8 @@
 """Reads the settings of a gateway process from its environment, once.
 
-A change of these settings needs a restart. `gateway.config.document` defines the document, which
-can be reloaded. Each variable is `SLUICEGATE_` and the field's name in capitals.
+A change of these settings needs a restart. (The configuration document, which
+`gateway.config.document` defines, can be reloaded.) The name of a variable is `SLUICEGATE_` and the
+field's name in capitals.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "metrics_key", "second_admin_key", "second_metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
-# Variables that are not settings, but that commands, clients and `compose.yaml` read.
+# Variables that are not settings of the gateway. Commands, clients and `compose.yaml` read them.
 _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
@@ -29,25 +30,27 @@ _FAST_LANE = f"{PREFIX}FAST_LANE"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
-# Bounded, because infinity cannot be converted to milliseconds or nanoseconds.
+# Durations have a maximum, because infinity cannot be converted to milliseconds or nanoseconds.
 _MAX_DURATION = 1e9
 _Duration = Annotated[float, msgspec.Meta(ge=0, le=_MAX_DURATION)]
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
 _Bound = Annotated[int, msgspec.Meta(ge=0)]
-# The supervisor checks once a second. Heartbeats are sent twice a second.
+# A shorter timeout would be unsafe: heartbeats are sent twice a second, and the supervisor checks
+# once a second.
 _MIN_HEARTBEAT_TIMEOUT = 2.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the process settings. URLs have the formats of redis-py and SQLAlchemy."""
+    """Holds the settings of a process. URLs have the formats of redis-py and SQLAlchemy."""
 
     data_dir: Path = Path(".sluicegate")
     """The folder of event logs, the SQLite ledger and metrics files. It must survive a restart."""
     config: Path = Path("config")
     """The folder of the configuration document."""
     placement: Path | None = None
-    """A YAML file with `regions` that replace the document's regions; `sluicegate up` writes it."""
+    """A YAML file with `regions`. They replace the regions in the configuration document.
+    `sluicegate up` writes such a file."""
     cache_url: str = "redis://127.0.0.1:6379/0"
     """The Redis of the result cache: one server (`redis://host:port/0`), Sentinels
     (`redis-sentinel://host:port,host:port/0?primary=name`), or a cluster
@@ -57,16 +60,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     forms as `SLUICEGATE_CACHE_URL`."""
     ledger_url: str = ""
     """The SQLAlchemy URL of the ledger: `postgresql+psycopg://user:password@host/name`, or
-    `…@host:5432,other:5432/name` for a primary and its standbys. Unset: SQLite in the data
-    directory."""
+    `…@host:5432,other:5432/name` for a primary and its standbys. If it is unset, the ledger is a
+    SQLite file in the data directory."""
     host: str = "127.0.0.1"
     """The address of the customers' listener."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     """The port of the customers' listener."""
     grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    """The port for gRPC clients, on `SLUICEGATE_HOST`; 0: gRPC is off. It needs the extra `grpc`,
-    which the images have. If it is unset, `sluicegate up` uses 8001 when gRPC is installed and the
-    port is free."""
+    """The port for gRPC clients, on `SLUICEGATE_HOST`. With 0, gRPC is off. gRPC needs the extra
+    `grpc`, which the images have. If the port is unset, `sluicegate up` uses 8001 if gRPC is
+    installed and this port is free."""
     admin_host: str = "127.0.0.1"
     """The address of the operators' listener."""
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
@@ -74,125 +77,132 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str = ""
     """The key of the operator `admin`, who may do everything."""
     metrics_key: str = ""
-    """The key with which Prometheus reads `/metrics` of the operators' listener, and nothing else.
-    It must differ from the admin key."""
+    """The key with which Prometheus reads `/metrics` of the operators' listener. It permits nothing
+    else. It must differ from the admin key."""
     second_admin_key: str = ""
-    """A second admin key, accepted during a rotation."""
+    """A second admin key. Both keys are accepted, so that the key can be rotated."""
     second_metrics_key: str = ""
-    """A second metrics key, accepted during a rotation."""
+    """A second metrics key. Both keys are accepted, so that the key can be rotated."""
     oidc_issuer: str = ""
-    """The identity provider (`iss`) whose tokens operators may use. It needs the extra `oidc`,
+    """The identity provider (`iss`) whose tokens operators may use. This needs the extra `oidc`,
     which the gateway's image has."""
     oidc_audience: str = ""
     """The audience (`aud`) that tokens must have."""
     oidc_jwks_url: str = ""
-    """The URL of the provider's keys. Unset: the gateway reads it from the provider's discovery
-    document."""
+    """The URL of the identity provider's keys. If it is unset, the gateway reads it from the
+    provider's discovery document."""
     oidc_ca: Path | None = None
-    """The file with the CAs of the identity provider, PEM; unset: the system's CAs."""
+    """The file with the CAs of the identity provider, in PEM. The default is the system's CAs."""
     oidc_name_claim: str = "sub"
-    """The claim that has the operator's name for the audit, such as `email`."""
+    """The claim with the operator's name for the audit log, such as `email`."""
     oidc_roles_claim: str = "roles"
-    """The claim that has the operator's roles. A dot leads to a nested claim, as in
-    `realm_access.roles`. A claim with a dot in its own name is found, too."""
+    """The claim with the operator's roles. A dot leads to a nested claim, as in
+    `realm_access.roles`. A claim that has a dot in its own name is found, too."""
     oidc_roles: str = ""
-    """The role for each value of `SLUICEGATE_OIDC_ROLES_CLAIM`, such as `platform-team=operator`,
-    separated by blanks. Unset: the values are themselves names of roles."""
+    """The role for each value of `SLUICEGATE_OIDC_ROLES_CLAIM`, such as `platform-team=operator`.
+    Spaces separate the pairs. If it is unset, the values themselves are names of roles."""
     playground_url: str = ""
-    """The address to which the console's playground sends requests, `http://host:port`. Unset: the
-    customers' listener of this machine. Set it if that listener accepts only a load balancer."""
+    """The address to which the console's playground sends requests, as `http://host:port`. The
+    default is the customers' listener of this machine. Set the address if that listener accepts
+    only a load balancer."""
     region: str = ""
-    """The name of this gateway region, if there are several. Each region has its own Redis, and
-    the ledger divides limits among the regions. Empty: there is only one region."""
+    """The name of this gateway region, if there are several. Each region has its own Redis, and the
+    ledger divides limits among the regions. If it is empty, there is only one region."""
     stream_urls: str = ""
-    """For billing with several regions: the URL of each region's state Redis, in the forms of
-    `SLUICEGATE_CACHE_URL`, separated by blanks. Unset: `SLUICEGATE_STATE_URL`."""
+    """For billing with several regions: the URL of each region's state Redis. The URLs have the
+    same forms as `SLUICEGATE_CACHE_URL`, and spaces separate them. The default is
+    `SLUICEGATE_STATE_URL`."""
     secret: str = ""
-    """The secret for the tags of cache keys. All gateways that share a Redis need the same. Unset:
-    each data directory has its own, in a file."""
+    """The secret for the tags of cache keys. All gateways that share a Redis need the same secret.
+    If it is unset, each data directory has its own secret, in a file."""
     backend_token: str = ""
     """The token that the gateway sends to backends. A backend that has a token refuses calls
     without it."""
     upstream_ca: Path | None = None
-    """The file with the CAs of backends with `https://`, PEM; unset: the system's CAs."""
+    """The file with the CAs of backends with `https://`, in PEM. The default is the system's
+    CAs."""
     upstream_certificate: Path | None = None
-    """The file with the gateway's client certificate for backends, PEM. It also has the key, unless
-    `SLUICEGATE_UPSTREAM_KEY` is set."""
+    """The file with the gateway's client certificate for backends, in PEM. It also has the key,
+    unless `SLUICEGATE_UPSTREAM_KEY` is set."""
     upstream_key: Path | None = None
-    """The file with the key of `SLUICEGATE_UPSTREAM_CERTIFICATE`; unset: the certificate's file has
-    the key."""
+    """The file with the key of `SLUICEGATE_UPSTREAM_CERTIFICATE`. If it is unset, the certificate's
+    file must also have the key."""
     tls_certificate: Path | None = None
-    """The file with the certificate of the customers' listeners, PEM. It also has the key, unless
-    `SLUICEGATE_TLS_KEY` is set. Unset: HTTP and gRPC without TLS."""
+    """The file with the certificate of the customers' listeners, in PEM. It also has the key,
+    unless `SLUICEGATE_TLS_KEY` is set. Without a certificate, HTTP and gRPC have no TLS."""
     tls_key: Path | None = None
-    """The file with the key of `SLUICEGATE_TLS_CERTIFICATE`; unset: the certificate's file has the
-    key."""
+    """The file with the key of `SLUICEGATE_TLS_CERTIFICATE`. If it is unset, the certificate's file
+    must also have the key."""
     admin_tls_certificate: Path | None = None
-    """The file with the certificate of the operators' listener, PEM. Unset: HTTP without TLS."""
+    """The file with the certificate of the operators' listener, in PEM. Without a certificate, the
+    listener has no TLS."""
     admin_tls_key: Path | None = None
-    """The file with the key of `SLUICEGATE_ADMIN_TLS_CERTIFICATE`; unset: the certificate's file
-    has the key."""
+    """The file with the key of `SLUICEGATE_ADMIN_TLS_CERTIFICATE`. If it is unset, the
+    certificate's file must also have the key."""
     admin_tls_client_ca: Path | None = None
-    """The file with the CAs of operators, PEM. If set, operators need a client certificate in
-    addition to a key or token."""
+    """The file with the CAs of operators, in PEM. If it is set, operators need a client certificate
+    in addition to a key or token."""
     hsts_max_age: _Bound | None = None
-    """The seconds in the header `Strict-Transport-Security`; 0: no header. Unset: a year on
-    listeners with TLS, no header on others. Set it if a load balancer in front ends TLS."""
+    """The seconds in the header `Strict-Transport-Security`. With 0, there is no header. The
+    default is a year on listeners with TLS, and no header on others. Set it if a load balancer in
+    front of the gateway ends TLS."""
     trusted_proxies: str = ""
-    """Networks of the proxies that may state the client's address, separated by blanks or
-    commas."""
+    """The networks of the proxies that may state the client's address. Spaces or commas separate
+    them."""
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
-    """The header with the client's address: `x-forwarded-for`, or `forwarded` (RFC 7239). The
-    gateway reads no other."""
+    """The header in which proxies send the client's address: `x-forwarded-for`, or `forwarded` (RFC
+    7239). The gateway reads only this header."""
     proxy_protocol: bool = False
-    """Whether trusted proxies send a PROXY protocol header, version 1 or 2, at the beginning of
-    each connection to the customers' HTTP listener."""
+    """Whether trusted proxies begin each connection to the customers' HTTP listener with a header
+    of the PROXY protocol, version 1 or 2."""
     max_connections_per_address: _Bound = 0
-    """The most connections of one client address to a worker; 0: no limit. Behind a trusted proxy,
-    the worker limits the concurrent requests of each client address instead."""
+    """The most connections of one client address to a worker. 0 means no limit. Behind a trusted
+    proxy, the worker limits the concurrent requests of each client address instead."""
     worker: str = "0"
     """The name of this worker, unique in the data directory. The supervisor sets it."""
     listen_fd: int | None = None
-    """An inherited listening socket, set by the supervisor. Unset: the worker listens on
-    `SLUICEGATE_HOST` and `SLUICEGATE_PORT`."""
+    """An inherited listening socket. The supervisor sets it. If it is unset, the worker itself
+    listens on `SLUICEGATE_HOST` and `SLUICEGATE_PORT`."""
     sibling_fds: str = ""
-    """The inherited listening sockets of other workers, separated by blanks, set by the
-    supervisor."""
+    """The inherited listening sockets of other workers, separated by spaces. The supervisor sets
+    it."""
     heartbeat_fd: int | None = None
-    """An inherited pipe for heartbeats of the event loop, set by the supervisor."""
+    """An inherited pipe for heartbeats of the event loop. The supervisor sets it."""
     heartbeat_timeout: _Duration = 10.0
-    """Seconds without a heartbeat after which the supervisor replaces a process, at least 2; 0:
-    never. Backends of `sluicegate up` get three times as long."""
+    """Seconds without a heartbeat after which the supervisor replaces a process. At least 2, or 0
+    for never. For backends of `sluicegate up`, the time is three times as long."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
-    """Resident memory above which the supervisor replaces a gateway process; 0: no bound. A
-    document is refused if this bound is less than 256 MiB above its `cache.memory_bytes`."""
+    """The supervisor replaces a gateway process whose resident memory exceeds this size. 0 means no
+    limit. The limit must be at least 256 MiB above the document's `cache.memory_bytes`. Otherwise,
+    the document is refused."""
     backend_memory_limit_bytes: _Bound | None = None
-    """Resident memory above which the supervisor replaces a backend of `sluicegate up`. Unset: the
-    backends share four fifths of the memory of the machine or container."""
+    """The supervisor of `sluicegate up` replaces a backend whose resident memory exceeds this size.
+    By default, the backends share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
-    """Deprecated; the next version ignores it. Whether a worker uses the fast path: it answers a
-    request that need not wait, such as a hit in memory, in the HTTP protocol itself."""
+    """Deprecated. The next version ignores it. It says whether a worker uses the fast path, which
+    answers requests that need not wait, such as cache hits in memory."""
     max_loop_delay: _Duration = 0.5
-    """The longest event-loop iteration of an overloaded worker, in seconds; 0: no bound. The worker
-    also keeps iterations below a twentieth of the time that callers allow. Requests that do not fit
-    get 503 `overloaded`."""
+    """The longest event-loop iteration of an overloaded worker, in seconds. 0 means no limit. The
+    worker also keeps iterations below a twentieth of the time that callers allow for a request.
+    Requests that would make an iteration longer get 503 `overloaded`."""
     shutdown_delay: _Duration = 5.0
-    """Seconds that a gateway still serves after SIGTERM, while it reports that it is not ready. The
-    load balancer must notice within this time."""
+    """Seconds for which a gateway still serves requests after SIGTERM, while it reports that it is
+    not ready. The load balancer must notice this within that time."""
     drain: _Duration = 10.0
-    """Seconds that requests in flight have to end, after `SLUICEGATE_SHUTDOWN_DELAY`."""
+    """Seconds within which requests in flight must end, counted from the end of
+    `SLUICEGATE_SHUTDOWN_DELAY`."""
     head_timeout: _Duration = 10.0
-    """Seconds from the opening of a customer's connection, or the first byte of a request, until
-    the request's head is complete. After that, the worker answers 408, or only closes the
-    connection if no byte came. The same time bounds a TLS handshake together with a proxy's header.
-    Over gRPC, it bounds a head and each message."""
+    """Seconds within which the head of a request must be complete, counted from the opening of the
+    connection or from the first byte of the request. After that, the worker responds with 408, or
+    only closes the connection if no byte has arrived. The same limit applies to a TLS handshake
+    together with a proxy's header. Over gRPC, it applies to a head and to each message."""
     keep_alive: _Duration = 75.0
-    """Seconds that a customer's connection may be idle between requests. The worker also closes a
-    connection whose client reads nothing of an answer for this time."""
+    """Seconds for which a customer's connection may be idle between requests. The worker also
+    closes a connection if its client reads nothing of a response for this time."""
     files: str = ""
     """The place of tenants' files: a folder, or `s3://bucket/prefix`. All gateways that share a
-    ledger need the same. Unset: the folder `files` in the data directory, which suffices for one
-    machine."""
+    ledger need the same place. The default is the folder `files` in the data directory, which
+    suffices for one machine."""
     files_keep: _Duration = 30 * 86_400.0
     """Seconds after which a file is deleted, unless its owner chose a shorter time."""
     file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
@@ -200,15 +210,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """The most files of a tenant."""
     files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
-    """The most bytes of a tenant's files, including those of batch jobs. Above that, uploads and
-    batch jobs are refused."""
+    """The most bytes of a tenant's files, including the files of batch jobs. A tenant that has more
+    cannot upload files or create batch jobs."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
     """Whether the supervisor runs a process for batch jobs."""
     batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
-    """Batch jobs that run at a time. Beyond that, a tenant without a running batch job may still
-    start one."""
+    """The number of batch jobs that run at a time. A tenant that has no running batch job may still
+    start one in addition."""
     batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
     """The most batch jobs of a tenant that have not ended."""
     batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
@@ -216,45 +226,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
     """The most bytes of a line of a batch job."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """The most bytes of a batch job's results. Further lines fail with `output_too_large`, without
-    being run."""
+    """The most bytes of a batch job's results. If they are reached, the remaining lines are not
+    run, and fail with `output_too_large`."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """Lines that a process runs at a time, over all its batch jobs. It runs fewer lines of a tenant
-    while they are refused for lack of capacity."""
+    """The number of lines that a process runs at a time, of all its batch jobs together. It runs
+    fewer lines of a tenant while these lines are refused for lack of capacity."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
-    """The number of lines after which the results of a batch job are stored. After a crash, at most
-    this many lines run again."""
+    """The results of a batch job are stored after each chunk of this many lines. After a crash, at
+    most this many lines run again."""
     webhooks: Path | None = None
     """A YAML file with the URL and secret of each tenant's webhook. The gateway calls it when a
     batch job ends."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """The most connections of a worker, including unfinished TLS handshakes. It must be below the
-    worker's limit of open files. Up to 256 further connections at a time (16 over TLS) get 503
-    `overloaded` with `Retry-After`; others are closed without an answer."""
+    worker's limit on open files. Up to 256 further connections at a time (16 with TLS) get 503
+    `overloaded` with `Retry-After`. Other connections are closed without a response."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds between two checks for new usage events. Usage appears in the ledger with this
     delay."""
     events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
-    """The most seconds until a worker's usage events are synced to the disk. A power cut loses
+    """The most seconds until a worker's usage events are synced to the disk. A power cut destroys
     events that are not synced."""
     events_keep: float = 2 * 86_400.0
     """Seconds for which event logs are kept after the ledger has their events. A ledger that was
     restored from a backup can then read the events again."""
     events_keep_bytes: int = 4 << 30
-    """The most bytes of event logs that are kept after the ledger has their events. The oldest are
-    deleted first."""
+    """The most bytes of event logs that are kept after the ledger has their events. The oldest
+    events are deleted first."""
     usage_events_keep: float = 3 * 86_400.0
-    """Seconds that the ledger keeps single usage events; `inf`: for ever. After that, it adds up
-    the events of each hour that differ only in their amounts."""
+    """Seconds for which the ledger keeps single usage events. `inf` means for ever. After this
+    time, the ledger adds up the events of each hour that differ only in their amounts."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds that workers wait for the state Redis, 0.01 to 60. After that, they admit
-    `limits.local_share` of each limit."""
+    """Seconds for which workers wait for the state Redis, from 0.01 to 60. If it does not respond
+    within this time, they admit `limits.local_share` of each limit."""
     tcp_keepalive_idle: _Seconds = 5
     """Seconds without a packet after which a connection to Redis or a backend is probed."""
     tcp_keepalive_interval: _Seconds = 2
     """Seconds between two keep-alive probes."""
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
-    """The number of unanswered keep-alive probes after which a connection is given up. On Linux,
+    """A connection is given up after this many keep-alive probes without a response. On Linux,
     `SLUICEGATE_TCP_USER_TIMEOUT` decides instead."""
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
     """Seconds for which sent data or probes may stay unacknowledged before the connection is given
@@ -262,9 +272,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "INFO"
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     log_format: Literal["json", "text"] = "json"
-    """The format of log lines: JSON objects, or text for people."""
+    """The format of log lines: `json` for JSON objects, or `text` for text that people read."""
     log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The share of requests that are logged. Requests that end with 5xx are always logged."""
+    """The fraction of requests that are logged. Requests that end with 5xx are always logged."""
     log_requests_per_second: _Bound = 20
     """The most requests that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
@@ -293,17 +303,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def metrics_dir(self) -> Path:
-        """The folder of all processes' metrics files."""
+        """The folder of the metrics files of all processes."""
         return self.data_dir / "metrics"
 
     @property
     def events_dir(self) -> Path:
-        """The folder of event logs, each in a folder of its own."""
+        """The folder of event logs. Each log has its own folder in it."""
         return self.data_dir / "events"
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings in `environ`; `None`: the process's environment.
+    """Return the settings in `environ`. The default is the process's environment.
 
     Raises:
         ConfigurationError: a variable is invalid.
@@ -326,7 +336,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each `SLUICEGATE_` variable that is deprecated or not a setting.
+    """Yield a warning for each `SLUICEGATE_` variable that is deprecated or is not a setting.
 
     Backends check variables that begin with `SLUICEGATE_BACKEND_`.
     """
@@ -364,7 +374,7 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _check_sent(values: Mapping[str, str]) -> None:
-    """Refuse secrets that cannot be sent in a header, without showing them."""
+    """Refuse secrets that cannot be sent in a header. The error does not show them."""
     for name in _SENT:
         value = values.get(name, "")
         if value != value.strip() or not value.isprintable():
@@ -375,20 +385,20 @@ def _check_sent(values: Mapping[str, str]) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the environment variables with which a child process loads `settings`."""
+    """Return environment variables from which a child process loads the same settings."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
 
 def process_environment() -> MutableMapping[str, str]:
-    """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
+    """Return the process's environment, for libraries that read their own variables (`OTEL_*`)."""
     return os.environ
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files, which the operators' listener adds up.
+    """Make the metrics library write to files. The operators' listener adds up these files.
 
-    Call it before the library is imported, because the library reads the environment then.
+    Call this before the library is imported, because the import reads the environment.
     """
     with contextlib.suppress(OSError):  # on a full disk, metrics stay in memory
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Owns tasks that outlive their caller: awaits or cancels each, and logs its error."""
+"""Owns tasks that outlive their caller.
+
+Each task is awaited or cancelled, and its error is logged.
+"""
 
 import asyncio
 import contextlib
@@ -12,7 +15,7 @@ T = TypeVar("T")
 
 
 class TaskStarter(Protocol):
-    """Starts tasks that outlive the request which started them."""
+    """Starts tasks that outlive the request that started them."""
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in a task. The caller is responsible for its outcome."""
@@ -20,9 +23,12 @@ class TaskStarter(Protocol):
 
 
 class TaskScope:
-    """An async context manager: at its exit, tasks get `drain` seconds, and are then cancelled.
+    """An async context manager that owns tasks.
 
-    Cancelled tasks are awaited, including tasks that other tasks start during cleanup.
+    On exit, it waits `drain` seconds, then cancels them.
+
+    It waits until all cancelled tasks have ended, including tasks that other tasks start during
+    their cleanup.
     """
 
     def __init__(self, *, drain: float = 0.0) -> None:
@@ -64,8 +70,9 @@ class TaskScope:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`.
 
-        If the caller is cancelled, `work` is cancelled too, but the caller does not wait for it. A
-        second cancellation of the caller cannot reach `work` while it cleans up.
+        If the caller is cancelled, `work` is cancelled, too, but the caller does not wait for
+        `work` to end. So a second cancellation of the caller cannot interrupt the cleanup of
+        `work`.
         """
         task = self.create_task(work)
         try:
@@ -78,21 +85,21 @@ class TaskScope:
 
 
 def log_failure(error: BaseException) -> None:
-    """Log an error that ended a task which nobody awaits."""
+    """Log an error that has ended a task that nobody awaits."""
     _log.error("a background task failed", exc_info=error)
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that nobody awaits, because asyncio would log it."""
+    """Retrieve the exception of a future that nobody awaits. Otherwise, asyncio would log it."""
     if not future.cancelled():
         future.exception()
 
 
 class CallbackBatch:
-    """Defers calls until a group of callbacks has run, so that shared work is done once.
+    """Defers calls until a group of callbacks has run, so that common work is done only once.
 
     Use `with batch: ...` around callbacks that run together. Outside of a `with` block, a deferred
-    call runs in the next event-loop iteration. Belongs to one event loop.
+    call runs in the next event-loop iteration. Only one event loop may use the batch.
     """
 
     def __init__(self) -> None:
@@ -117,7 +124,10 @@ class CallbackBatch:
                 asyncio.get_running_loop().call_soon(self._deferred.popleft())
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Call `call` at the end of the `with` block, in the order of deferring."""
+        """Call `call` at the end of the `with` block.
+
+        Deferred calls run in the order of their deferral.
+        """
         if self._depth:
             self._deferred.append(call)
         else:
@@ -125,11 +135,11 @@ class CallbackBatch:
 
 
 class PeriodicTask:
-    """Awaits `step` every `interval` seconds and soon after each `wake`, while it is entered.
+    """While its context lasts, awaits `step` every `interval` seconds, and soon after each `wake`.
 
-    The first step runs after one interval. An exception of a step is logged as `failure`, and later
-    steps still run. Leaving waits for the step in progress, because redis-py may swallow a
-    cancellation.
+    The first step runs after one interval. If a step raises an exception, it is logged with the
+    message `failure`, and later steps still run. The exit waits for the step in progress and does
+    not cancel it, because redis-py may swallow a cancellation.
     """
 
     def __init__(

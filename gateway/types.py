@@ -26,7 +26,7 @@ RegionName = NewType("RegionName", str)
 BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
 ID_DIGITS = 10
-"""The number of hexadecimal digits at the end of a request id that form a counter."""
+"""The last digits of a request id are a counter. It has this many hexadecimal digits."""
 
 
 class Rule(
@@ -39,8 +39,7 @@ class Rule(
 ):
     """Limits a rate with a token bucket of `capacity` units that refills in `window` seconds.
 
-    `name` appears in the header `RateLimit-Policy`, and has letters, digits and `_`. For `unit`,
-    see `REQUEST_UNITS` and `WORK_UNITS`.
+    `REQUEST_UNITS` and `WORK_UNITS` list the possible units.
     """
 
     name: str
@@ -48,57 +47,61 @@ class Rule(
     unit: str
     """What the limit counts: `requests`, `items`, `rows`, `tokens` or `concurrent`."""
     capacity: int
-    """The size of the bucket; for a quota, the units for one period."""
+    """The number of units in a full bucket. For a quota, the number of units for one period."""
     window: float = 0.0
-    """Seconds in which an empty bucket refills. Use 0 for a quota, and for `concurrent`: its units
-    return when a computation ends."""
+    """Seconds in which an empty bucket refills. Use 0 for a quota and for `concurrent`. A unit of
+    `concurrent` comes back when a computation ends."""
     period: str = ""
-    """With `month`, the rule is a quota: its bucket is full again at the beginning of each month
-    (UTC)."""
+    """If it is `month`, the rule is a quota: the bucket is full again at the beginning of each
+    month (UTC)."""
     model: str = ""
-    """The limit applies to requests for this model only; empty: for all models."""
+    """The limit applies only to requests for this model. If it is empty, the limit applies to all
+    models."""
     shadow: bool = False
-    """Whether the rule only counts the requests that it would refuse, and admits them."""
+    """Whether the rule is in shadow mode: it admits requests that it would refuse, and counts
+    them."""
 
     @property
     def limit(self) -> int:
-        """The most units that the rule admits at once, over all regions."""
+        """The most units that the rule admits at once, in all regions together."""
         return self.capacity
 
 
 CONCURRENT = "concurrent"
 REQUEST_UNITS = ("requests", "items")
-"""Units charged when a request is admitted, including cache hits."""
+"""The units that are charged when a request is admitted. Cache hits are charged, too."""
 WORK_UNITS = ("rows", "tokens", CONCURRENT)
-"""Units charged for computation. Hits and coalesced items cost none."""
+"""The units that are charged for computation. Cache hits and coalesced items are not charged."""
 
 
-# There may be a million principals. They are in no cycles, so the garbage collector can skip them.
+# `gc=False`: there may be a million principals. They are in no reference cycles, so the garbage
+# collector can skip them.
 class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
-    """Identifies a caller: an API key of a tenant, its models, and the limits on key and tenant."""
+    """Identifies a caller: an API key of a tenant, the key's models, and the limits of both."""
 
     tenant: TenantId
     key: KeyId
     tenant_rules: tuple[Rule, ...] = ()
     key_rules: tuple[Rule, ...] = ()
     models: frozenset[str] | None = None
-    """Models that the key may call; `None`: all."""
+    """The models that the key may call. `None` means all models."""
     expires: int | None = None
     """When the key expires, in nanoseconds since 1970."""
     origins: frozenset[str] | None = None
-    """Origins whose pages may use the key; `None`: any."""
+    """The origins whose web pages may use the key. `None` means any client."""
     routes: frozenset[str] | None = None
-    """Paths that the key may use; `/*` at the end of a path includes all paths below; `None`:
-    all."""
+    """The paths that the key may use. `/*` at the end of a path includes all paths below it. `None`
+    means all paths."""
     exhausted_until: int | None = None
-    """Until when requests are refused because the tenant's budget is used up, in nanoseconds
-    since 1970."""
+    """Until when requests are refused because the tenant's budget is used up, in nanoseconds since
+    1970. `None` means that requests are not refused."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a configured backend, and its place in the order of use.
+    """Describes a configured backend, and where it is in the order of use.
 
-    An endpoint with `dns` whose id has no address stands for all backends of the DNS name.
+    If an endpoint has a `dns` name, and its id contains no address, it stands for all backends to
+    which the name resolves.
     """
 
     backend: BackendId
@@ -107,15 +110,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     overflow: bool = False
     server_name: str = ""
-    """The name in the backend's certificate; empty: the host of `url`."""
+    """The name in the backend's certificate. If it is empty, the host of `url` is the name."""
     dns: str = ""
-    """The DNS name and port from which the backend was resolved."""
+    """The DNS name and port that were resolved to the backend's address."""
     models: tuple[str, ...] = ()
-    """Patterns of the backend's models; empty: the backend's own setting decides."""
+    """Patterns of the names of the models that the backend serves. If there are none, the backend's
+    own setting decides."""
 
     @property
     def entry(self) -> str:
-        """The backend's id in the document, without the address of a resolved DNS name."""
+        """The backend's id in the document. For a resolved DNS name, it has no address."""
         return self.backend.partition("@")[0]
 
 
@@ -127,7 +131,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a request's items, and the parameters for all items, in msgpack.
+    """Holds a request's items, and the parameters that apply to all items. Both are in msgpack.
 
     Both encodings are canonical: equal values have equal bytes.
     """
@@ -138,12 +142,12 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[bytes, ...]
     continue_on_error: bool = False
     truncate: bool = True
-    """Whether texts may be truncated. The cache key does not contain it: a text that is not
-    truncated has the same result with and without it."""
+    """Whether texts may be truncated. It is not a part of the cache key, because it does not affect
+    the result of a text that is not truncated."""
 
 
 class Source(StrEnum):
-    """The outcomes of items that `usage` counts."""
+    """Names the outcomes of items that usage counts."""
 
     HIT = "hit"
     COLLAPSED = "collapsed"
@@ -158,7 +162,7 @@ _BY_STATUS = {e.status: e for e in (UpstreamUnavailable, InvalidRequest, Payload
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Explains why an item failed.
 
-    `status` is the status of the response if one failed item fails the whole request.
+    If one failed item makes the whole request fail, `status` is the status of the response.
     """
 
     status: int
@@ -167,21 +171,22 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool = False
     retry_after: float | None = None
     is_overload: bool = False
-    """Whether the item's time ran out while backends computed other items.
+    """Whether the item had no time left because backends were busy with other items.
 
-    Its request is then refused as overload. Another request that was coalesced with the item may
-    have more time, and tries again.
+    The item's request is then refused because of overload. Another request with an equal item,
+    which was coalesced with this one, may have more time, and tries again.
     """
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
-        """Return the failure of an item because of `error`."""
+        """Return the failure of an item that `error` caused."""
         return msgspec.convert(error, cls, from_attributes=True)
 
     def error(self, index: int) -> GatewayError:
         """Return the error of a request that fails because of its `index`-th item.
 
-        The code determines the class, or else the status. Backends choose both.
+        The code determines the class of the error. If the code is unknown, the status determines
+        the class. Backends choose both.
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
@@ -195,7 +200,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stale(StrEnum):
-    """The reasons for a stale result: it is being refreshed, or no backend responded."""
+    """Says why a stale result was returned: it is being refreshed, or no backend responded."""
 
     NO = ""
     REVALIDATING = "stale"
@@ -203,7 +208,10 @@ class Stale(StrEnum):
 
 
 class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an item's JSON `result` or its `failure`; `age` is in seconds, 0 if not cached."""
+    """Holds an item's JSON `result`, or its `failure`.
+
+    `age` is for how many seconds the result has been cached, or 0 if it was not cached.
+    """
 
     source: Source
     result: bytes = b""
@@ -211,52 +219,57 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     tokens: int = 0
     known_rows: int = 0
-    """Rows of a computed item that were not run, because they were cached or already in flight."""
+    """The number of rows of a computed item that were not run, because they were cached or already
+    in flight."""
     input_tokens: int = 0
-    """Tokens of all rows of the item, whether computed, coalesced or cached."""
+    """The number of tokens of all rows of the item, whether it was computed, coalesced or
+    cached."""
     truncated_from: int = 0
-    """The number of tokens of the longest truncated text; 0 if none was truncated."""
+    """If texts were truncated, the number of tokens of the longest one; otherwise 0."""
     age: float = 0.0
     tier: str = ""
-    """`memory` or `redis` for a hit."""
+    """The cache tier of a hit: `memory` or `redis`."""
     stale: Stale = Stale.NO
     revision: str = ""
-    """The revision of a stale result; empty for other results, which have the request's
+    """The revision of a stale result. It is empty for other results, which are of the request's
     revision."""
     arm: str = ""
     """The number of the revision that computed the result, if the model has a traffic split or a
     shadow."""
     shadow: str = ""
-    """The number of the revision that the item was mirrored to."""
+    """The number of the shadow revision that got a copy of the item."""
 
 
 class Criticality(StrEnum):
-    """Ranks requests. Under overload, `sheddable` requests are refused first."""
+    """Ranks requests.
+
+    Under overload, `sheddable` requests are refused first, and `critical` last.
+    """
 
     CRITICAL = "critical"
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
 
     def outranks(self, other: "Criticality") -> bool:
-        """Return whether requests of this rank are refused later than requests of `other`."""
+        """Return whether requests of this rank are refused later than requests of rank `other`."""
         order = tuple(Criticality)
         return order.index(self) < order.index(other)
 
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the directives of the caller's `Cache-Control`; ages are in seconds."""
+    """Holds the directives of the caller's `Cache-Control`. Ages are in seconds."""
 
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
     max_age: float | None = None
     max_stale: float | None = None
-    """Accepts results that have been stale for up to this time; infinite if the directive has no
-    value."""
+    """The caller accepts results that have been stale for up to this time. It is infinite if the
+    directive has no value."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the caller of a request, its deadline (loop time) and its cache directives."""
+    """Holds a request's caller, its deadline (on the loop's clock) and its cache directives."""
 
     principal: Principal
     deadline: float
@@ -275,31 +288,32 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a request used, as in the response and on the bill."""
+    """Counts what a request used. The response and the bill have the same numbers."""
 
     items: int
-    """All items of the request."""
+    """The number of all items of the request."""
     hit: int
-    """Items answered from the result cache."""
+    """The number of items that were answered from the result cache."""
     collapsed: int
-    """Coalesced items, which joined an equal item in flight; priced as hits."""
+    """The number of coalesced items: an equal item was already in flight. They cost as much as
+    hits."""
     computed: int
-    """Items computed for this request."""
+    """The number of items that were computed for this request."""
     failed: int
-    """Failed items, which are not billed."""
+    """The number of failed items. They are not billed."""
     rows: int
-    """Rows that the model ran for the computed items."""
+    """The number of rows that the model ran for the computed items."""
     tokens: int
-    """Tokens of the rows that the model ran."""
+    """The number of tokens in the rows that the model ran."""
     truncated: int = 0
-    """Items whose texts were truncated."""
+    """The number of items whose texts were truncated."""
 
 
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Counts the items of a request that one revision of its model computed.
+    """Counts those items of a request that one revision of its model computed.
 
-    `shadow` is the revision that got copies of the items; empty if none did. Append new fields at
-    the end.
+    `shadow` is the revision that got copies of the items, or empty if there was none. Append new
+    fields at the end.
     """
 
     arm: str
@@ -315,11 +329,12 @@ class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Records an answered request for billing and the request log. Contains no input text.
 
-    `id` is the response's `X-Request-Id`. The ledger counts each id once, however often it arrives.
-    `time` is in nanoseconds since 1970, `duration` in seconds. Append new fields at the end.
+    `id` is the `X-Request-Id` of the response. The ledger counts each id once, however often the
+    event arrives. `time` is in nanoseconds since 1970, and `duration` is in seconds. Append new
+    fields at the end.
 
-    If `count` is more than 1, the event stands for a run of that many requests. They have
-    consecutive ids from `id` on and are equal otherwise. `usage` is the usage of each.
+    If `count` is more than 1, the event stands for a run of this many requests. They have
+    consecutive ids from `id` on, and are otherwise equal. `usage` is the usage of each request.
     """
 
     id: RequestId
@@ -334,11 +349,11 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     region: str = ""
     revision: str = ""
     code: str = ""
-    """The error's code if `status` is an error."""
+    """The code of the error, if `status` is the status of an error."""
     count: int = 1
     arms: tuple[RevisionUsage, ...] = ()
-    """The items by revision, if the model has a traffic split or a shadow."""
+    """The usage of each revision, if the model has a traffic split or a shadow revision."""
     batch: int = 0
-    """1 if the request is a line of a batch job, which has separate prices."""
+    """1 if the request is a line of a batch job, otherwise 0. Batch jobs have separate prices."""
     client_id: str = ""
-    """The caller's name for the request."""
+    """The id that the caller gave the request."""

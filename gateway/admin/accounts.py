@@ -34,12 +34,12 @@ _operation = partial(Operation, tag="accounts")
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant to create. Without `limits`, the document's limits apply."""
+    """A tenant to create. Without `limits`, the configuration document's limits apply to it."""
 
     id: str
     """Up to 64 letters, digits, `_`, `.` and `-`."""
     name: str = ""
-    """A name for people; by default the id."""
+    """A name that people see. The default is the id."""
     limits: tuple[Rule, ...] = ()
     """Limits on all keys of the tenant together."""
 
@@ -50,18 +50,19 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenant: str
     """The id of the tenant that owns the key."""
     name: str = ""
-    """A name for people."""
+    """A name that people see."""
     models: list[str] | None = None
-    """The models that the key may use; by default all."""
+    """The models that the key may use. The default is all models."""
     limits: tuple[Rule, ...] = ()
     """Limits on this key, in addition to the tenant's limits."""
     expires: datetime | None = None
-    """When the key expires, with a time zone; by default never."""
+    """When the key expires: a time with a time zone. By default, the key never expires."""
     origins: tuple[str, ...] | None = None
-    """Origins of the web pages that may use the key, such as `https://app.example.com`; by default
-    any client may use it."""
+    """Origins of the web pages that may use the key, such as `https://app.example.com`. By default,
+    any client may use the key."""
     routes: tuple[str, ...] | None = None
-    """Paths that the key may be used for, such as `/v1/embed` or `/v1/infer/*`; by default all."""
+    """Paths that the key may be used for, such as `/v1/embed` or `/v1/infer/*`. The default is all
+    paths."""
 
 
 class CreatedKey(Key, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class NewKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     keys: Annotated[list[NewKey], msgspec.Meta(min_length=1, max_length=_MOST_KEYS)]
     new_tenants: bool = False
-    """Also create tenants that do not exist."""
+    """Whether to create tenants that do not exist."""
 
 
 class CreatedKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +101,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 class AccountChanges:
     """Makes changes in the ledger, and waits up to two seconds until all workers apply them.
 
-    A worker that misses the notification finds the change when it polls the ledger.
+    A worker that misses the notification of a change finds the change when it next polls the
+    ledger.
     """
 
     def __init__(self, *, ledger: Ledger, control: Control) -> None:
@@ -108,7 +110,7 @@ class AccountChanges:
         self._control = control
 
     async def make(self, change: Callable[[Accounts], T]) -> T:
-        """Run `change` in a thread, and notify the workers."""
+        """Run `change` in a thread, notify the workers, and wait for them."""
         made = await asyncio.to_thread(change, self.accounts)
         with contextlib.suppress(DependencyUnavailable):
             version = await self._control.touch(Topic.ACCOUNTS)
@@ -117,7 +119,7 @@ class AccountChanges:
 
 
 class TenantController(Controller):
-    """Creates, lists and limits tenants."""
+    """Creates and lists tenants, and sets their limits."""
 
     path = "/admin/tenants"
 
@@ -194,7 +196,7 @@ class TenantController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Tenant | CheckedChange:
-        """Replace a tenant's limits. With an empty list, the document's limits apply."""
+        """Replace a tenant's limits. If the list is empty, the document's limits apply."""
         await model_names.check_rules(data)
         if dry_run:
             found = await asyncio.to_thread(changes.accounts.tenant, tenant)
@@ -205,7 +207,7 @@ class TenantController(Controller):
 
 
 class KeyController(Controller):
-    """Creates, lists, limits and revokes keys."""
+    """Creates, lists and revokes keys, and sets their limits."""
 
     path = "/admin/keys"
 
@@ -298,7 +300,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace a key's limits. With an empty list, the document's limits apply."""
+        """Replace a key's limits. If the list is empty, the document's limits apply."""
         await model_names.check_rules(data)
         return await changes.make(
             lambda accounts: accounts.set_key_limits(key, data, actor=operator.name)
@@ -356,7 +358,7 @@ async def create_keys(
     actor: str,
     new_tenants: bool = False,
 ) -> list[CreatedKey]:
-    """Create keys, all or none. The secrets exist only in the returned values."""
+    """Create keys, all or none. Only the returned values contain the secrets."""
     await model_names.check({name for key in wanted for name in key.models or ()}, field="models")
     await model_names.check_rules({rule for key in wanted for rule in key.limits})
     secrets = await asyncio.to_thread(lambda: [new_key() for _ in wanted])

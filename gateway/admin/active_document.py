@@ -10,7 +10,11 @@ from gateway.settings import Settings
 
 
 class ActiveDocumentReader:
-    """Reads the active document. Without Redis, returns the last document or reads the folder."""
+    """Reads the active document from Redis.
+
+    If Redis cannot be reached, it returns the document that it read last, or reads the
+    configuration folder.
+    """
 
     def __init__(self, *, control: Control, settings: Settings) -> None:
         self._control = control
@@ -22,7 +26,7 @@ class ActiveDocumentReader:
         """Return the active document.
 
         Raises:
-            ConfigurationError: no document was ever read from Redis, and the folder is not valid.
+            ConfigurationError: no document was read from Redis yet, and the folder is not valid.
         """
         try:
             active = await self._control.active()

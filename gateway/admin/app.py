@@ -52,7 +52,7 @@ HANDLERS = (
     *(CacheController, ModelsController, PlansController, RegionsController),
     *(metrics, live, ready),
 )
-# Seconds from the head of a request to the end of its body.
+# Maximum seconds from the head of a request to the end of its body.
 _BODY_TIMEOUT = 30.0
 
 
@@ -128,9 +128,9 @@ def _provide(value: object) -> Provide:
 
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    # An unknown route is refused before the middleware assigns an id.
+    # A request for an unknown route is refused before the middleware assigns an id.
     request_id = str(request.scope["state"].get(REQUEST_ID) or new_id())
     headers = {"x-request-id": request_id}
     if isinstance(error, RequestTimeout):
-        headers["connection"] = "close"  # the next bytes are the rest of the body, not a request
+        headers["connection"] = "close"  # the next bytes would be the rest of this body
     return problem_response(error, request_id, headers)

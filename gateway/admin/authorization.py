@@ -1,4 +1,4 @@
-"""Authenticates operators, checks their roles, and gives each of their requests an id."""
+"""Authenticates operators, checks their roles, and gives each request an id."""
 
 import asyncio
 import secrets
@@ -27,13 +27,16 @@ OPERATOR = "operator"
 
 
 class AdminAccess(ASGIMiddleware):
-    """Requires an operator with the route's role. Routes with the option `public` are exempt.
+    """Refuses a request unless it is from an operator with the role that its route requires.
 
-    It stores the operator in `scope["state"]["operator"]`; on a public route, this may be `None`.
-    With `wants_certificate`, it also requires a client certificate, unless the operator has the
-    role that the route's option `without_certificate` names. This exempts Prometheus, and the
-    supervisor, which reloads the configuration with the admin key. It refuses a body that takes
-    longer than `body_timeout` seconds to arrive.
+    Routes with the option `public` need no operator. The middleware stores the operator in
+    `scope["state"]["operator"]`; on a public route, that may be `None`.
+
+    With `wants_certificate`, the middleware also requires a client certificate. Operators need no
+    certificate if they have the role that the route's option `without_certificate` names. This
+    exempts Prometheus, and the supervisor, which reloads the configuration with the admin key.
+
+    The middleware refuses a request whose body takes longer than `body_timeout` seconds to arrive.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -71,7 +74,7 @@ class AdminAccess(ASGIMiddleware):
         await next_app(scope, _within(self._body_timeout, receive), answer)
 
     async def _authorize(self, scope: Scope) -> Operator:
-        """Return the operator if the operator may use the route.
+        """Return the operator who sent the request, if the operator may use the route.
 
         Raises:
             AuthenticationFailed: the token is unknown, or the client certificate is missing.
@@ -97,7 +100,7 @@ class AdminAccess(ASGIMiddleware):
         return operator
 
     async def _recognize(self, scope: Scope) -> Operator | None:
-        """Return the operator of a request to a public route, `None` if there is none."""
+        """Return the operator who sent a request to a public route, or `None` if unknown."""
         if not self._has_certificate(scope):
             return None
         try:
@@ -121,8 +124,9 @@ def new_id() -> str:
 def _within(seconds: float, receive: Receive) -> Receive:
     """Wrap `receive` so that the body must arrive within `seconds`.
 
-    The result raises `RequestTimeout` after that time. It raises `InvalidRequest` if the client
-    disconnects before: Litestar's own exception would be logged as a fault of the gateway.
+    The wrapper raises `RequestTimeout` after that time. It raises `InvalidRequest` if the client
+    disconnects before the body is complete, because Litestar's own exception would be logged as an
+    error of the gateway.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     is_arriving = True

@@ -1,4 +1,4 @@
-"""Calls every backend of the active document, for operators' routes."""
+"""Calls all backends of the active configuration document, for operators' routes."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -17,18 +17,18 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
 
 _STATE_TIMEOUT = 5.0
-# A check loads models, as a reload does.
+# A check takes as long as a reload, because both load models.
 _CHECK_TIMEOUT = 120.0
 
 
 class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the states that backends report, and for the other backends why the call failed."""
+    """Holds the state of each backend that responded, and the error of each call that failed."""
 
     states: Mapping[Endpoint, ServingState]
     away: Mapping[str, str]
 
     def serving(self, model: str) -> dict[Endpoint, ServingState]:
-        """Return the backends whose repository has a model."""
+        """Return the backends whose model repository has `model`."""
         return {
             endpoint: state
             for endpoint, state in self.states.items()
@@ -37,7 +37,7 @@ class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendCalls:
-    """Finds the same backends as the workers do, and calls them."""
+    """Finds the backends that the workers use, and calls them."""
 
     def __init__(
         self, *, control: Control, active: ActiveDocumentReader, client: BackendClient
@@ -51,8 +51,8 @@ class BackendCalls:
 
         Raises:
             ConfigurationError: there is no valid document.
-            DependencyUnavailable: the workers' reports, which hold the addresses of DNS names,
-                cannot be read.
+            DependencyUnavailable: the workers' reports cannot be read. They hold the addresses to
+                which DNS names resolve.
         """
         endpoints = await self._endpoints()
         found = await asyncio.gather(*map(self._state, endpoints))
@@ -81,7 +81,7 @@ class BackendCalls:
         return found
 
     async def tasks(self, model: str) -> list[Task]:
-        """Return the tasks that a backend reports for a model; none if no backend serves the model.
+        """Return the tasks of a model, or an empty list if no backend serves the model.
 
         Raises:
             ConfigurationError, DependencyUnavailable: as for `states`.
@@ -97,14 +97,14 @@ class BackendCalls:
         return []
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
-        """Ask a backend to load the revisions of a plan. A failed call is reported as a problem."""
+        """Let a backend try to load the revisions of a plan. A failed call counts as a problem."""
         try:
             return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
         except CallFailed as error:
             return PlanVerdict(problems={trial.model: error.detail})
 
     async def _endpoints(self) -> list[Endpoint]:
-        """Return the document's backends. The workers' reports resolve DNS names."""
+        """Return the document's backends. DNS names are resolved with the workers' reports."""
         document = await self._active.document()
         found: list[Endpoint] = []
         for endpoint in compile_runtime(document, 0).endpoints:

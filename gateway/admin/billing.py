@@ -37,7 +37,7 @@ _operation = partial(Operation, tag="billing")
 
 
 class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "from", "until": "to"}):
-    """Usage from `from` (inclusive) to `to` (exclusive), with one row for each group."""
+    """Usage from the time `from` (inclusive) to `to` (exclusive), with one row for each group."""
 
     since: str
     until: str
@@ -45,7 +45,10 @@ class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "fro
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes, newest first. For the next page, send the last entry's number as `before`."""
+    """Audit entries, newest first.
+
+    To get the next page, send the last entry's number as `before`.
+    """
 
     entries: list[AuditEntry]
 
@@ -85,7 +88,7 @@ class BillingController(Controller):
         group_by: FromQuery[list[str] | None] = None,
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
-        """Return the usage of a tenant, or of all tenants; by default, of this month so far."""
+        """Return the usage of a tenant, or of all tenants. The default is this month so far."""
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         start = parse_moment("from", since or None) or month
@@ -160,7 +163,7 @@ class BillingController(Controller):
         since: Annotated[str, QueryParameter(name="from")] = "",
         until: Annotated[str, QueryParameter(name="to")] = "",
     ) -> AuditPage:
-        """Return who changed what, when."""
+        """Return who changed what, when, from the newest change on."""
         if before is None and "before" in request.query_params:
             # Litestar treats the value `null` like a missing parameter.
             raise InvalidRequest("`before` must be the number of an entry")

@@ -48,7 +48,7 @@ _operation = partial(Operation, tag="configuration")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A published document in the history."""
+    """An entry in the history of published configuration documents."""
 
     generation: int
     digest: str
@@ -58,10 +58,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveConfig(Generation, frozen=True, kw_only=True):
-    """The active configuration.
+    """The active configuration document.
 
-    `files` is the text as it was published, `document` the parsed result with defaults. `workers`
-    shows which workers have applied it.
+    `files` holds the text as it was published. `document` holds the parsed values, including
+    defaults. `workers` shows which workers have applied the document.
     """
 
     files: tuple[DocumentSource, ...]
@@ -74,7 +74,7 @@ class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Names the document to publish again."""
 
     generation: int | None = None
-    """A generation in the history; by default the one before the active document."""
+    """A generation in the history. The default is the document before the active one."""
 
 
 def _change(kind: object) -> Mapping[int, tuple[Content, ...]]:
@@ -89,7 +89,7 @@ def _change(kind: object) -> Mapping[int, tuple[Content, ...]]:
 
 
 class ConfigController(Controller):
-    """Shows and changes the document."""
+    """Shows and changes the active configuration document."""
 
     path = "/admin/config"
 
@@ -107,7 +107,7 @@ class ConfigController(Controller):
     async def show(
         self, control: NamedDependency[Control], settings: NamedDependency[Settings]
     ) -> Response[ActiveConfig]:
-        """Return the active document and the history."""
+        """Return the active document and the history of published documents."""
         published = await control.active()
         if published is None:
             raise NotFound("nothing is published yet; workers serve the configuration folder")
@@ -155,7 +155,7 @@ class ConfigController(Controller):
         if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PublishedChange | CheckedDocument]:
-        """Replace the whole document by the YAML or JSON document in the body."""
+        """Replace the whole document by the YAML or JSON in the request's body."""
         text, may_price = await _text(request), operator.may(Role.BILLING)
         if dry_run:
             return Response(await publisher.check(text, if_match=if_match, may_price=may_price))
@@ -177,7 +177,10 @@ class ConfigController(Controller):
     async def reload(
         self, publisher: NamedDependency[Publisher], operator: NamedDependency[Operator]
     ) -> Response[PublishedChange | CheckedDocument]:
-        """Publish the configuration folder. 200: every worker has applied it; 202: not yet."""
+        """Publish the configuration folder.
+
+        The status is 200 if every worker has applied it, and 202 if some have not yet.
+        """
         return _answer(
             await publisher.reload(author=operator.name, may_price=operator.may(Role.BILLING))
         )

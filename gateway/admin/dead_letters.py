@@ -35,24 +35,27 @@ _events = msgspec.msgpack.Decoder(list[RequestEvent])
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters, newest first. For the next page, send the last entry's number as `before`."""
+    """Dead letters, newest first.
+
+    To get the next page, send the last entry's number as `before`.
+    """
 
     entries: list[DeadLetter]
     count: int
-    """The number of all dead letters."""
+    """The number of all dead letters, not only of those on this page."""
 
 
 class DeadLetterContent(DeadLetter, frozen=True, kw_only=True):
     """A dead letter with its content."""
 
     content: str
-    """The content as JSON. If it cannot be decoded, its first bytes in hexadecimal."""
+    """The content as JSON, or its first bytes in hexadecimal if it cannot be decoded."""
     events: int | None
-    """The number of events that a replay would count; `null` if the content is not usage events."""
+    """The number of events in the content, or `null` if the content is not usage events."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a replay, which has removed the dead letter."""
+    """The result of a replay. The dead letter is removed."""
 
     number: int
     counted: int
@@ -87,11 +90,11 @@ class DeadLetterReplay:
         return DeadLetterContent(**fields, content=_text_of(payload, events or []), events=count)
 
     def replay(self, number: int, *, actor: str) -> ReplayResult:
-        """Count the events of a dead letter that are not counted yet, and remove it.
+        """Count the events of a dead letter that have not been counted, and remove the dead letter.
 
         Raises:
             NotFound: the dead letter does not exist.
-            InvalidRequest: the dead letter cannot be decoded or recorded. It is kept.
+            InvalidRequest: the dead letter cannot be decoded or recorded. It stays in the ledger.
         """
         payload = self._ledger.dead_letters.payload(number)
         block = _block_of(payload)
@@ -109,7 +112,7 @@ class DeadLetterReplay:
         return ReplayResult(number=number, counted=counted)
 
     def _record(self, block: Block) -> int:
-        """Record a block. Its sequence numbers prevent double counting."""
+        """Record a block. Its sequence numbers prevent that an event is counted twice."""
         try:
             unpacked = EventBlock(
                 log_id=block.log_id,
@@ -175,7 +178,7 @@ class DeadLetterController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> ReplayResult:
-        """Count the events of a dead letter, and remove it. Events that are counted are skipped."""
+        """Count the events of a dead letter, and remove it. Events counted before are skipped."""
         return await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
 
     @delete(

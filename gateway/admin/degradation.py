@@ -1,4 +1,4 @@
-"""Finds degraded conditions in the metrics of this machine, for the readiness route."""
+"""Finds problems of this machine in its metrics, for the readiness route."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -10,13 +10,13 @@ import msgspec
 from gateway.telemetry.metric_reading import MetricReader, Series
 
 LOW_DISK: Final = 1 << 30
-"""Bytes of free disk space below which the machine counts as degraded."""
+"""A machine with less free disk space than this (in bytes) counts as degraded."""
 
 
 class _Gauge(msgspec.Struct, frozen=True, kw_only=True):
-    """A gauge, and the condition under which it means degradation.
+    """A gauge, and the condition under which its value means a problem.
 
-    `text` is a format string for the gauge's labels and its `value`.
+    `text` is the format string of the problem's description, with the gauge's labels and `value`.
     """
 
     metric: str
@@ -24,7 +24,7 @@ class _Gauge(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-_GAUGES: Final = (  # causes first
+_GAUGES: Final = (  # causes come before their effects
     _Gauge(
         metric="sluicegate_data_disk_free_bytes",
         applies=lambda value: value < LOW_DISK,
@@ -49,7 +49,7 @@ _GAUGES: Final = (  # causes first
 
 
 class DegradationReader:
-    """Reads the metrics that all processes of the machine keep in `folder`."""
+    """Reads the metrics that all processes of the machine write to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._metrics = MetricReader(folder, [gauge.metric for gauge in _GAUGES])
@@ -61,7 +61,7 @@ class DegradationReader:
         Causes come before their effects.
         """
         try:
-            async with self._lock:  # the reader is not thread-safe
+            async with self._lock:  # two threads must not use the reader at the same time
                 values = await asyncio.to_thread(self._metrics.read)
         except OSError:
             return ["metrics: the files cannot be read"]

@@ -1,4 +1,4 @@
-"""Compares two documents: changed fields, models, limits, prices, and the affected tenants."""
+"""Compares two configuration documents, and finds the tenants whom the changes affect."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,25 +28,25 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The differences between a document and the active document."""
 
     changes: list[FieldChange]
-    """The fields that differ, at most 1,000."""
+    """The fields that differ, but at most 1,000 of them."""
     omitted: int
-    """The number of further fields that differ."""
+    """How many more fields differ than `changes` lists."""
     models: ModelNameChanges
     limits: list[str]
     """The limits that change, such as `limits.tenant[minute]`."""
     prices: list[str]
-    """The models whose prices change; `*` stands for all models without a price of their own."""
+    """The models whose prices change. `*` stands for all models without their own price."""
     tenants_by_limits: TenantCount | None
-    """The tenants whose limits change; `null` if the ledger cannot be reached."""
+    """The tenants whose limits change, or `null` if the ledger cannot be reached."""
     tenants_by_prices: TenantCount | None
-    """The tenants that have used, this month, a model whose price changes; `null` if the ledger
-    cannot be reached."""
+    """The tenants whose usage this month includes a model with a changed price, or `null` if the
+    ledger cannot be reached."""
 
 
 async def describe_difference(
     before: Document, after: Document, tenants: AffectedTenants
 ) -> DocumentDifference:
-    """Return what `after` changes. The affected tenants come from the ledger."""
+    """Return how `after` differs from `before`. The ledger finds the affected tenants."""
     # In a thread, because comparing 20,000 models takes a second.
     found = await asyncio.to_thread(_compare, before, after)
     prices = found.prices
@@ -70,7 +70,7 @@ async def _counted(count: Callable[[], TenantCount]) -> TenantCount | None:
 
 
 def _compare(before: Document, after: Document) -> DocumentDifference:
-    """Compare the documents without the ledger."""
+    """Compare the documents. The result does not have the affected tenants yet."""
     found = find_changes(before, after)
     return DocumentDifference(
         changes=list(islice(found, MAX_CHANGES)),
@@ -110,5 +110,5 @@ def _changed_prices(before: tuple[PriceConfig, ...], after: tuple[PriceConfig, .
 
 
 def _priced(before: Document, after: Document) -> set[str]:
-    """Return the models that have a price of their own in either document."""
+    """Return the models that have their own price in at least one of the documents."""
     return {entry.model for entry in (*before.prices, *after.prices)} - {ANY_MODEL}

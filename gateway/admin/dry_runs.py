@@ -1,4 +1,4 @@
-"""Checks changes of a tenant's limits or budget without making them."""
+"""Checks changes of a tenant's limits or budget without making the changes."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ DRY_RUN: Json = {"description": "Check the change and list its effects, but chan
 
 
 class CheckedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that would be accepted, with the fields that it would change."""
+    """A change that would be accepted, and the fields that it would change."""
 
     valid: bool = True
     changes: list[FieldChange]

@@ -10,18 +10,21 @@ from gateway.admin.operator_directory import OperatorDirectory
 
 
 class Extension(Protocol):
-    """Adds routes, whose handlers can use the listener's dependencies, and a background task."""
+    """Adds routes and a background task to the operators' listener.
+
+    The routes' handlers can use the listener's dependencies.
+    """
 
     @property
     def routers(self) -> Sequence[Router]:
         """The routes."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run the background task of the routes until `stop` is set; does not raise."""
+        """Run the background task until `stop` is set. Raises no errors."""
 
 
 Extend = Callable[[OperatorDirectory], Extension]
-"""Creates the extension. The listener passes its directory of operators."""
+"""Creates an extension from the listener's directory of operators."""
 
 
 class NoExtension:

@@ -8,14 +8,14 @@ import msgspec
 from gateway.runtime.control import Control
 
 LARGEST_SKEW: Final = 2.0
-"""Seconds by which clocks may differ. The alert `ClockSkewed` has the same bound."""
+"""Seconds by which clocks may differ. The alert `ClockSkewed` uses the same value."""
 Json = dict[str, Any]  # Any: workers' reports are passed on unchanged
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's state as one worker saw it last.
+    """Holds a backend's state as a worker last saw it.
 
-    `models` maps models to revisions, `problems` maps models to errors.
+    `models` maps each model to its revision. `problems` maps each broken model to its error.
     """
 
     backend: str
@@ -33,7 +33,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reported(control: Control, field: str) -> Json:
-    """Return one field of each live worker's last report, by worker."""
+    """Return one field of the last report of each live worker, by worker."""
     reports = await control.reports()
     return {worker: msgspec.json.decode(text).get(field) for worker, text in reports.items()}
 
@@ -50,8 +50,8 @@ async def reported_backends(control: Control) -> dict[str, BackendView]:
 def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
     """Merge workers' reports (JSON); return backends by id.
 
-    For each backend, the report of a worker that reaches it wins. Among these, a report that lists
-    models wins, because workers of the previous version list none.
+    For each backend, a report of a worker that reaches the backend is preferred. Among those, a
+    report that lists models is preferred, because workers of the previous version list none.
     """
     merged: dict[str, BackendView] = {}
     for worker in sorted(reports):
@@ -63,7 +63,7 @@ def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
 
 
 def clock_problems(reports: Mapping[str, bytes]) -> list[str]:
-    """Return a line for each worker whose clock differs from a server's clock."""
+    """Return a line for each worker whose clock differs too much from a server's clock."""
     return [
         f"clock: {worker} and {server} differ by {skew:.1f} s"
         for worker in sorted(reports)

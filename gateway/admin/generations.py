@@ -12,10 +12,10 @@ def etag(published: Published) -> str:
 
 
 def check_match(if_match: str, active: Published | None) -> None:
-    """Check that the header `If-Match` is empty or names the active document.
+    """Check that the header `If-Match` is empty or has the entity tag of the active document.
 
     Raises:
-        PreconditionFailed: the header names another document.
+        PreconditionFailed: the header has another entity tag.
     """
     wanted = {tag.strip() for tag in if_match.split(",") if tag.strip()}
     if not wanted or (active is not None and wanted & {"*", etag(active)}):
@@ -29,8 +29,9 @@ def rollback_target(
 ) -> Published:
     """Return the document that a rollback publishes again.
 
-    `history` is sorted, newest first. Without `generation`, the result is the newest document that
-    was published before the active one and is not itself a rollback.
+    `history` is sorted, newest first. If `generation` is `None`, the result is the newest document
+    that was published before the active document was first published. Publications by a rollback do
+    not count.
 
     Raises:
         NotFound: there is no such document.

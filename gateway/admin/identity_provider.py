@@ -1,4 +1,4 @@
-"""Opens the authenticator for an identity provider, whose library is optional."""
+"""Opens the authenticator for an identity provider. The library that it needs is optional."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +15,7 @@ async def open_identity_provider(
 ) -> AsyncIterator[Sequence[OperatorAuthenticator]]:
     """Open the authenticator for the identity provider in `settings`, and yield it in a list.
 
-    If `settings` name no identity provider, the list is empty.
+    The list is empty if `settings` names no identity provider.
 
     Raises:
         ConfigurationError: a setting is invalid, or the library is not installed.

@@ -19,18 +19,18 @@ from gateway.errors import DependencyUnavailable
 from gateway.tasks import PeriodicTask
 
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC"}
-"""The accepted signature algorithms, with the types of their keys."""
+"""The accepted signature algorithms, each with the type of its keys."""
 INTERVAL = 300.0
-"""Seconds between two reads."""
+"""Seconds from one regular read of the keys to the next."""
 KEPT = 24 * 3600.0
-"""Seconds for which keys stay in use after the last successful read."""
+"""Seconds for which keys stay in use after the last read that succeeded."""
 _PAUSE = 10.0
-"""Minimum seconds between two reads that tokens with unknown keys trigger."""
+"""Minimum seconds between two reads of the keys that tokens with unknown keys cause."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024
 _MAX_KEYS = 64
-_FEWEST_BITS = 2048  # of an RSA key
+_FEWEST_BITS = 2048  # the length of the shortest accepted RSA key
 _DISCOVERY = "/.well-known/openid-configuration"
 _log = logging.getLogger(__name__)
 _FAILURES = (
@@ -53,8 +53,8 @@ class _KeySet(msgspec.Struct, frozen=True):
 class IssuerKeys:
     """Reads the keys at the start, every five minutes, and when a token names an unknown key.
 
-    `url` is the address of the key set. If it is empty, the issuer's discovery document names the
-    address. A read takes at most 5 s and 256 KiB.
+    `url` is the address of the key set. If `url` is empty, the address is in the issuer's discovery
+    document. A read takes at most 5 s and reads at most 256 KiB.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class IssuerKeys:
         await self._polling.__aexit__(*exc_info)
 
     async def find(self, kid: str, algorithm: str) -> PublicKey | None:
-        """Return the key that a token names, `None` if the issuer has no such key.
+        """Return the key that a token names, or `None` if the issuer has no such key.
 
-        If the key is unknown, the keys are read again, but at most every 10 s. The call waits at
-        most 2 s for this read.
+        If the key is unknown, the keys are read again, but not more often than every 10 s. The call
+        waits at most 2 s for the read.
 
         Raises:
             DependencyUnavailable: the last read of the keys failed.
@@ -97,7 +97,7 @@ class IssuerKeys:
         key = self._known(kid, algorithm)
         if key is None and (self._lock.locked() or self._is_due()):
             ended = self._ended
-            if not self._lock.locked():  # otherwise a second read would follow the present one
+            if not self._lock.locked():  # otherwise a second read would follow the one in progress
                 self._polling.wake()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _WAIT)
@@ -161,7 +161,7 @@ class IssuerKeys:
         async with self._client.stream("GET", url, headers=headers) as response:
             response.raise_for_status()
             if response.headers.get("content-encoding", "identity") != "identity":
-                # Decompression could produce many bytes before the limit is checked.
+                # No compression: a small body could become very large before its size is checked.
                 raise ValueError("the response is compressed")
             async for chunk in response.aiter_bytes():
                 body += chunk
@@ -192,7 +192,7 @@ def _usable(listed: Any) -> PublicKey | None:
     try:
         if listed.get("alg", "RS256") not in ALGORITHMS:
             return None
-        # The modulus is base64 text, with six bits in each character.
+        # The modulus is base64 text, so each character stands for six bits.
         if listed.get("kty") == "RSA" and 6 * len(str(listed.get("n"))) >= _FEWEST_BITS:
             return RSAKey.import_key(listed)
         if listed.get("kty") == "EC" and listed.get("crv") == "P-256":

@@ -23,7 +23,8 @@ class KeyTextRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A request for a new secret of a key."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=LONGEST)] = DAY
-    """Seconds for which the former secret stays valid, up to seven days; 0 ends it at once."""
+    """Seconds for which the former secret stays valid, up to seven days. With 0, it becomes invalid
+    at once."""
 
 
 class ReplacedKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +34,13 @@ class ReplacedKey(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """The secret. It is not shown again."""
     former_expires: datetime | None
-    """Until when the former secret is valid."""
+    """The time until which the former secret is valid."""
 
 
 async def replace_secret(
     key: str, *, keep: float, changes: AccountChanges, actor: str
 ) -> ReplacedKey:
-    """Give a key a new secret; the former secret stays valid for `keep` seconds."""
+    """Give a key a new secret. The former secret stays valid for `keep` seconds."""
     secret = await asyncio.to_thread(new_key)
     made = await changes.make(
         lambda accounts: accounts.replace_secret(

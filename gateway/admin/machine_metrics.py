@@ -1,4 +1,4 @@
-"""Publishes metrics of the machine: the ledger, the cache Redis, the disk and the version."""
+"""Publishes metrics about the ledger, the cache Redis, this machine's disk and the version."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ class MachineMetrics:
             self._instruments.set_gauge("dead_letters", dead, ("usage",))
             is_up = True
         except GatewayError:
-            pass  # the gauge below reports it
+            pass  # the gauge below reports that the ledger cannot be reached
         self._instruments.set_gauge("dependency_up", float(is_up), ("ledger",))
 
     async def _publish_redis(self) -> None:
@@ -74,6 +74,7 @@ class MachineMetrics:
         instruments.set_gauge("cache_bytes", found.get("used_memory", 0), _REDIS)
         instruments.set_gauge("cache_capacity_bytes", found.get("maxmemory", 0), _REDIS)
         evicted = found.get("evicted_keys", 0)
-        # Redis counts evictions itself. The metric files already hold a former process's count.
+        # Redis itself counts evictions. A former process may have written some of them to the
+        # metric files, so this process counts from the present number on.
         instruments.begin_total("cache_evictions_total", evicted, _REDIS)
         instruments.set_total("cache_evictions_total", evicted, _REDIS)

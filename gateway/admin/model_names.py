@@ -15,7 +15,8 @@ from gateway.types import Rule
 class ModelNameValidator:
     """Accepts models that backends serve, and models that the active document names.
 
-    A model that will be served later is accepted once the document lists it with `planned: true`.
+    To use the name of a model before a backend serves it, list the model in the document with
+    `planned: true`.
     """
 
     def __init__(self, *, control: Control, active: ActiveDocumentReader) -> None:
@@ -23,7 +24,7 @@ class ModelNameValidator:
         self._active = active
 
     async def check(self, models: Iterable[str], *, field: str) -> None:
-        """Refuse unknown models. Accept every name while no worker has reported a backend.
+        """Refuse unknown models. As long as no worker has reported a backend, accept every name.
 
         Raises:
             InvalidRequest: a model is unknown. The message names the first one.
@@ -46,7 +47,7 @@ class ModelNameValidator:
 
 
 async def valid_model_names(control: Control, document: Document | None) -> frozenset[str] | None:
-    """Return the valid model names, `None` if no worker has reported a backend.
+    """Return the valid model names, or `None` if no worker has reported a backend.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
@@ -59,7 +60,7 @@ async def valid_model_names(control: Control, document: Document | None) -> froz
 
 
 def explain_unknown_model(name: str, allowed: Iterable[str]) -> str:
-    """Return the error message for an unknown model, with the closest valid name."""
+    """Return the error message for an unknown model. It suggests the most similar valid name."""
     meant = closest(name, allowed)
     hint = (
         f"; did you mean `{meant}`?" if meant else "; `GET /admin/regions` lists the served models."

@@ -1,4 +1,4 @@
-"""Serves the operators' routes for a model's revisions: traffic splits, shadows and rollbacks."""
+"""Serves the operators' routes for a model's traffic split and shadow revision."""
 
 from typing import Annotated
 
@@ -61,7 +61,7 @@ def _operation(id_: str, summary: str, body: Content | None = None) -> Operation
 
 
 class PlansController(Controller):
-    """Changes which revisions of a model all backends serve."""
+    """Changes which revisions of a model the backends serve."""
 
     path = "/admin/models/{model:str}"
 
@@ -102,7 +102,7 @@ class PlansController(Controller):
     ) -> Response[PlanResult]:
         """Divide the items of a model among revisions. Every backend checks the revisions first.
 
-        If the shadow revision is in the split, it stops being a shadow.
+        If the split contains the shadow revision, that revision stops being a shadow.
         """
         return await _answer(
             plan_changes,
@@ -126,7 +126,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Remove the operators' plan of a model: the model's folder decides again."""
+        """Remove the operators' plan of a model, so that the model's folder decides again."""
         return await _answer(
             plan_changes,
             model,
@@ -153,7 +153,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Send copies of items to a shadow revision, and compare the results."""
+        """Send copies of items to a shadow revision, and compare its results."""
         return await _answer(
             plan_changes,
             model,
@@ -199,9 +199,9 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Undo the last change of a model's split. A second call changes nothing.
+        """Undo the last change of a model's split. Calling it twice does not undo two changes.
 
-        A shadow that was added after that change is removed.
+        A shadow that was added after the last change of the split is removed.
         """
         return await _answer(
             plan_changes,

@@ -20,13 +20,16 @@ from gateway.ledger.audit import Audit
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
-# Backends load a new revision before they serve it.
+# A reload takes this long because backends load a new revision before they serve it.
 RELOAD_TIMEOUT = 60.0
 _MAX_NAMED = 5
 
 
 class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The revision of a model before and after a reload; `null` means not served."""
+    """The revision of a model before and after a reload.
+
+    `null` means that the model was not served.
+    """
 
     old: str | None
     new: str | None
@@ -35,7 +38,8 @@ class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
 class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
     """The models of a backend after a reload.
 
-    `problems` maps each broken model to its error, which also names the revision still in use.
+    `problems` maps each broken model to its error. The error also names the revision that is still
+    served.
     """
 
     region: str
@@ -44,7 +48,7 @@ class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a reload; `live` is true if all backends and workers use the new models."""
+    """The outcome of a reload. `live` is true if all backends and workers use the new models."""
 
     live: bool
     workers: dict[str, str]
@@ -52,7 +56,7 @@ class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True):
-    """The problem document of a reload that found broken models, with the state of all models."""
+    """The problem document of a reload that found broken models. It has the state of all models."""
 
     live: bool
     workers: dict[str, str]
@@ -95,9 +99,11 @@ class ModelsController(Controller):
     ) -> Response[ReloadResult | dict[str, Any]]:
         """Reload the backends' model repositories.
 
-        200: every worker knows the new revisions, and no request uses a replaced revision any more.
-        202: some workers do not know them yet. 422: a model is broken. Its former revision is still
-        served, and all other models are reloaded.
+        - 200: every worker knows the new revisions, and no request uses a replaced revision any
+          more.
+        - 202: some workers do not know the new revisions yet.
+        - 422: a model is broken. Its former revision is still served. All other models are
+          reloaded.
         """
         before = await reported_backends(control)
         # The audit entry comes first, so that there is no change without an entry.
@@ -106,7 +112,8 @@ class ModelsController(Controller):
         workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
-        # The audit has an entry for the reload already; only the outcome may be missing.
+        # The audit log already has an entry for the reload. Only the entries for its outcome may be
+        # missing.
         with contextlib.suppress(GatewayError):
             await asyncio.to_thread(audit_outcome, ledger.audit, operator.name, backends)
         live = not broken and all(outcome == "ok" for outcome in workers.values())
@@ -126,7 +133,7 @@ class ModelsController(Controller):
 def changes(
     before: Mapping[str, BackendView], after: Mapping[str, BackendView]
 ) -> dict[str, BackendModels]:
-    """Return the old and new revision of each model on each backend."""
+    """Return the revision of each model on each backend, before and after the reload."""
     found = {}
     for name, view in sorted(after.items()):
         old = before[name].models if name in before else {}
@@ -163,7 +170,7 @@ def audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels
 
 
 def explain_problems(problems: Mapping[str, Mapping[str, str]]) -> str:
-    """Return one line that lists each problem with its model and all its backends."""
+    """Return one line that lists each problem with its model and the backends that have it."""
     where: dict[tuple[str, str], list[str]] = {}
     for backend, models in problems.items():
         for model, reason in models.items():

@@ -1,4 +1,4 @@
-"""Authenticates operators by tokens of an identity provider (OpenID Connect)."""
+"""Authenticates operators by the tokens of an identity provider (OpenID Connect)."""
 
 import contextlib
 import ssl
@@ -18,7 +18,7 @@ from gateway.settings import Settings
 
 PREFIX = "oidc:"
 _LEEWAY = 30
-"""Seconds by which the clocks of issuer and gateway may differ."""
+"""Seconds by which the issuer's clock may differ from the gateway's."""
 _MAX_BYTES = 16 * 1024
 _MAX_NAME = 200
 _SEGMENTS = 3
@@ -56,7 +56,7 @@ class OidcAuthenticator:
         )
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator of a token, `None` if `token` is not a JSON Web Token.
+        """Return the operator of a token, or `None` if `token` is not a JSON Web Token.
 
         Raises:
             AuthenticationFailed: the token is not valid. The message says why.
@@ -83,7 +83,7 @@ class OidcAuthenticator:
         try:
             claims = jwt.decode(token, key, algorithms=[algorithm]).claims
             self._claims.validate(claims)
-        except Exception as error:  # the library fails in many ways on odd headers and claims
+        except Exception as error:  # odd headers and claims raise many kinds of errors
             raise AuthenticationFailed(_explain(error)) from error
         return Operator(PREFIX + self._name(claims), self._roles_of(claims))
 
@@ -96,7 +96,7 @@ class OidcAuthenticator:
         return name
 
     def _roles_of(self, claims: Mapping[str, Any]) -> frozenset[Role]:
-        found = claims.get(self._roles_claim)  # the name may be a URL, with dots of its own
+        found = claims.get(self._roles_claim)  # not split at dots, because the name may be a URL
         if found is None:
             found = reduce(_step, self._roles_claim.split("."), claims)
         values = found.split() if isinstance(found, str) else found
@@ -134,9 +134,9 @@ async def open_oidc(settings: Settings) -> AsyncIterator[OidcAuthenticator]:
 
 
 def parse_roles(text: str) -> dict[str, Role]:
-    """Parse `value=role` pairs, separated by spaces, which map values of the claim to roles.
+    """Parse `value=role` pairs, separated by spaces. A pair maps a value of the claim to a role.
 
-    Without pairs, each role's name stands for the role.
+    If there are no pairs, the values of the claim are the roles' names.
 
     Raises:
         ConfigurationError: a pair is invalid.
@@ -161,6 +161,6 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ExpiredTokenError):
         return "the token has expired; get a new one"
     if isinstance(error, MissingClaimError | InvalidClaimError):
-        # The message names claims, which are no secret, but not their values.
+        # The message has the names of claims, which are not secret. It does not have their values.
         return f"the token is not valid for this gateway: {error.description or error}"
     return "the token's signature is not valid"

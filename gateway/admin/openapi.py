@@ -1,4 +1,4 @@
-"""Builds the operators' OpenAPI document, and defines descriptions that several routes share."""
+"""Builds the operators' OpenAPI document. Also defines descriptions that several routes share."""
 
 from functools import cache
 from importlib.metadata import version
@@ -30,7 +30,8 @@ def operators_document(
 ) -> bytes:
     """Return the OpenAPI document of `handlers` as JSON.
 
-    `dependencies` are the names of injected arguments, which are no parameters of a route.
+    `dependencies` are the names of the handlers' arguments that are injected. They are not
+    parameters of a route.
     """
     return build_document(
         described_by_litestar(handlers, dependencies),

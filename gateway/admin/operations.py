@@ -37,7 +37,7 @@ _OPEN_METRICS = "application/openmetrics-text"
 
 
 class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the cache Redis; for a Redis cluster, of one node."""
+    """Statistics of the cache Redis. If it is a cluster, they come from one of its nodes."""
 
     used_memory: int
     maxmemory: int
@@ -54,7 +54,7 @@ class CacheTiers(msgspec.Struct, frozen=True, kw_only=True):
     redis: RedisStatistics | None
     """`null` if the cache Redis cannot be reached."""
     workers: dict[str, CacheStatistics | None]
-    """The memory tier of each worker."""
+    """The cache in the memory of each worker."""
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a purge; `live` is true if no worker uses the purged results any more."""
+    """The outcome of a purge. `live` is true if no worker uses the purged results any more."""
 
     purged: str
     live: bool
@@ -75,11 +75,14 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Says whether operators can make changes: `ready` is true if nothing is `missing`.
+    """Says whether operators can make changes.
 
-    `degraded` lists problems that do not prevent changes, such as an unreachable cache Redis. For
-    operators with the role `viewer`, it also lists problems of disk, event logs, dependencies,
-    workers and clocks, and `backends` lists the problems of each backend that is not ready.
+    `missing` lists what prevents changes. `ready` is true if that list is empty. `degraded` lists
+    problems that do not prevent changes, such as an unreachable cache Redis.
+
+    Operators with the role `viewer` see more. For them, `degraded` also lists problems of the disk,
+    event logs, dependencies, workers and clocks. `backends` lists the problems of each backend that
+    is not ready.
     """
 
     ready: bool
@@ -109,7 +112,7 @@ class CacheController(Controller):
         control: NamedDependency[Control],
         cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     ) -> Json:
-        """Return sizes and counters of the result cache: of Redis, and of each worker's memory."""
+        """Return sizes and counters of the result cache, in Redis and in each worker's memory."""
         workers = await reported(control, "cache")
         return {"redis": await redis_statistics(cache_redis), "workers": workers}
 
@@ -134,7 +137,7 @@ class CacheController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Response[PurgeResult]:
-        """Purge cached results. 200: every worker has applied the purge; 202: not yet."""
+        """Purge cached results. The status is 202 if some workers have not applied it yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         if data.tenant is not None:
@@ -209,7 +212,7 @@ async def ready(
     draining: NamedDependency[Draining],
     degradation: NamedDependency[DegradationReader],
 ) -> Response[OperatorsReadiness]:
-    """Respond with 200 if operators can make changes, otherwise with 503 and what is missing."""
+    """Respond with 200 if operators can make changes, or with 503 and what is missing."""
     missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state_redis", control.versions()),
@@ -224,7 +227,7 @@ async def ready(
     operator = request.scope["state"][OPERATOR]
     if operator is not None and operator.may(Role.VIEWER):
         degraded = [*await degradation.read(), *degraded]
-        with contextlib.suppress(GatewayError):  # `missing` reports the state Redis already
+        with contextlib.suppress(GatewayError):  # `missing` already reports the state Redis
             reports = await control.reports()
             degraded += [] if reports else [_NO_REPORTS]
             degraded += clock_problems(reports)
@@ -257,7 +260,7 @@ def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
 
 
 async def redis_statistics(redis: PipelinedClient) -> dict[str, int] | None:
-    """Return statistics of Redis (of a cluster: of one node), `None` if it cannot be reached."""
+    """Return statistics of Redis, or of one node of a cluster. `None`: it cannot be reached."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])
     except OSError:

@@ -1,8 +1,8 @@
 """Lets commands on the same machine find a running operators' listener.
 
 The listener writes its address and a digest of its key to `operators.json` in its data directory,
-and keeps the file locked while it runs. A command with `--data-dir` reads the address there, and
-sends the key to this address only.
+and keeps the file locked while it runs. A command with `--data-dir` reads the address in this file,
+and sends the key only to this address.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ FILE = "operators.json"
 KEY_FILE = "admin-key"
 _log = logging.getLogger(__name__)
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
-# A command that reads the file holds its lock for a moment.
+# The listener tries again for a while, because a command that reads the file locks it for a moment.
 _LOCK_TIMEOUT, _LOCK_RETRY = 1.0, 0.02
 
 
@@ -30,7 +30,8 @@ class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     key_digest: str
     certificate: str = ""
-    """The path of the listener's certificate. Commands trust it whatever name it contains."""
+    """The path of the listener's certificate. Commands trust the certificate whatever host name it
+    contains."""
 
     def takes(self, key: str) -> bool:
         """Return whether `key` is the listener's admin key."""
@@ -38,7 +39,7 @@ class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def access_to(host: str, port: int, key: str, *, certificate: Path | None = None) -> OperatorAccess:
-    """Return how commands on this machine reach the listener on `host` and `port`."""
+    """Return how commands on this machine reach the listener that listens on `host` and `port`."""
     host = _WILDCARD_HOSTS.get(host, f"[{host}]" if ":" in host else host)
     scheme, file = ("http", "") if certificate is None else ("https", str(certificate.absolute()))
     return OperatorAccess(
@@ -66,7 +67,7 @@ def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
 
 
 def read_access(data_dir: Path) -> OperatorAccess | None:
-    """Return how to reach the listener that uses the data directory; `None` if none runs.
+    """Return how to reach the listener that uses the data directory, or `None` if none runs.
 
     Raises:
         OSError: the file cannot be read.
@@ -87,7 +88,7 @@ def read_access(data_dir: Path) -> OperatorAccess | None:
 
 
 def read_key(data_dir: Path) -> str:
-    """Return the admin key that `sluicegate up` keeps in the data directory, empty if none.
+    """Return the admin key that `sluicegate up` keeps in the data directory; empty without a key.
 
     Raises:
         OSError: the file cannot be read.

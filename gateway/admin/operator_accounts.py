@@ -30,11 +30,11 @@ class NewOperator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """An operator to create."""
 
     name: str
-    """Up to 64 letters, digits, `_`, `.`, `@` and `-`. The audit shows this name."""
+    """Up to 64 letters, digits, `_`, `.`, `@` and `-`. The audit log shows this name."""
     roles: _Roles
     """What the operator may do."""
     expires: datetime | None = None
-    """When the key expires, with a time zone; by default never."""
+    """When the key expires: a time with a time zone. By default, the key never expires."""
 
 
 class OperatorRoles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,10 +44,11 @@ class OperatorRoles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OperatorRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request for a new key of an operator."""
+    """A request to give an operator a new key."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_OVERLAP)] = _HOUR
-    """Seconds for which the former key stays valid, up to seven days; 0 ends it at once."""
+    """Seconds for which the former key stays valid, up to seven days. With 0, it becomes invalid at
+    once."""
 
 
 class CreatedOperator(OperatorAccount, frozen=True, kw_only=True):
@@ -71,7 +72,10 @@ class OwnOperator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorChanges(NamedTuple):
-    """Changes operators in the ledger. This process applies changes at once, others in a second."""
+    """Changes operators in the ledger.
+
+    This process applies a change at once. Other processes apply it within a second.
+    """
 
     store: OperatorStore
     keys: OperatorKeys
@@ -94,7 +98,7 @@ class OperatorController(Controller):
         operation=_operation(id="list_operators", summary="All operators with keys"),
     )
     async def list_all(self, operator_changes: NamedDependency[OperatorChanges]) -> Operators:
-        """Return all operators with keys, also revoked ones, without the keys' secrets."""
+        """Return all operators with keys, including revoked ones, without the keys' secrets."""
         found = await asyncio.to_thread(operator_changes.store.accounts)
         return Operators(operators=found)
 
@@ -169,7 +173,7 @@ class OperatorController(Controller):
         operator_changes: NamedDependency[OperatorChanges],
         operator: NamedDependency[Operator],
     ) -> CreatedOperator:
-        """Give an operator a new key; the former key stays valid for `former_valid_for` seconds."""
+        """Give an operator a new key. The former key stays valid for `former_valid_for` seconds."""
         key = new_key(PREFIX)
         made = await operator_changes.make(
             lambda store: store.rotate(

@@ -1,4 +1,4 @@
-"""Finds the operator of a bearer token, which is a key or a token of an identity provider."""
+"""Finds the operator of a bearer token: an operator's key or an identity provider's token."""
 
 import hmac
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ class OperatorAuthenticator(Protocol):
     """Authenticates one kind of token."""
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
+        """Return the operator of `token`, or `None` if it is unknown. Waits at most 2 s.
 
         Raises:
             AuthenticationFailed: the token has expired, or is not for this gateway.
@@ -21,7 +21,10 @@ class OperatorAuthenticator(Protocol):
 
 
 class OperatorDirectory:
-    """Compares a token with the keys in the settings, and then asks each of `authenticators`."""
+    """Finds the operator of a token.
+
+    It compares the token with the keys in the settings, and then asks each of `authenticators`.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class OperatorDirectory:
         metrics_keys: Sequence[str] = (),
         authenticators: Sequence[OperatorAuthenticator] = (),
     ) -> None:
-        # An empty key in the settings must not match an empty token.
+        # An empty key in the settings means no key. It must not match an empty token.
         self._configured = [
             (key.encode(), Operator(role.value, frozenset({role})))
             for keys, role in ((admin_keys, Role.ADMIN), (metrics_keys, Role.METRICS))
@@ -39,7 +42,7 @@ class OperatorDirectory:
         self._authenticators = authenticators
 
     async def authenticate(self, token: str) -> Operator | None:
-        """Return the operator of `token`, `None` if the token is unknown; waits at most 2 s.
+        """Return the operator of `token`, or `None` if it is unknown. Waits at most 2 s.
 
         Raises:
             AuthenticationFailed: the token has expired, or is not for this gateway.

@@ -1,4 +1,4 @@
-"""Authenticates operators by their keys, which are cached in case the ledger is unreachable."""
+"""Authenticates operators by their keys. Caches the keys in case the ledger becomes unreachable."""
 
 import asyncio
 import logging
@@ -15,7 +15,8 @@ from gateway.tasks import PeriodicTask
 
 PREFIX = "op"
 _FRESH = 5.0
-"""Seconds after a read during which an unknown key is refused without asking the ledger."""
+"""An unknown key is refused without reading the ledger if the last read is at most this many
+seconds ago."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +66,7 @@ class OperatorKeys:
 
     async def __aenter__(self) -> Self:
         await self._polling.__aenter__()
-        self._polling.wake()  # not awaited, because the ledger may be unreachable
+        self._polling.wake()  # does not wait for the read, because the ledger may be unreachable
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -85,16 +86,16 @@ class OperatorKeys:
             self._is_reached = False
             return
         self._is_reached = True
-        if began >= self._read:  # otherwise a later read has finished first
+        if began >= self._read:  # otherwise a read that began later has already finished
             self._known = {bytes.fromhex(key.key_hash): _known(key) for key in found}
             self._read = began
 
     async def find(self, token: str) -> Operator | None:
-        """Return the operator whose key is `token`, `None` if the key is unknown.
+        """Return the operator whose key is `token`, or `None` if the key is unknown.
 
         Raises:
-            DependencyUnavailable: the ledger cannot be reached, and the cache does not have the key
-                or is too old.
+            DependencyUnavailable: the ledger cannot be reached, and the cache is too old or does
+                not have the key.
         """
         sent = token.encode("utf-8", "surrogateescape")
         if not (token.isascii() and token.startswith(f"{PREFIX}-")) or len(sent) > LONGEST:
@@ -114,6 +115,6 @@ class OperatorKeys:
 
 
 def _known(key: ValidOperatorKey) -> _Known:
-    # A newer version may have stored roles that this version does not know.
+    # Unknown roles are ignored: a newer version of Sluicegate may have stored them.
     roles = frozenset(Role(name) for name in key.roles if name in set(Role))
     return _Known(Operator(key.operator, roles), key.expires)

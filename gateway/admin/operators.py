@@ -1,4 +1,4 @@
-"""Defines operators, their roles, and which roles include others."""
+"""Defines operators, their roles, and which roles include other roles."""
 
 from enum import StrEnum
 from typing import Final
@@ -7,18 +7,19 @@ import msgspec
 
 
 class Role(StrEnum):
-    """Names what an operator may do. A role includes some other roles, see `Operator.may`."""
+    """Names what an operator may do. Some roles include others; see `Operator.may`."""
 
     METRICS = "metrics"
     """Reads `/metrics`."""
     VIEWER = "viewer"
     """Reads everything except invoices and operators."""
     BILLING = "billing"
-    """Like `viewer`; also reads invoices, and sets budgets and prices."""
+    """May do what `viewer` may, and also reads invoices and sets budgets and prices."""
     OPERATOR = "operator"
-    """Like `viewer`; also changes models, backends, tenants, keys and the document, not prices."""
+    """May do what `viewer` may, and also changes models, backends, tenants, keys and the
+    configuration document, except prices."""
     ADMIN = "admin"
-    """May do everything, and manages operators."""
+    """May do everything, including the management of operators."""
 
 
 _READING: Final = frozenset({Role.METRICS, Role.VIEWER})
@@ -32,7 +33,7 @@ _INCLUDED: Final = {
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """An operator: the name that the audit shows, and the roles."""
+    """An operator: the name that the audit log shows, and the operator's roles."""
 
     name: str
     roles: frozenset[Role]
@@ -43,7 +44,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 def required_role(method: str, opt: dict[str, object]) -> Role:
-    """Return the role that a route requires: by default VIEWER to read, and ADMIN to change."""
+    """Return the role that a route requires. The default is VIEWER to read and ADMIN to change."""
     role = opt.get("role")
     if isinstance(role, Role):
         return role

@@ -1,4 +1,4 @@
-"""Changes the plan of a model: every backend checks the plan before all backends apply it."""
+"""Changes the plan of a model. Every backend checks a plan before any backend applies it."""
 
 import asyncio
 from collections import defaultdict
@@ -20,7 +20,7 @@ from gateway.types import Endpoint
 
 ROLLBACK = "models.rollback"
 Derive = Callable[[Serving, StoredPlan], Serving | None]
-"""Derives a new plan from the serving that is in effect and the stored plan."""
+"""Derives a new plan from how the model is served now and from the stored plan."""
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +28,8 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `plan` is `null` if the model's folder decides how the model is served. `live` is true if all
     workers and all reachable backends apply the plan. `away` maps each unreachable backend to the
-    reason. Unreachable backends have not checked the plan, and get it when they return. `workers`
-    and `backends` are empty for a dry run.
+    reason why it is unreachable. An unreachable backend has not checked the plan, and gets it when
+    it returns. After a dry run, `workers` and `backends` are empty.
     """
 
     model: str
@@ -42,7 +42,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanChanges:
-    """Checks and stores plans. Of two concurrent changes of a model, one fails."""
+    """Checks and stores plans. If two operators change a model's plan at once, one change fails."""
 
     def __init__(self, *, backends: BackendCalls, control: Control, ledger: Ledger) -> None:
         self._backends = backends
@@ -52,15 +52,15 @@ class PlanChanges:
     async def change(
         self, model: str, derive: Derive, *, action: str, actor: str, dry_run: bool
     ) -> PlanResult:
-        """Let every backend check a plan, store it, and wait until workers and backends apply it.
+        """Let every backend check a plan; store it; wait until workers and backends apply it.
 
-        After each of these exceptions, nothing has changed:
+        If it raises one of these errors, nothing has changed:
 
         Raises:
             NotFound: no backend has the model.
             UpstreamUnavailable: no backend can be reached.
             PlanRefused: a backend cannot serve the plan, or backends would serve it differently.
-            Conflict: somebody else has changed the plan meanwhile.
+            Conflict: somebody else has changed the plan in the meantime.
         """
         found = await self._backends.states()
         serving = served_by(found, model)
@@ -135,7 +135,7 @@ def served_by(found: BackendStates, model: str) -> dict[Endpoint, ServingState]:
 
 
 def current_serving(model: str, states: Iterable[ServingState]) -> Serving:
-    """Return how the first backend that serves a model serves it now."""
+    """Return how a model is served now, according to the first backend that serves it."""
     for state in states:
         for info in state.models:
             if info.name == model and info.serving is not None:
@@ -144,10 +144,10 @@ def current_serving(model: str, states: Iterable[ServingState]) -> Serving:
 
 
 def check_equal(verdicts: Mapping[str, list[ModelInfo]], model: str) -> None:
-    """Check that a plan means the same on all backends, and that its revisions fit together.
+    """Check that a plan has the same effect on all backends, and that its revisions are compatible.
 
-    All backends must have the same files for a revision. All revisions must have the same labels,
-    dimensions and tasks.
+    A revision must have the same files on all backends. All revisions of the plan must have the
+    same labels, dimensions and tasks.
 
     Raises:
         PlanRefused: something differs. The message names the revisions and backends.
@@ -185,7 +185,7 @@ def _kind(info: ModelInfo) -> dict[str, object]:
 
 
 def _new_problems(model: str, verdict: PlanVerdict, state: ServingState) -> dict[str, str]:
-    """Return all problems of the model, and new problems of other models."""
+    """Return all problems of the plan's model, and those problems of other models that are new."""
     return {
         name: reason
         for name, reason in verdict.problems.items()
@@ -203,7 +203,7 @@ def _previous(stored: StoredPlan, plan: Serving | None, action: str) -> Serving 
 
 
 def base_name(name: str) -> str:
-    """Return the model's name; `name` may be a revision such as `sentiment@2`."""
+    """Return the name of the model. `name` may name a revision, such as `sentiment@2`."""
     return name.partition("@")[0]
 
 

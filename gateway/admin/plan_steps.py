@@ -1,4 +1,4 @@
-"""Derives new plans for a model from the serving that is in effect. Pure."""
+"""Derives a model's new plan from how the model is served now, with pure functions."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from gateway.ledger.types import StoredPlan
 def split_by(revisions: Mapping[str, int]) -> Derive:
     """Return a step that divides items among `revisions` by weight.
 
-    A shadow revision that is in the split stops being a shadow.
+    If the split contains the shadow revision, that revision stops being a shadow.
     """
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
@@ -35,19 +35,19 @@ def mirror_to(shadow: Shadow) -> Derive:
 
 
 def without_shadow(now: Serving, stored: StoredPlan) -> Serving | None:
-    """Remove the shadow."""
+    """Return the present plan without its shadow revision."""
     if now.shadow is None:
         return stored.plan
     return msgspec.structs.replace(now, shadow=None)
 
 
 def without_plan(_now: Serving, _stored: StoredPlan) -> Serving | None:
-    """Remove the plan, so that the model's `serving.yaml` or newest revision is served."""
+    """Return no plan. The model's `serving.yaml` or its newest revision then decides."""
     return None
 
 
 def as_before(model: str) -> Derive:
-    """Return a step that restores the plan from before the last change of the split."""
+    """Return a step that restores the plan as it was before the last change of the split."""
 
     def derive(_: Serving, stored: StoredPlan) -> Serving | None:
         if not stored.version:
@@ -58,7 +58,7 @@ def as_before(model: str) -> Derive:
 
 
 def _plan(now: Serving, revisions: dict[str, int] | None, shadow: Shadow | None) -> Serving:
-    """Return a plan. Revisions that are preloaded stay so, unless the plan itself uses them."""
+    """Return a plan. Preloaded revisions stay preloaded, unless the plan itself uses them."""
     named = {*(revisions or {}), *([shadow.revision] if shadow is not None else [])}
     return Serving(
         revisions=revisions,

@@ -1,4 +1,4 @@
-"""Stores the prices of published documents in the ledger, and retries while it is down."""
+"""Stores the prices of published documents in the ledger, and retries while the ledger is down."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ _SECOND = 1_000_000_000
 
 
 class PricePublisher:
-    """Stores the prices of published documents in the ledger, one document after the other."""
+    """Stores the prices of published documents in the ledger, one document at a time."""
 
     def __init__(self, *, control: Control, ledger_prices: PublishedPrices) -> None:
         self._control = control
         self._ledger_prices = ledger_prices
         self._lock = asyncio.Lock()
         self._pending: Published | None = None
-        """The published document whose prices are not in the ledger yet."""
+        """A published document whose prices are not in the ledger yet."""
         self._unconfirmed: Published | None = None
-        """The document whose publication Redis has not confirmed."""
+        """A document that may be published, but Redis has not confirmed it."""
         self._replaced: tuple[PriceConfig, ...] = ()
         """Prices of the documents that were replaced since the ledger was last updated."""
 
@@ -35,18 +35,18 @@ class PricePublisher:
     async def after(
         self, published: Published, *, replacing: Sequence[PriceConfig]
     ) -> AsyncIterator[None]:
-        """Store the prices of `published` after the block has made the document active."""
+        """Store the prices of `published` after the context's block has activated the document."""
         async with self._lock:
             self._replaced += tuple(replacing)
             try:
                 yield
-            except DependencyUnavailable:  # the document may be active, and only the reply lost
+            except DependencyUnavailable:  # it may be active, if only the response was lost
                 self._unconfirmed = published
                 raise
             await self._store(published)
 
     def store(self, published: Published, *, replacing: Sequence[PriceConfig] = ()) -> None:
-        """Store the prices of `published`; blocks.
+        """Store the prices of `published`. The call blocks.
 
         Raises:
             DependencyUnavailable: the ledger is down.
@@ -56,8 +56,8 @@ class PricePublisher:
         self._ledger_prices.publish(prices, former=replacing, agreed=agreed)
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Store, until `stop` is set, prices that were published while the ledger was down."""
-        # The next start of a process stores prices that are still pending.
+        """Until `stop` is set, store prices that were published while the ledger was down."""
+        # If prices are still pending now, the next gateway that starts stores them.
         async with PeriodicTask(self._retry, interval=_RETRY, failure="prices were not stored"):
             await stop.wait()
 
@@ -73,7 +73,7 @@ class PricePublisher:
                 await self._store(self._pending)
 
     async def _store(self, published: Published) -> None:
-        """Store the prices of `published` in the ledger, now or with a later retry."""
+        """Store the prices of `published` in the ledger, or schedule a retry."""
         try:
             await asyncio.to_thread(self.store, published, replacing=self._replaced)
         except DependencyUnavailable as error:

@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
 _TRIES = 3
-# Minimum seconds between the times of two documents, even if machines' clocks differ: backends
-# use the latest document.
+# A document's time is at least this many seconds later than the time of the document before it,
+# even if machines' clocks differ. Backends use the document with the latest time.
 _LATER = 0.002
 
 
@@ -53,15 +53,15 @@ LabelReader = Callable[[Iterable[str]], Awaitable[Mapping[str, Collection[str]]]
 
 
 async def no_labels(_models: Iterable[str]) -> Mapping[str, Collection[str]]:
-    """Return no labels, without calling a backend."""
+    """Return no labels. Used if no backend should be called."""
     return {}
 
 
 class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a publication; `live` is true if every worker has applied the document.
+    """The outcome of a publication. `live` is true if every worker has applied the document.
 
     `workers` maps each worker to `ok`, `pending` or an error. `changed` is false if the document
-    was active already; `notice` then says why an expected change may be missing.
+    was already active. `notice` then says why a change that the operator expected may be missing.
     """
 
     generation: int
@@ -73,7 +73,7 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that would be accepted, with its differences from the active document."""
+    """A document that would be accepted, and how it differs from the active document."""
 
     valid: bool = True
     digest: str
@@ -81,11 +81,12 @@ class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Publishes documents. A refused document changes nothing.
+    """Publishes configuration documents. If a document is refused, nothing changes.
 
-    `clock` returns the Unix time in seconds. A change waits up to `workers_timeout` seconds for the
-    workers. `recovery` runs before each change, and publishes again what the state Redis has lost.
-    `labels` returns the labels of the given models, as backends report them.
+    `clock` returns the Unix time in seconds. After a publication, the publisher waits up to
+    `workers_timeout` seconds until all workers apply the document. `recovery` runs before each
+    publication. If the state Redis has lost documents, `recovery` publishes them again. `labels`
+    returns the labels of models, as backends report them.
     """
 
     def __init__(
@@ -111,15 +112,16 @@ class Publisher:
         self.prices = PricePublisher(control=control, ledger_prices=ledger.prices)
 
     async def start(self, stop: asyncio.Event) -> None:
-        """Publish the folder if nothing is published, or if it has changed since the last start.
+        """Publish the configuration folder if nothing is published, or if the folder has changed.
 
-        A document that an operator has published stays active until the folder changes. The method
-        waits for Redis until `stop` is set.
+        The folder counts as changed if it differs from the folder at the last start. Otherwise, a
+        document that an operator has published stays active. If Redis cannot be reached, the method
+        waits for it until `stop` is set.
         """
         while not stop.is_set():
             try:
                 await self._start()
-            except (DependencyUnavailable, Conflict):  # a conflict: another gateway was faster
+            except (DependencyUnavailable, Conflict):  # `Conflict`: another gateway published first
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
@@ -136,11 +138,12 @@ class Publisher:
 
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
-            ConfigurationError: the folder is invalid, or a file was replaced behind its mount (see
-                `gateway.config.mounts`). Nothing was changed.
+            ConfigurationError: the folder is invalid, or a mounted file was replaced in a way that
+                this process cannot see (see `gateway.config.mounts`). Nothing was changed.
         """
         for _ in range(_TRIES - 1):
-            # The folder replaces a document that was published at the same time.
+            # A conflict means that another document was published meanwhile. The folder replaces
+            # that document, too.
             with contextlib.suppress(Conflict):
                 return await self._reload(author, may_price=may_price)
         return await self._reload(author, may_price=may_price)
@@ -148,7 +151,9 @@ class Publisher:
     async def put(
         self, text: str, *, if_match: str, author: str, may_price: bool = True
     ) -> PublishedChange:
-        """Replace the active document by `text`, if `if_match` is empty or its entity tag.
+        """Replace the active document by `text`.
+
+        `if_match` is empty, or the entity tag that the active document must have.
 
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
@@ -174,7 +179,7 @@ class Publisher:
     async def rollback(
         self, generation: int | None, *, author: str, may_price: bool = True
     ) -> PublishedChange:
-        """Publish an earlier document again; by default the one before the active document.
+        """Publish an earlier document again. The default is the document before the active one.
 
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
@@ -192,7 +197,10 @@ class Publisher:
         )
 
     def _placed(self, document: Document) -> Document:
-        """Return the document; without its regions if a placement file replaces them."""
+        """Return the document.
+
+        If a placement file defines the regions, remove the document's regions.
+        """
         if self._settings.placement is None:
             return document
         return msgspec.structs.replace(document, regions=())
@@ -226,12 +234,15 @@ class Publisher:
                 active, wanted, author="start", reason="start", folder_digest=wanted.digest
             )
         elif await _document_of(active) is not None:
-            # The ledger may lack the prices: a process stopped too early, an older version did not
-            # store them, or the ledger was restored from a backup.
+            # The ledger may not have the document's prices: a process stopped before it stored
+            # them, an older version did not store them, or the ledger was restored from a backup.
             await asyncio.to_thread(self.prices.store, active)
 
     async def _active(self) -> Published | None:
-        """Return the active document; if the state Redis has lost it, recover it first."""
+        """Return the active document.
+
+        If the state Redis has lost the document, recover it first.
+        """
         await self._recovery.reconcile()
         return await self._control.active()
 
@@ -241,7 +252,7 @@ class Publisher:
         if_match: str,
         read_active: Callable[[], Awaitable[Published | None]],
     ) -> tuple[Published | None, ParsedDocument]:
-        """Return the active document, and the posted document after all checks."""
+        """Check the posted document; return the active document and the posted one."""
         wanted = await self._validate((DocumentSource(name=_POSTED, text=text),))
         active = await read_active()
         check_match(if_match, active)
@@ -250,7 +261,7 @@ class Publisher:
         return active, wanted
 
     async def _validate(self, sources: Sources) -> ParsedDocument:
-        """Validate `sources`, also together with this gateway's placement file."""
+        """Validate `sources`, both alone and together with this gateway's placement file."""
 
         def validate() -> ParsedDocument:
             load_sources(sources, placement=self._settings.placement)
@@ -261,7 +272,9 @@ class Publisher:
         return await asyncio.to_thread(validate)
 
     async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Check the models and labels in a document. A start and a rollback skip this check.
+        """Check the models and labels in a document.
+
+        This check is not made when a gateway starts, or for a rollback.
 
         Raises:
             ConfigurationError: a model is unknown, a served model would lose its backends, or a
@@ -282,14 +295,14 @@ class Publisher:
         if may_price:
             return
         former = Document() if active is None else await _document_of(active)
-        # The prices of an unreadable document are unknown, so they count as changed.
+        # If the active document is unreadable, its prices are unknown, so prices count as changed.
         if former is None or wanted.document.prices != former.prices:
             raise PermissionDenied(
                 "the document changes prices: ask an operator with the role `billing` to publish it"
             )
 
     async def _check_change(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Check that a document is not empty and does not change the cost of past usage.
+        """Check that a document is not empty, and does not change the cost of past usage.
 
         Raises:
             ConfigurationError: the document is empty, or would change the cost of past usage.
@@ -339,7 +352,7 @@ class Publisher:
         replacing = () if replaced is None else replaced.prices
         async with self.prices.after(published, replacing=replacing):
             await self._activate(published)
-        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
+        with contextlib.suppress(GatewayError):  # if it fails, `Recovery.follow` tries again
             await self._recovery.reconcile()
         return await self._wait_for_workers(published, changed=True)
 
@@ -375,9 +388,11 @@ class Publisher:
 
 
 async def _document_of(active: Published | None) -> Document | None:
-    """Parse the active document; return `None` if there is none or this version cannot read it.
+    """Parse the active document.
 
-    An unreadable document can still be replaced.
+    Return `None` if no document is active, or if this version cannot read it.
+
+    A document that this version cannot read can still be replaced.
     """
     if active is None:
         return None
@@ -389,7 +404,10 @@ async def _document_of(active: Published | None) -> Document | None:
 
 
 def _unchanged(folder: Path) -> str:
-    """Return a notice if files of the unchanged folder are mounted singly, otherwise ""."""
+    """Return a notice if single files of the folder are mounted, otherwise an empty string.
+
+    A change of such a file may be invisible to this process.
+    """
     mounted = [path.name for path in mounted_files(folder)]
     if not mounted:
         return ""

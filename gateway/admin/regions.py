@@ -31,7 +31,7 @@ _BACKEND: Schema = {
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that the document lists, or that a DNS name in the document resolves to."""
+    """A backend that the document lists, or to which a DNS name in the document resolves."""
 
     id: str
     url: str
@@ -57,7 +57,7 @@ class Regions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a drain or restore; `live` is true if every worker has applied it."""
+    """The outcome of a drain or a restore. `live` is true if every worker has applied it."""
 
     backend: str
     drained: bool
@@ -66,9 +66,10 @@ class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Live gateway regions, and their shares of limits by bucket.
+    """The live gateway regions, and the share that each of them has of each limit.
 
-    The bucket with an empty name stands for all buckets that are not listed.
+    Shares are listed by bucket. The bucket with an empty name stands for all buckets that are not
+    listed.
     """
 
     regions: list[RegionLease]
@@ -76,7 +77,7 @@ class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendChanges(NamedTuple):
-    """Drains and restores backends, and waits up to 5 s until every worker has applied it."""
+    """Drains and restores backends. It waits up to 5 s until every worker has applied a change."""
 
     control: Control
     active: ActiveDocumentReader
@@ -97,7 +98,7 @@ class BackendChanges(NamedTuple):
         await asyncio.to_thread(self.ledger.audit, actor, action, backend)
         change = self.control.drain if drained else self.control.restore
         version = await change(backend)
-        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
+        with contextlib.suppress(GatewayError):  # if it fails, `Recovery.follow` tries again
             await self.recovery.reconcile()
         workers = await self.control.wait_for_workers(
             Topic.DRAINS, version, within=_WORKERS_TIMEOUT
@@ -107,7 +108,7 @@ class BackendChanges(NamedTuple):
         return Response(done, status_code=200 if live else 202)
 
     async def _check(self, region: str, backend: str) -> None:
-        """Raise `NotFound` unless the document or one of its DNS names has the backend."""
+        """Raise `NotFound` unless the document has the backend or a DNS name of it."""
         document = await self.active.document()
         entries = [
             placed
@@ -120,7 +121,8 @@ class BackendChanges(NamedTuple):
             return
         if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
             seen = await reported(self.control, "fleet")
-            # A drained backend may be gone. It can be restored for a successor at its address.
+            # A drained backend may be gone. It can still be restored, so that a successor at the
+            # same address gets items.
             if _views(seen, backend) or backend in await self.control.drained():
                 return
         raise NotFound(f"there is no backend `{backend}` in region `{region}`")
@@ -212,10 +214,10 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Drain a backend: it gets no new items, and finishes the items that it has.
+        """Drain a backend: it finishes the items that it has, and gets no new ones.
 
-        200: every worker has applied the drain; 202: not yet. The id of an entry with a DNS name
-        drains all backends of that name.
+        The status is 200 if every worker has applied the drain, and 202 if some have not yet. If
+        `backend` is the id of an entry with a DNS name, all backends of this name are drained.
         """
         return await backends.change(region, backend, drained=True, actor=operator.name)
 
@@ -239,15 +241,15 @@ class RegionsController(Controller):
         backends: NamedDependency[BackendChanges],
         operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
-        """Restore a drained backend: it gets items again, few at first.
+        """Restore a drained backend: it gets items again, but only a few at first.
 
-        200: every worker has applied it; 202: not yet.
+        The status is 200 if every worker has applied the change, and 202 if some have not yet.
         """
         return await backends.change(region, backend, drained=False, actor=operator.name)
 
 
 def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:
-    """Return the ids and URLs of the backends that an entry of the document stands for."""
+    """Return the id and URL of each backend that an entry of the document stands for."""
     if not backend.dns:
         return [(backend.id, backend.url)]
     found = {
@@ -260,7 +262,7 @@ def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:
 
 
 def _views(seen: Json, backend: str) -> Json:
-    """Return each worker's view of `backend`."""
+    """Return what each worker reports about `backend`."""
     return {
         worker: view
         for worker, fleet in seen.items()

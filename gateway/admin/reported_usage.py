@@ -1,4 +1,4 @@
-"""Serves the operators' route that records usage of jobs that ran without a gateway."""
+"""Serves the operators' route that records the usage of jobs that ran without a gateway."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
-# Small enough that the sum of all counts fits the ledger.
+# This limit is so low that the ledger's columns can hold the sums of many reports.
 _MOST: Final = 2**38
 _OK: Final = 200
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
@@ -36,7 +36,7 @@ _EXAMPLE = {
 
 
 class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The usage of one job. Reports with the same `id` are counted once."""
+    """The usage of one job. Several reports with the same `id` are counted once."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
     tenant: Name
@@ -46,7 +46,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hit: Count = 0
     """Items answered from a gateway's result cache."""
     collapsed: Count = 0
-    """Items that are equal to a computed item. They cost as much as hits."""
+    """Items that are equal to a computed item. They cost as much as items in `hit`."""
     computed: Count = 0
     failed: Count = 0
     """Items without a result. They are not billed."""
@@ -57,7 +57,10 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CountedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirms that the ledger has the usage. `counted` is false if it was recorded before."""
+    """Confirms that the ledger has the usage.
+
+    `counted` is false if the usage was recorded before.
+    """
 
     counted: bool
 
@@ -91,7 +94,7 @@ class ReportedUsageController(Controller):
 
 
 def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
-    """Record usage as one batch event, in an event log that contains nothing else.
+    """Record usage as one event of a batch job, in an event log that contains only this event.
 
     Raises:
         NotFound: the tenant does not exist.

@@ -1,4 +1,7 @@
-"""Adds up the results of each revision of a model, from the ledger and the backends' counters."""
+"""Adds up the usage and results of each revision of a model.
+
+Usage comes from the ledger. Results come from the backends' counters.
+"""
 
 import asyncio
 import math
@@ -22,7 +25,8 @@ _SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
     """Compares the results of a shadow revision with the results of a serving revision.
 
-    `agreement` is the fraction of compared items with the same first label, choice or entities.
+    `agreement` is the fraction of the compared items whose first label, choice or entities are
+    equal.
     """
 
     items: dict[str, int]
@@ -31,11 +35,11 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a revision's results. Each backend counts from its start on.
+    """Counts of a revision's results. Each backend counts since its own start.
 
-    `outcomes` counts computed items. `latency` has percentiles, in seconds from a call's arrival at
-    a backend, exact to 10 %. `labels` counts the first label of each item. `shadows` compares the
-    results with each shadow revision.
+    `outcomes` counts computed items. `latency` has percentiles, exact to 10 %, of the seconds from
+    a call's arrival at a backend to its result. `labels` counts the first label of each item.
+    `shadows` compares the results with the results of each shadow revision.
     """
 
     outcomes: dict[str, int]
@@ -47,7 +51,7 @@ class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one revision of a model since the present traffic split took effect.
 
-    All counts are 0 while a single revision serves the model without a shadow. The metric
+    While a single revision serves the model and there is no shadow, nothing is counted. The metric
     `sluicegate_items_total` always counts failed items by revision.
     """
 
@@ -63,16 +67,16 @@ class ArmView(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     costs: dict[str, str]
-    """Decimal amounts by currency."""
+    """The cost of the items in each currency, as a decimal number."""
     answers: ArmAnswers
 
 
 class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic split of a model, and the results of each revision.
+    """The traffic split of a model, and the usage and results of each revision.
 
     `planned` is true if operators chose the split, and false if the model's folder defines it.
-    `backends` serve the model with this split, `others` serve it differently, and `away` maps each
-    backend that could not be reached to the reason.
+    `backends` are the backends that serve the model with this split. `others` are backends that
+    serve it differently. `away` maps each unreachable backend to the reason why it is unreachable.
     """
 
     model: str
@@ -86,7 +90,7 @@ class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionReader:
-    """Reads the ledger and the backends' counters."""
+    """Reads the usage of revisions in the ledger, and their results from the backends' counters."""
 
     def __init__(self, *, backends: BackendCalls, ledger: Ledger) -> None:
         self._backends = backends
@@ -129,7 +133,7 @@ class RevisionReader:
 def views(
     serving: Serving, costs: Iterable[RevisionCost], counted: Mapping[str, list[RevisionStatistics]]
 ) -> list[ArmView]:
-    """Return a view for each revision that serves the model now or has served it before."""
+    """Return a view of each revision that serves the model now, or has served it before."""
     weights = serving.revisions or {}
     by_revision: dict[str, list[RevisionCost]] = {number: [] for number in weights}
     for cost in costs:
@@ -151,15 +155,17 @@ def views(
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float:
-    """Return the percentile for the fraction `share`, in seconds, exact to 10 %.
+    """Return the duration that the fraction `share` of all durations does not exceed.
 
-    `durations` counts durations by logarithmic bucket (see `bucket_bound`).
+    The result is in seconds and exact to 10 %.
+
+    `durations` counts the durations in each bucket of a logarithmic histogram (see `bucket_bound`).
     """
     rest = share * sum(durations.values())
     for bucket in sorted(durations):
         rest -= durations[bucket]
         if rest <= 0:
-            # The geometric middle of the bucket.
+            # The middle of the bucket on the logarithmic scale.
             return bucket_bound(bucket) * math.sqrt(bucket_bound(0) / bucket_bound(1))
     return 0.0
 

@@ -1,4 +1,4 @@
-"""Runs the operators' listener: creates its objects, and serves until it is stopped."""
+"""Runs the operators' listener: creates its objects, and serves requests until it is stopped."""
 
 import asyncio
 import contextlib
@@ -54,11 +54,11 @@ async def serve_admin(
     registry: CollectorRegistry = REGISTRY,
     extend: Extend = no_extension,
 ) -> None:
-    """Serve operators until `stop` is set. `extend` adds routes to the listener.
+    """Serve operators' requests until `stop` is set. `extend` adds routes to the listener.
 
     Raises:
-        ConfigurationError: the admin key is missing, it equals the metrics key, or the address
-            cannot be bound.
+        ConfigurationError: the admin key is missing or equal to the metrics key, or the listener's
+            address cannot be bound.
     """
     _check_keys(settings)
     push = _open_push(settings)

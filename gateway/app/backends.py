@@ -23,13 +23,13 @@ from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 
-# Seconds at shutdown for calls that no request waits for. Requests end before, while the server
-# drains.
+# Seconds at shutdown for calls for which no request waits. Requests have ended before, while the
+# server drained.
 BACKGROUND_DRAIN = 0.5
 
 
 class CallSpans:
-    """Implements the dispatcher's `CallTracer` with the tracer of the process."""
+    """Implements `CallTracer` for the dispatcher, with the process's tracer."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -53,10 +53,10 @@ class CallSpans:
 
 
 class BackendAccess:
-    """Owns the fleet, the prober, DNS discovery and the dispatcher, and reconfigures them.
+    """Owns the fleet, the prober, DNS discovery and the dispatcher. Applies new runtimes to them.
 
-    Before a new runtime takes effect, its new backends are probed. Until then, the former runtime
-    stays in use.
+    The new backends of a new runtime are probed before the runtime takes effect. Until then, the
+    former runtime stays in use.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BackendAccess:
         await self._stack.aclose()
 
     async def _bring_up(self, endpoint: Endpoint, state: ServingState) -> ServingState:
-        """Make a backend apply its assigned models and operators' plans; return its new state."""
+        """Make a backend apply its assigned models and operators' plans; return the new state."""
         state = await self.assigner.bring_up(endpoint, state)
         return await self.plans.bring_up(endpoint, state)
 
@@ -131,6 +131,6 @@ class BackendAccess:
         self.client.configure(endpoints, routing)
 
     async def _take_resolved_names(self) -> None:
-        """Probe backends at newly resolved addresses, and then use them."""
+        """Probe the backends at addresses to which DNS names newly resolve, and then use them."""
         await self.prober.probe_new(self.discovery.expand(self._runtimes.current.endpoints))
         self._apply(self._runtimes.current)

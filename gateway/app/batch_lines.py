@@ -1,8 +1,11 @@
-"""Runs the lines of batch jobs through the application of a gateway worker, without a listener.
+"""Runs the lines of batch jobs through the application of a gateway worker. There is no listener.
 
-A line differs from a customer's request in four ways. Its key is found by the id that the batch job
-stores. Only quotas and the limits of models apply. Its items have the traffic class `bulk`. Its
-request id is fixed, so that a line that runs again is billed once.
+A line differs from a customer's request in four ways:
+
+- Its API key is found by the key's id, which the batch job stores.
+- Only quotas and the limits of models apply.
+- Its items have the traffic class `bulk`.
+- Its request id is fixed, so that a line that runs again is billed once.
 """
 
 import asyncio
@@ -41,21 +44,21 @@ _MOST_DOUBLINGS = 16
 
 
 class _LineRequest(msgspec.Struct, kw_only=True):
-    """The request of a line that is in progress."""
+    """Describes the request of a line while the line runs."""
 
     id: str
     late: int
-    """How often the line has missed its deadline before."""
+    """How often the line has missed its deadline so far."""
     left: float
     """Seconds until the batch job expires."""
     passing: frozenset[int] = frozenset()
-    """The statuses of failed items that may succeed if the line runs again."""
+    """If a failed item has one of these statuses, it may succeed when the line runs again."""
     publish: Callable[[], None] | None = None
-    """Publishes the usage event of the line, if it was withheld."""
+    """Publishes the line's usage event, if the event was withheld."""
 
 
 _line: ContextVar[_LineRequest] = ContextVar("batch_line")
-# Matches no model. A tenant without any rule would get the document's limits.
+# A rule that applies to no model. A tenant without any rule would get the document's limits.
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
@@ -87,7 +90,7 @@ class ApplicationRunner:
 
 
 def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the usage event of a line that is accepted although some of its items failed."""
+    """Publish the usage event of a line that is accepted although some items have failed."""
     try:
         if line.publish is not None:
             line.publish()
@@ -97,7 +100,7 @@ def _publish_withheld(line: _LineRequest) -> bool:
 
 
 def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
-    """Return the options of a line. Each missed deadline doubles the next one."""
+    """Return the options of a line. After each missed deadline, the time for the line doubles."""
     line = _line.get()
     longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
     return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
@@ -109,13 +112,13 @@ def _headers(batch: RequestBatch) -> Headers:
         (b"authorization", b"Bearer " + batch.key.encode()),
         (b"content-type", b"application/json"),
         (b"sluicegate-criticality", b"sheddable"),
-        # Practically unlimited: `_options_of_line` applies the maximum.
+        # This is practically no limit, because `_options_of_line` applies the maximum.
         (b"x-request-timeout", b"1e9"),
     ]
 
 
 async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
-    """Start a worker for batch jobs, and return once backends are ready; `stack` closes it."""
+    """Start a worker for batch jobs, and wait until backends are ready. `stack` closes it."""
     keys = PrincipalsById()
     options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
     worker = await open_worker(stack, settings, options=options)
@@ -124,10 +127,10 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 
 
 class PrincipalsById(KeyRing):
-    """Finds principals by the ids of their keys, and leaves them only quotas as limits.
+    """Finds principals by the ids of their keys. Of their limits, only quotas are left.
 
-    A batch job has a day, so rate limits, which are for callers who wait, do not apply. The origin
-    was checked when the batch job was created.
+    Rate limits are for callers who wait for a response. A batch job has a day, so rate limits do
+    not apply to it. The key's web origins were checked when the batch job was created.
     """
 
     def __init__(self) -> None:
@@ -164,7 +167,7 @@ def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 class BatchIds(RequestIds):
-    """Gives the request of a batch job's line the id of the line. Other requests get new ids."""
+    """Gives the request of a line the id of the line. Other requests get new ids."""
 
     @override
     def new(self) -> RequestId:
@@ -175,8 +178,8 @@ class BatchIds(RequestIds):
 class BatchEvents(RequestEvents):
     """Publishes a usage event for each line of a batch job, under the id of the line.
 
-    A line that first fails and later succeeds has two events; only the later one is billed. If some
-    items failed, the event is withheld, because the line runs again.
+    A line that first fails and later succeeds has two events. Only the later event is billed. If
+    only some items have failed, the event is withheld, because the line runs again.
     """
 
     def __init__(
@@ -190,7 +193,7 @@ class BatchEvents(RequestEvents):
 
     @override
     def join(self, run: HitRun) -> bool:
-        return False  # the requests of a run get consecutive ids, and lines have fixed ids
+        return False  # requests in a run have consecutive ids, but lines have fixed ids
 
     @override
     def publish(self, state: RequestState) -> None:
@@ -205,7 +208,7 @@ class BatchEvents(RequestEvents):
 
 
 class _BatchPublisher:
-    """Implements `EventPublisher`: marks events as usage of batch jobs."""
+    """Implements `EventPublisher`. Marks events as usage of batch jobs."""
 
     def __init__(self, events: EventPublisher) -> None:
         self._events = events
@@ -214,7 +217,7 @@ class _BatchPublisher:
         self.publish_encoded: Callable[[bytes], None] = events.publish_encoded
 
     def publish(self, event: RequestEvent) -> None:
-        """Publish an event, unless the line will run again; see `EventPublisher`."""
+        """Publish an event, unless its line will run again; see `EventPublisher`."""
         line = _line.get(None)
         if line is not None and line.passing:
             line.publish = partial(self._events.publish, _of_batch(event))

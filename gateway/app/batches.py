@@ -1,4 +1,4 @@
-"""Runs the process for batch jobs. It loads a gateway worker only when there is a batch job."""
+"""Runs the process for batch jobs. A gateway worker is loaded only when there is a batch job."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Run batch jobs until `stop` is set. Only one process for each data directory does this."""
+    """Run batch jobs until `stop` is set.
+
+    Only one process at a time does so in a data directory.
+    """
     storage = build_storage(settings)
     with FileLock(settings.data_dir / _LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
         while not lock.take() and not stop.is_set():
@@ -66,7 +69,7 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 async def _holder(settings: Settings, stop: asyncio.Event) -> str:
-    """Return the name that this data directory uses in leases; wait while the disk is full."""
+    """Return the name that this data directory has in leases. If the disk is full, wait."""
     while not stop.is_set():
         try:
             return kept_secret(settings.data_dir / _HOLDER_NAME)
@@ -82,7 +85,7 @@ async def _holder(settings: Settings, stop: asyncio.Event) -> str:
 def _starter(
     stack: AsyncExitStack, settings: Settings, ledger: Ledger, holder: str
 ) -> Callable[[RequestBatch], Awaitable[BatchRun]]:
-    """Return a function that starts a batch job; its first call opens a gateway worker."""
+    """Return a function that starts a batch job. Its first call opens a gateway worker."""
     answerer: LineAnswerer | None = None
     storage = build_storage(settings)
     bounds = BatchBounds(
@@ -96,7 +99,7 @@ def _starter(
     async def start(batch: RequestBatch) -> BatchRun:
         nonlocal answerer
         if answerer is None:
-            # Imported late, so that the process stays small without batch jobs.
+            # Imported late, so that the process stays small if there are no batch jobs.
             from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
             clock, most = asyncio.get_running_loop().time, settings.batch_in_flight

@@ -12,7 +12,7 @@ from gateway.tasks import PeriodicTask
 
 _INTERVAL: Final = 10.0
 ServerClock = Callable[[], Awaitable[float | None]]
-"""Returns a server's Unix time in seconds, `None` if it has no clock of its own.
+"""Returns a server's Unix time in seconds, or `None` if the server has no clock of its own.
 
 Raises:
     DependencyUnavailable: the server does not respond.
@@ -20,7 +20,7 @@ Raises:
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """Lower bounds, in seconds, of the differences between this clock and each server's clock."""
+    """At least how much this machine's clock differs from each server's clock, in seconds."""
 
     state_redis: float = 0.0
     ledger: float = 0.0
@@ -29,9 +29,10 @@ class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
 class ClockWatch:
     """Asks each server for its time every ten seconds.
 
-    A server reads its clock at an unknown time during the round trip. Therefore its time is
-    compared with the middle of the round trip, and half of the round trip is subtracted from the
-    difference. So a slow server shows no skew. If a server does not respond, its last skew stays.
+    A server reads its clock at an unknown time during the round trip. Therefore the server's time
+    is compared with the middle of the round trip, and half of the round trip is subtracted from the
+    difference. So a slow server does not seem to have a wrong clock. If a server does not respond,
+    the last known difference stays.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ClockWatch:
         await self._measuring.__aexit__(*exc_info)
 
     def statistics(self) -> ClockSkews:
-        """Return the last skews."""
+        """Return the last known differences."""
         return self._skews
 
     async def measure(self) -> None:
@@ -72,7 +73,7 @@ class ClockWatch:
         try:
             theirs = await ask()
         except DependencyUnavailable:
-            return  # the server has a metric of its own for this
+            return  # another metric shows that the server does not respond
         if theirs is None:
             return
         half = (self._monotonic() - began) / 2

@@ -1,4 +1,4 @@
-"""Publishes metrics of each endpoint: health, share, predicted finish and items."""
+"""Publishes metrics of each endpoint, such as its health and its predicted finish time."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -32,14 +32,16 @@ class EndpointMetrics:
         self._known: set[tuple[str, ...]] = set()
         self._left: list[EndpointStatistics] = []
         self._fastest: dict[str, EndpointStatistics] = {}
-        """For each model, the endpoint with the least predicted finish in the last pass."""
+        """For each model, the endpoint with the shortest predicted finish time in the last pass."""
         self._faster: dict[str, EndpointStatistics] = {}
-        """For each model, the endpoint with the least predicted finish so far in this pass."""
+        """For each model, the endpoint with the shortest predicted finish time so far in this
+        pass."""
 
     def publish(self) -> None:
-        """Publish the metrics of the next 128 endpoints; called about once a second.
+        """Publish the metrics of the next 128 endpoints. Called about once a second.
 
-        A pass over many endpoints takes several calls, so that it does not block the event loop.
+        A pass over many endpoints takes several calls, so that no call blocks the event loop for
+        long.
         """
         if not self._left:
             self._left = list(self._read())
@@ -54,10 +56,10 @@ class EndpointMetrics:
             self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
 
     def _fastest_finish(self, one: EndpointStatistics) -> float:
-        """Return the least predicted finish among `one` and usable endpoints with a model of `one`.
+        """Return the shortest predicted finish time of endpoints that share a model with `one`.
 
-        The values of other endpoints are from the last pass. The value of `one` is current, because
-        this endpoint may have been idle in the last pass.
+        Only usable endpoints and `one` itself count. The values of other endpoints are from the
+        last pass. The value of `one` is current, because `one` may have been idle in the last pass.
         """
         least = one.finish_time
         is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0

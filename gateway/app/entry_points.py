@@ -1,4 +1,4 @@
-"""Builds the entry points of a worker: the application, and the fast path in front of it."""
+"""Builds the entry points of a worker: its application, and the fast path in front of that."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,14 +46,14 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """The application of a worker, and the protocol that reads requests for it."""
+    """The application of a worker, and the protocol class that reads requests for it."""
 
     app: ASGIApp
     protocol: Callable[..., asyncio.Protocol]
 
 
 class WorkerOptions(NamedTuple):
-    """The differences between a worker for callers and a worker for batch jobs."""
+    """The options in which a worker for callers differs from a worker for batch jobs."""
 
     keys: KeyRing
     ids: RequestIds
@@ -92,7 +92,7 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return the entry points; the fast path is closed once `draining` closes connections."""
+    """Return the entry points. Once `draining` closes connections, the fast path is closed."""
     options = dependencies.options
     ids = options.ids
     processor = RequestProcessor(
@@ -117,7 +117,7 @@ def build_listeners(
     batches = open_batch_parts(settings, dependencies.stores.ledger)
     rules = CrossOrigin(runtimes=dependencies.stores.runtimes, keys=dependencies.options.keys)
     shedder = LoadShedder(
-        # A worker for batch jobs never sheds load: it limits itself.
+        # A worker for batch jobs never sheds load, because it limits its own load.
         iterations=LoopIterations(most=0.0 if options.is_bulk else settings.max_loop_delay),
         metrics=dependencies.metrics,
         new_id=ids.new,

@@ -1,4 +1,4 @@
-"""Assembles the path of an item: result cache, coalescing, claims, limits and dispatch."""
+"""Builds the path that an item takes: result cache, coalescing, claims, limits and dispatch."""
 
 import random
 import time
@@ -25,7 +25,7 @@ from gateway.telemetry.tracing import Tracer
 
 
 class InferencePath:
-    """Owns the objects that an item passes between the entry points and the dispatcher.
+    """Owns the objects through which an item passes, from the entry points to the dispatcher.
 
     The worker enters the contexts `cache` and `tasks`.
     """

@@ -1,4 +1,4 @@
-"""Keeps a worker's keys up to date with the ledger. While it is down, the last keys stay valid."""
+"""Keeps a worker's keys up to date with the ledger. While the ledger is down, they stay valid."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
-"""Keys that are replaced in one event-loop iteration, which takes some milliseconds."""
+"""How many keys are replaced in one event-loop iteration. It takes some milliseconds."""
 _SET_BACK = 1_000_000_000
-"""Nanoseconds by which the clock must go back before all keys are read again."""
+"""If the clock goes back by more than this many nanoseconds, all keys are read again."""
 _OVERDUE = 2.0
-"""Seconds after which an unfinished read means that the ledger is unreachable."""
+"""A read that takes longer than this many seconds means that the ledger is unreachable."""
 _NEVER_CHANGED = AccountsVersion()
 _NEW = "the ledger is new and has no keys: restore the former ledger, or create keys"
 _Found = tuple[str, Principal]
@@ -31,15 +31,15 @@ class PrincipalStore(Protocol):
     """Reads keys from the ledger. Calls block, and raise `DependencyUnavailable` if it is down."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
-        """Return the changes since a version, `None` if there are none.
+        """Return the changes since a version, or `None` if nothing has changed.
 
-        With `since=None`, all principals are returned.
+        If `since` is `None`, all principals are returned.
         """
         ...
 
 
 class PrincipalsFollower:
-    """Loads all keys at the start, and then changes every `poll` seconds and when notified."""
+    """Loads all keys at the start. Then loads changes every `poll` seconds, and when notified."""
 
     def __init__(
         self,
@@ -54,14 +54,15 @@ class PrincipalsFollower:
         self._wall = wall
         self._monotonic = monotonic
         self._began = inf
-        """When the present read began or last returned a row; infinite without a read."""
+        """When the read in progress began or last returned a row. Infinite if there is no such
+        read."""
         self._accounts = accounts
         self._seen: AccountsVersion | None = None
         self._latest = 0
         self._is_loaded = False
         self._reached = True
         self.emptiness = ""
-        """Why a reachable ledger has no keys; otherwise empty."""
+        """If the ledger can be reached but has no keys, the reason; otherwise empty."""
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
             self.refresh, interval=poll, failure="keys cannot be read; the last keys stay valid"
@@ -74,7 +75,7 @@ class PrincipalsFollower:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the last read succeeded, and the present read is not overdue."""
+        """Whether the last read succeeded, and no read in progress is overdue."""
         return self._reached and self._monotonic() - self._began < _OVERDUE
 
     async def __aenter__(self) -> Self:
@@ -86,7 +87,7 @@ class PrincipalsFollower:
         await self._polling.__aexit__(*exc_info)
 
     async def refresh(self) -> None:
-        """Update the keys. If the ledger is down, known keys stay valid until they expire."""
+        """Update the keys. If the ledger is down, the known keys stay valid until they expire."""
         try:
             await self.read_again()
         except DependencyUnavailable as error:
@@ -105,7 +106,7 @@ class PrincipalsFollower:
 
         Raises:
             DependencyUnavailable: the ledger is down.
-            LedgerEmpty: the ledger is missing, or it is new although this worker knows keys.
+            LedgerEmpty: there is no ledger, or it is new although this worker already knows keys.
         """
         async with self._lock:
             self._began = self._monotonic()
@@ -124,7 +125,7 @@ class PrincipalsFollower:
         changes = await asyncio.to_thread(self._accounts.changes, self._seen)
         if changes is None:
             return
-        # Each row resets the time, so that a long read does not count as overdue.
+        # Each row starts the time anew, so that a long read does not count as overdue.
         found = self._noting_progress(changes.principals)
         if changes.is_everything:
             table = await asyncio.to_thread(lambda: PrincipalTable(_readable(found)))
@@ -138,7 +139,7 @@ class PrincipalsFollower:
             while some := dict(islice(keys, _AT_ONCE)):
                 self._ring.replace_keys(some)
                 await asyncio.sleep(0)
-        # Set last, so that an interrupted read is repeated.
+        # This is set last, so that a read that is interrupted is repeated.
         self._seen = changes.version
 
     def _noting_progress(self, found: Iterator[_Found]) -> Iterator[_Found]:
@@ -158,7 +159,10 @@ def _by_key(
 
 
 def _readable(found: Iterator[_Found]) -> Iterator[tuple[bytes, Principal]]:
-    """Yield hashes as bytes; skip keys with a damaged hash, so that all other keys still work."""
+    """Yield hashes as bytes.
+
+    Keys with a damaged hash are skipped, so that other keys still work.
+    """
     for hash_, principal in found:
         try:
             digest = bytes.fromhex(hash_)

@@ -1,4 +1,4 @@
-"""Opens a worker's gRPC listener, and imports the optional gRPC libraries only if it is enabled."""
+"""Opens a worker's gRPC listener. Imports the optional gRPC libraries only if gRPC is enabled."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def open_rpc_listener(
     edge: ListenerEdge | None = None,
     unsent: UnsentAnswers | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Return a context that runs the worker's gRPC listener, or does nothing if gRPC is disabled.
+    """Return a context that runs the worker's gRPC listener. If gRPC is disabled, it does nothing.
 
     Raises:
         ConfigurationError: gRPC is enabled but not installed.

@@ -1,4 +1,4 @@
-"""Keeps generated secrets in files of the data directory."""
+"""Stores generated secrets in files of the data directory."""
 
 import contextlib
 import secrets
@@ -9,15 +9,15 @@ from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the secret for the tags of cache keys, from the settings or the data directory."""
+    """Return the secret for the tags of cache keys. It comes from the settings, or from a file."""
     return (settings.secret or kept_secret(settings.data_dir / "secret")).encode()
 
 
 def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(32)) -> str:
     """Return the secret in the file at `path`, which only its owner can read.
 
-    A missing secret is created by `make`. If several processes create it at once, all return the
-    same one.
+    If there is no secret yet, `make` creates it. If several processes create it at once, all return
+    the same secret.
     """
     with contextlib.suppress(FileNotFoundError):
         if text := path.read_text().strip():
@@ -32,7 +32,7 @@ def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(
             path.hardlink_to(fresh)
         except FileExistsError:
             pass  # another process was first
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)

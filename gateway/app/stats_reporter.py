@@ -1,4 +1,4 @@
-"""Reports a worker's statistics to its metrics and to the operators' listener."""
+"""Reports a worker's statistics, to the worker's metrics and to the operators' listener."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -12,11 +12,11 @@ Source = Callable[[], msgspec.Struct]
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a whole worker.
+    """Holds statistics of a worker as a whole.
 
-    `tasks` is the number of tasks on its event loop. `generation` is the number of its document.
-    `reloads` and `failed_reloads` count changes of the document. `state_redis` and `cache_redis`
-    say whether the worker reaches them.
+    `tasks` is the number of tasks on the worker's event loop. `generation` is the number of the
+    document that it applies. `reloads` and `failed_reloads` count changes of the document.
+    `state_redis` and `cache_redis` say whether the worker can reach them.
     """
 
     tasks: int
@@ -28,11 +28,11 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsReporter:
-    """Reads statistics and updates the metrics every `interval` seconds, and once more at the end.
+    """Reads statistics and updates metrics every `interval` seconds, and once more at the end.
 
-    `sources` go to the metrics and to the operators' listener. `labelled` have labels of their own,
-    and go to the metrics only. `details` go to the operators' listener only. The functions in
-    `publish` update further metrics.
+    The statistics in `sources` go to the metrics and to the operators' listener. Those in
+    `labelled` have their own labels, and go only to the metrics. Those in `details` go only to the
+    operators' listener. The functions in `publish` update further metrics.
     """
 
     def __init__(

@@ -16,11 +16,11 @@ from gateway.settings import Settings
 
 
 class Stores(NamedTuple):
-    """The state Redis, the ledger, and the runtime that was read from them.
+    """Holds the state Redis, the ledger, and the runtime that was read from them.
 
-    `limits` runs the scripts of limits; it uses the connections of `state`, unless the state Redis
-    is a cluster. `idempotency` runs the scripts of idempotency keys on connections of its own, so
-    that they do not delay other requests.
+    `limits` runs the scripts for limits. It uses the connections of `state`, unless the state Redis
+    is a cluster. `idempotency` runs the scripts for idempotency keys. It has its own connections,
+    so that these scripts do not delay other requests.
     """
 
     state: Redis
@@ -32,7 +32,7 @@ class Stores(NamedTuple):
 
 
 async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
-    """Open the stores and read the first runtime; `stack` closes the stores.
+    """Open the stores, and read the first runtime. `stack` closes the stores.
 
     Raises:
         ConfigurationError: the document is invalid.

@@ -1,4 +1,4 @@
-"""Implements the views that the API's handlers use: usage, key rotation and readiness."""
+"""Implements what the API's handlers need for usage, key rotation and readiness."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,7 @@ NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 class LedgerUsage:
     """Reads usage, budgets and recorded requests from the ledger.
 
-    Queries run in a thread pool of their own, so that a ledger that does not respond blocks no
-    other threads.
+    Queries run in a separate thread pool. So a ledger that does not respond blocks no other work.
     """
 
     def __init__(self, ledger: Ledger, runtimes: RuntimeStore) -> None:
@@ -47,7 +46,7 @@ class LedgerUsage:
     async def report(
         self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the usage of the caller's tenant, limited to the models that its key may use."""
+        """Return the usage of the caller's tenant, for the models that the caller's key may use."""
         groups = [GroupBy(name) for name in group_by]
         ask = partial(
             self._ledger.usage,
@@ -62,7 +61,7 @@ class LedgerUsage:
         return [_line(row, groups) for row in rows]
 
     async def budget(self, caller: Principal) -> BudgetReport | None:
-        """Return the budget of the caller's tenant; `None` unless the key may use all models."""
+        """Return the budget of the caller's tenant, or `None` if the key may not use all models."""
         if caller.models is not None:
             return None
         prices = self._runtimes.current.document.prices
@@ -70,13 +69,13 @@ class LedgerUsage:
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
-        """Return a request of the caller's tenant; `None` if its key may not use the model."""
+        """Return a request of the caller's tenant, or `None` if the key may not use its model."""
         ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
 
 class OwnKeys:
-    """Rotates keys in the ledger, in a thread pool of its own, and notifies the workers."""
+    """Rotates keys in the ledger, in a separate thread pool, and notifies the workers."""
 
     def __init__(self, stores: Stores) -> None:
         self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="keys")
@@ -84,7 +83,10 @@ class OwnKeys:
         self._control = Control(stores.state)
 
     async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
-        """Give the caller's key a new secret. Workers that miss the notification poll for it."""
+        """Give the caller's key a new secret.
+
+        A worker that misses the notification finds the change when it next polls the ledger.
+        """
         secret = new_key()
         change = partial(
             self._accounts.rotate,
@@ -102,13 +104,14 @@ class OwnKeys:
 
 
 class WorkerReadiness:
-    """Computes readiness: keys are loaded, a backend is ready, and events can be stored.
+    """Computes whether a worker is ready: it has keys and a backend, and can store events.
 
-    Loaded keys stay valid. Therefore a worker without the ledger, or with an empty one, is degraded
-    but ready. A worker that drains is not ready.
+    Keys stay valid once they are loaded. Therefore a worker that cannot reach the ledger, or whose
+    ledger is empty, is degraded but ready. A worker that drains is not ready.
 
-    `refusal_reason` returns why events cannot be stored, empty if they can. `redis` has a function
-    for each Redis that returns whether it is reachable; a worker is ready without Redis.
+    `refusal_reason` returns why events cannot be stored, or an empty string if they can be stored.
+    For each Redis, `redis` has a function that returns whether that Redis can be reached. A worker
+    is ready even if it reaches none.
     """
 
     def __init__(
@@ -127,7 +130,10 @@ class WorkerReadiness:
         self._redis = redis
 
     def readiness(self) -> Readiness:
-        """Return what is missing or degraded. The route is public, so no backend is named."""
+        """Return what is missing or degraded.
+
+        Backends are not named, because the route is public.
+        """
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []
         if not self._principals.is_loaded:

@@ -57,7 +57,7 @@ _LONGEST_IN_LOG_NAME = 8
 
 
 async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Serve requests until `stop` is set, then finish requests in flight and close everything.
+    """Serve requests until `stop` is set. Then finish the requests in flight, and close everything.
 
     Raises:
         ConfigurationError: the document is invalid, or an address cannot be bound.
@@ -93,10 +93,11 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 def tune_gc() -> None:
-    """Exempt all present objects from garbage collection, and collect less often."""
+    """Exempt all objects that exist now from garbage collection, and make collections rarer."""
     gc.collect()
     gc.freeze()
-    # Requests leave few cycles, and the default of 700 objects is reached every few requests.
+    # Requests leave few reference cycles. The default threshold, 700 objects, would cause a
+    # collection every few requests.
     gc.set_threshold(20_000, 20, 20)
 
 
@@ -108,9 +109,9 @@ async def open_worker(
     resolver: Resolver | None = None,
     options: WorkerOptions | None = None,
 ) -> "Worker":
-    """Return a worker that has not started; `stack` closes its stores.
+    """Return a worker that is not started yet. `stack` closes its stores.
 
-    By default, the operating system resolves DNS names, and the worker has the options for callers.
+    By default, the operating system resolves DNS names, and the worker is for callers.
     """
     stores = await open_stores(stack, settings)
     return Worker(
@@ -123,7 +124,7 @@ async def open_worker(
 
 
 class Worker:
-    """Builds the objects of a worker, and enters them so that each one precedes its users."""
+    """Builds the objects of a worker. An object's context is entered before those of its users."""
 
     def __init__(
         self,
@@ -154,7 +155,8 @@ class Worker:
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
-            # The name differs at every start, so that a new process does not inherit leases.
+            # The name is new at every start, so that a new process does not inherit leases of
+            # units.
             holder=f"{identity(settings)}:{secrets.token_hex(4)}",
             monotonic=self._clock,
             local_share=self.runtimes.current.document.limits.local_share,
@@ -219,9 +221,12 @@ class Worker:
         self.limiter.local.fraction = runtime.document.limits.local_share
 
     async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
-        """Enter every context, and return the entry points once backends are ready or time is up.
+        """Enter all contexts.
 
-        A context is entered before its users, and `stack` exits it after them.
+        Return the entry points when backends are ready, or after a time limit.
+
+        The context of an object is entered before the contexts of its users. `stack` exits it after
+        them.
         """
         cache_watch = self._cache_watch()
         reporter = self._stats_reporter(cache_watch)
@@ -255,7 +260,8 @@ class Worker:
         return self._listeners(
             draining,
             state_redis=lambda: follower.is_reached,
-            # The document may enable and disable the cache Redis.
+            # This is checked each time, because a new document may enable or disable the cache
+            # Redis.
             cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 

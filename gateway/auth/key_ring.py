@@ -1,4 +1,4 @@
-"""Authenticates callers: finds the principal of an API key by the hash of its secret, in memory."""
+"""Authenticates callers. Holds principals in memory, and finds them by the hash of a secret."""
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,10 +16,10 @@ class PrincipalTable:
     def __init__(self, principals: Iterable[tuple[bytes, Principal]] = ()) -> None:
         self.by_digest: dict[bytes, Principal] = {}
         self._digests: dict[KeyId, bytes] = {}
-        self._others: dict[KeyId, list[bytes]] = {}  # further digests, of a key's former secret
-        self._expiring: list[tuple[int, bytes]] = []  # a heap that may contain removed digests
+        self._others: dict[KeyId, list[bytes]] = {}  # the digests of a key's former secret
+        self._expiring: list[tuple[int, bytes]] = []  # a heap; it may contain removed digests
         self._bounded = 0
-        self._origins: dict[str, int] = {}  # the number of secrets that are limited to each origin
+        self._origins: dict[str, int] = {}  # how many secrets are limited to each origin
         for digest, principal in principals:
             self._add(digest, principal)
 
@@ -34,19 +34,19 @@ class PrincipalTable:
         return self._origins.keys()
 
     def of_key(self, key: KeyId) -> Principal | None:
-        """Return the principal of a key by the key's id, `None` if the key is not valid."""
+        """Return the principal of the key with this id, or `None` if the key is not valid."""
         digest = self._digests.get(key)
         return None if digest is None else self.by_digest.get(digest)
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> bool:
-        """Replace the principals of each key in `keys`; return whether a key had any before."""
+        """Replace the principals of each key in `keys`; return whether a key had some before."""
         had_others = False
         for key, principals in keys.items():
             had_others |= self._remove(key)
             for digest, principal in principals:
                 self._add(digest, principal)
         if len(self._expiring) > 2 * len(self.by_digest) + _FEW:
-            # Most entries belong to removed digests: build the heap again.
+            # Most entries belong to removed digests, so the heap is built anew.
             self._expiring = [
                 (one.expires, digest)
                 for digest, one in self.by_digest.items()
@@ -56,7 +56,7 @@ class PrincipalTable:
         return had_others
 
     def remove_expired(self, now: int) -> bool:
-        """Remove the secrets that expired by `now`; return whether there were any."""
+        """Remove the secrets that have expired at `now`; return whether there were any."""
         count = len(self.by_digest)
         while self._expiring and self._expiring[0][0] <= now:
             expires, digest = heapq.heappop(self._expiring)
@@ -68,7 +68,7 @@ class PrincipalTable:
     def _add(self, digest: bytes, principal: Principal) -> None:
         other = self.by_digest.get(digest)
         if other is not None and other.key != principal.key and other.expires is None:
-            return  # the former secret of this key is now the lasting secret of another key
+            return  # the former secret of this key is now the present secret of another key
         if other is not None:
             self._drop(digest)
         self.by_digest[digest] = principal
@@ -103,13 +103,12 @@ class PrincipalTable:
 class KeyRing:
     """Maps the secret of every valid key to its principal.
 
-    A lookup hashes the secret that was sent (0.4 µs), and looks up the digest. So the duration of a
-    lookup reveals nothing about stored keys, and no secret is held in memory. An unknown secret is
-    refused.
+    A lookup hashes the secret that was sent (0.4 µs), and looks up the digest. Therefore the
+    duration of a lookup reveals nothing about stored keys, and no secret is held in memory.
 
-    `PrincipalsFollower` updates the principals, which contain the limits of tenant and key. While
-    the ledger is down, the last principals stay. `generation` changes whenever a principal that a
-    caller may have looked up is replaced or removed.
+    `PrincipalsFollower` updates the principals. They contain the limits of the tenant and the key.
+    While the ledger is down, the present principals stay in use. `generation` changes whenever a
+    principal that a caller may have looked up is replaced or removed.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
@@ -134,17 +133,17 @@ class KeyRing:
         return self._table.has_bounds
 
     def find(self, key: bytes) -> Principal | None:
-        """Return the principal of the secret `key`, `None` if the secret is unknown."""
+        """Return the principal of the secret `key`, or `None` if the secret is unknown."""
         if not SHORTEST <= len(key) <= LONGEST:
             return None
         return self._by_digest.get(digest_of_key(key))
 
     def find_by_id(self, key: KeyId) -> Principal | None:
-        """Return the principal of a key by the key's id, `None` if the key is not valid."""
+        """Return the principal of the key with this id, or `None` if the key is not valid."""
         return self._table.of_key(key)
 
     def refusal(self, key: bytes) -> GatewayError:
-        """Return the error for the secret `key`, which `find` did not find.
+        """Return the error for a secret `key` that `find` has not found.
 
         The error is `DependencyUnavailable` until keys have been read for the first time.
         """
@@ -158,7 +157,7 @@ class KeyRing:
         )
 
     def replace(self, principals: Mapping[str, Principal]) -> None:
-        """Replace all principals; `principals` maps the results of `hash_key` to principals.
+        """Replace all principals. The keys of `principals` are results of `hash_key`.
 
         Raises:
             ValueError: a hash is not hexadecimal. Nothing has changed.
@@ -167,17 +166,20 @@ class KeyRing:
         self.replace_table(PrincipalTable(pairs))
 
     def replace_table(self, table: PrincipalTable) -> None:
-        """Replace all principals by `table`, which the caller must not change afterwards."""
+        """Replace all principals by those in `table`.
+
+        The caller must not change `table` afterwards.
+        """
         self._table, self._by_digest = table, table.by_digest
         self.generation += 1
         self._loaded = True
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> None:
-        """Replace the digests and principals of each key in `keys`; an empty list removes a key."""
+        """Replace the digests and principals of each key in `keys`. An empty list removes a key."""
         if self._table.replace_keys(keys):
             self.generation += 1
 
     def drop_expired(self, now: int) -> None:
-        """Remove the secrets that expired by `now` (a Unix time in nanoseconds)."""
+        """Remove the secrets that have expired at `now`, a Unix time in nanoseconds."""
         if self._table.remove_expired(now):
             self.generation += 1

@@ -19,7 +19,7 @@ def digest_of_key(key: bytes) -> bytes:
 
 
 def hash_key(key: str) -> str:
-    """Return `digest_of_key` in hexadecimal, as the ledger stores it."""
+    """Return the result of `digest_of_key` in hexadecimal. The ledger stores this form."""
     return digest_of_key(key.encode()).hex()
 
 
@@ -31,7 +31,7 @@ def new_key(prefix: str = "sk") -> str:
 
 
 def has_valid_checksum(key: str) -> bool:
-    """Return whether `key` ends with the checksum of `new_key`. Imported keys may have none."""
+    """Return whether `key` ends with a valid checksum. Imported keys may have no checksum."""
     body, checksum = key[:-_CHECKSUM_CHARACTERS], key[-_CHECKSUM_CHARACTERS:]
     return secrets.compare_digest(_checksum(body).encode(), checksum.encode())
 
@@ -42,7 +42,10 @@ def is_well_formed(key: str) -> bool:
 
 
 def is_sendable(key: str) -> bool:
-    """Return whether a header can carry `key`: no control characters, and no spaces at its ends."""
+    """Return whether a header can contain `key`.
+
+    Control characters, and spaces at its ends, cannot.
+    """
     return key == key.strip() and key.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Declares the interface of the remote tier of the result cache, and a tier for no Redis."""
+"""Declares the interface of the result cache's remote tier, and implements it without Redis."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 
 
 class PendingLookup(msgspec.Struct, eq=False):
-    """Holds the keys and the callback of a lookup. The callback is `None` after the lookup ended.
+    """Holds the keys and the callback of a lookup. After the lookup, the callback is `None`.
 
-    `claims` says that the caller will compute missing keys and share the results, so the lookup may
-    claim them. A cancelled lookup (`is_cancelled`) keeps no claims.
+    `claims` says that the caller will compute the results of missing keys and share them. The
+    lookup may then claim the missing keys. A cancelled lookup (`is_cancelled`) keeps no claims.
     """
 
     keys: Sequence[CacheKey]
@@ -28,12 +28,12 @@ class PendingLookup(msgspec.Struct, eq=False):
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Drop the callback, unless it was called."""
+        """Drop the callback, unless it was already called."""
         self.is_cancelled = self.on_done is not None
         self.on_done = None
 
     def end(self, entries: list[CachedResult | None]) -> None:
-        """Call the callback, unless it was called or cancelled."""
+        """Call the callback, unless it was already called or the lookup was cancelled."""
         on_done, self.on_done = self.on_done, None
         if on_done is None:
             return
@@ -53,21 +53,22 @@ class RemoteStatistics(msgspec.Struct, kw_only=True):
     hits: int = 0
     misses: int = 0
     reads: int = 0
-    """Round trips. All lookups of an event-loop iteration share a round trip."""
+    """Round trips to Redis. All lookups of an event-loop iteration share a round trip."""
     read_errors: int = 0
     timeouts: int = 0
     """Lookups that ended as a miss because Redis did not respond in time."""
     mismatches: int = 0
-    """Values that belong to another key: a hash collision, or a fault."""
+    """Values that belong to another key, because of a hash collision or an error."""
     corrupt: int = 0
     claimed: int = 0
-    """Misses of keys that another worker was computing."""
+    """Misses of keys whose results another worker was computing."""
     skipped: int = 0
-    """Keys not looked up, and entries not written, because the circuit breaker was open."""
+    """Keys that were not looked up, and entries that were not written, because the circuit breaker
+    was open."""
     written: int = 0
     write_errors: int = 0
     dropped: int = 0
-    """Entries not written because the queue was full."""
+    """Entries that were not written because the queue was full."""
     queued: int = 0
     breaker: str = "closed"
     breaker_opened: int = 0
@@ -83,8 +84,8 @@ class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteTier(Protocol):
     """Stores entries that all workers share.
 
-    Its methods raise no errors: a key that cannot be read is a counted miss. Entering starts the
-    tier. Leaving writes queued entries and closes the connections.
+    Its methods raise no errors. A key that cannot be read is counted as a miss. Entering the tier's
+    context starts the tier. On exit, it writes queued entries and closes its connections.
     """
 
     name: str
@@ -93,19 +94,23 @@ class RemoteTier(Protocol):
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Call `on_done` with the entry of each key, or `None`, within the tier's timeout.
+        """Look keys up; call `on_done` with the entry of each key, or `None`.
 
-        The callback is called once, in a later event-loop iteration. Entries may have expired. With
-        `claims`, the same call may claim missing keys; see `has_claimed`.
+        The callback is called once, in a later event-loop iteration, and within the tier's timeout.
+        Entries may have expired. With `claims`, the same call to Redis may claim the missing keys;
+        see `has_claimed`.
         """
         ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
+        """Return whether lookups have claimed all `keys`.
+
+        If so, the claims are the caller's from now on.
+        """
         ...
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that lookups made on `keys` and that `has_claimed` has not handed over."""
+        """End claims on `keys` that lookups made and that no caller got from `has_claimed`."""
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
@@ -115,15 +120,18 @@ class RemoteTier(Protocol):
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`; return `True` for each key that another worker computes or has just stored.
+        """Claim `keys` for this worker.
 
-        Another worker's claim lasts for a short time only, so its keys may still have to be
-        computed. The claim replaces a stored result that is not current.
+        A claim replaces a stored result that is not current.
+
+        Returns:
+            True for each key whose result another worker computes or has just stored. This worker
+            may still have to compute the result later, because the other worker's claim is short.
         """
         ...
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend this worker's claims on `keys`, which it still computes."""
+        """Extend this worker's claims on `keys`, because it still computes their results."""
         ...
 
     def release(self, keys: Sequence[CacheKey]) -> None:
@@ -144,7 +152,7 @@ async def fetch(
 ) -> list[CachedResult | None]:
     """Return the entries of `keys` in `tier`.
 
-    Cancelling the caller ends the lookup and its claims.
+    If the caller is cancelled, the lookup and its claims end.
     """
     future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
     lookup = tier.fetch_nowait(keys, partial(_resolve, future), claims=claims)
@@ -191,7 +199,7 @@ class NullTier:
         """Do nothing."""
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return true: no other worker computes these keys."""
+        """Return true, because no other worker computes results for this one."""
         return True
 
     async def claim(

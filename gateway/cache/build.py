@@ -12,7 +12,8 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import CallbackBatch
 
 _CONNECTION_TIMEOUT = 0.1
-"""Minimum timeout in seconds of a connection to Redis; lookups have a shorter timeout."""
+"""The minimum timeout of calls to Redis, in seconds. Lookups have a shorter timeout of their
+own."""
 
 
 def build_cache(
@@ -25,18 +26,20 @@ def build_cache(
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     batch: CallbackBatch | None = None,
 ) -> ResultCache:
-    """Return a cache of the tiers that `entry` enables; Redis is at `url`.
+    """Return a cache with the tiers that `entry` enables. Redis is at `url`.
 
-    The callbacks of one read of Redis run within `batch`. `clock` is the wall clock. `random`
+    All callbacks of one read from Redis run within `batch`. `clock` is the wall clock. `random`
     returns numbers from 0 to 1.
     """
-    # If the tier is replaced, the new tier must recognize the worker's own claims.
+    # The name stays the same if the tier is replaced, so that the new tier recognizes the worker's
+    # own claims.
     claimant = secrets.token_bytes(8)
 
     def make_remote(entry: CacheConfig) -> RemoteTier:
         if not entry.redis_enabled:
             return NullTier()
-        # The timeout is longer than a lookup's: a late response still shows how slow Redis is.
+        # The timeout of calls is longer than the timeout of lookups, because even a late response
+        # shows how slow Redis is.
         timeout = max(_CONNECTION_TIMEOUT, 2 * entry.redis_timeout)
         reads, writes = (
             open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)

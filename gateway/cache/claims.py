@@ -1,7 +1,7 @@
-"""Claims keys in Redis, so that only one of several workers computes a missing result.
+"""Claims cache keys in Redis, so that only one of several workers computes a missing result.
 
-A claim is stored under the address of the future result, and names the worker that computes this
-result. A claim expires after its lease unless the worker renews it.
+A claim is stored in Redis at the address where the result will be stored. It names the worker that
+computes the result. A claim expires when its lease ends, unless the worker renews it.
 """
 
 import asyncio
@@ -27,20 +27,21 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MAX_REMEMBERED = 4096
-"""The most claims of other workers to remember, and the most claims by lookups."""
+"""The most claims of other workers that are remembered, and the most claims by lookups."""
 _TAKEN_WITHIN = 0.25
-"""The fraction of a lease within which a caller must take over a lookup's claim. Later, the claim
-could expire before it is renewed."""
+"""A caller must take over a lookup's claim within this fraction of the lease. Later, the claim
+could expire before the caller renews it."""
 _GATHERED_FOR = 0.1
-"""The fraction of a lease for which renewals are collected, because one call is cheaper than
-many."""
-# If several workers found the same value, the first worker's claim replaces it.
+"""Renewals are collected for this fraction of a lease, because one call is cheaper than many
+calls."""
+# Replaces a value by a claim, if the value has not changed. If several workers found the same
+# value, the first worker's claim replaces it.
 _REPLACE = b"""
 if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """
-# Keeps the claim of another worker, which may have replaced an expired claim.
+# Deletes only this worker's claim. If that has expired, another worker's claim may be there.
 _RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -50,7 +51,7 @@ return 1
 class _Claimant:
     """Holds the `keys` that a caller wants to claim.
 
-    `denied` are the keys that another worker computes or has just stored.
+    `denied` are the keys whose results another worker computes or has just stored.
     """
 
     __slots__ = ("denied", "ended", "is_current", "keys", "within")
@@ -76,7 +77,7 @@ class _Refused(NamedTuple):
     key: CacheKey
 
     def deny(self) -> None:
-        """Record that another worker computes the key, or has just stored its result."""
+        """Record that another worker computes the key's result, or has just stored it."""
         self.claimant.denied.add(self.key)
 
     def may_be_given(self, value: bytes) -> bool:
@@ -89,10 +90,11 @@ class _Refused(NamedTuple):
 
 
 class Claims:
-    """Holds the claims of one worker; they use the connection that also writes results.
+    """Makes, renews and ends the claims of one worker.
 
-    Keys that are claimed in the same event-loop iteration share a call. Methods raise no errors: if
-    Redis does not respond in time, this worker computes the keys.
+    Claims use the connection that also writes results. Keys that are claimed in the same event-loop
+    iteration share a call. Methods raise no errors. If Redis does not respond in time, this worker
+    computes the results.
     """
 
     def __init__(
@@ -111,8 +113,8 @@ class Claims:
         self._monotonic = monotonic
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        # This worker's name in claims. It does not wait for its own claims, which an earlier
-        # failure or refresh may have left.
+        # This worker's name in claims. An earlier error or refresh may have left claims of this
+        # worker; it does not wait for these.
         self._name = name or secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._by_lookup: dict[CacheKey, float] = {}
@@ -122,7 +124,10 @@ class Claims:
         self.seen = 0
 
     def read(self, key: CacheKey, value: bytes) -> bool:
-        """Return whether `value` is a claim on `key`. Another worker's claim is remembered."""
+        """Return whether `value` is a claim on `key`.
+
+        If it is another worker's claim, remember it.
+        """
         claimant = read_claim(key, value)
         if claimant is None:
             return False
@@ -132,20 +137,20 @@ class Claims:
         return True
 
     def commands(self, keys: Iterable[CacheKey]) -> list[Command]:
-        """Return commands that claim each of `keys` that has no stored value."""
+        """Return a command for each key. It claims the key if no value is stored at its address."""
         if self._lease <= 0:
             return []
         prefix, name, life = self._prefix, self._name, self._life()
-        # The code of `encode_claim`, inlined to save a call for each key.
+        # This is the code of `encode_claim`, inlined to save a call for each key.
         return [
             (b"SET", prefix + address, CLAIM + tag + name, b"NX", b"PX", life)
             for address, tag in keys
         ]
 
     def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
-        """Record which of `keys` a lookup claimed with `commands`.
+        """Record which of `keys` a lookup has claimed with `commands`.
 
-        A claim that is neither taken over nor released expires with its lease.
+        If nobody takes over or releases a claim, it expires with its lease.
         """
         now, claimed = self._monotonic(), self._by_lookup
         if replies.count(b"OK") == len(keys):
@@ -158,7 +163,10 @@ class Claims:
             del claimed[next(iter(claimed))]
 
     def take(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
+        """Return whether lookups have claimed all `keys`.
+
+        If so, the claims are the caller's from now on.
+        """
         claimed, since = self._by_lookup, self._monotonic() - self._lease * _TAKEN_WITHIN
         for key in keys:
             if claimed.get(key, since) <= since:
@@ -168,17 +176,17 @@ class Claims:
         return True
 
     def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
-        """Take over all claims of lookups on `keys`; return the keys that were claimed."""
+        """Take over the claims that lookups made on some of `keys`; return these keys."""
         claimed = self._by_lookup
         return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
-        """Claim `keys`; return for each whether another worker computes it or has just stored it.
+        """Claim `keys`; return for each whether another worker computes or has just stored it.
 
-        Keys that the last read found claimed are not requested again. The claim replaces a stored
-        value that is neither a claim nor a current result.
+        If a read has just found another worker's claim on a key, this call does not ask Redis about
+        the key again. A claim replaces a stored value that is neither a claim nor a current result.
         """
         if self._lease <= 0:
             return [False] * len(keys)
@@ -199,7 +207,10 @@ class Claims:
         return [key in denied for key in keys] if denied else [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend the claims on `keys` by a lease soon. Stored results are not changed."""
+        """Soon extend the claims on `keys` to a full lease.
+
+        Results that are already stored do not change.
+        """
         self._due.update(keys)
         if self._renewing is None:
             loop = asyncio.get_running_loop()
@@ -211,7 +222,7 @@ class Claims:
             self._renewing.cancel()
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """End this worker's claims on `keys`, and leave other values as they are."""
+        """End this worker's claims on `keys`. Other values at their addresses do not change."""
         commands: list[Command] = [
             (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
             for key in keys
@@ -219,12 +230,12 @@ class Claims:
         self._tasks.start(self._execute(commands))
 
     def _flush(self) -> None:
-        # Skip cancelled callers: nobody would release their claims.
+        # Cancelled callers are skipped, because nobody would release their claims.
         unsent = [claimant for claimant in self._unsent if not claimant.ended.done()]
         self._unsent = []
         if not unsent:
             return
-        # All of them wait for one reply.
+        # All callers wait for one reply, so the longest wait applies to all.
         within = max([claimant.within for claimant in unsent])
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
@@ -255,7 +266,8 @@ class Claims:
             timer.cancel()
             _end(claimants)
             return
-        # A key that was not set has another claim, an older claim of this worker, or a result.
+        # If a key could not be set, its value is another worker's claim, an older claim of this
+        # worker, or a result.
         claims = (_Refused(claimant, key) for claimant in claimants for key in claimant.keys)
         refused = [one for one, reply in zip(claims, replies, strict=True) if reply is None]
         self._tasks.start(self._examine(refused, claimants, timer))
@@ -271,10 +283,11 @@ class Claims:
             _end(claimants)
 
     async def _replace_useless(self, refused: Sequence[_Refused]) -> None:
-        """Read the values of keys that could not be claimed, and replace useless values.
+        """Read the values of keys that could not be claimed. Replace useless values with claims.
 
-        A value is useless if it is a result that is not current, damaged, or of another secret.
-        Every worker that finds it would otherwise wait for another worker's result in vain.
+        A value is useless if it is a result that is not current, is damaged, or was stored with
+        another secret. A worker that finds such a value would otherwise wait in vain for another
+        worker's result.
         """
         replies: list[Any] = await self._client.execute(
             [(b"GET", self._prefix + request.key.address) for request in refused]
@@ -295,18 +308,19 @@ class Claims:
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
-                # another worker was faster; on an error, each worker computes the key
+                # Another worker was faster, or there was an error; then each worker computes the
+                # result.
                 if reply == 0:
                     request.deny()
 
     def _replace(self, key: CacheKey, value: bytes) -> Command:
-        """Return the command that replaces `value` with a claim."""
+        """Return the command that replaces `value`, the present value of `key`, with a claim."""
         name, claim = self._prefix + key.address, encode_claim(key, self._name)
         digest = sha1(value, usedforsecurity=False).hexdigest()
         return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
 
     async def _execute(self, commands: Sequence[Command]) -> None:
-        with contextlib.suppress(OSError):  # other calls report the failure to the breaker
+        with contextlib.suppress(OSError):  # other calls report the failure to the circuit breaker
             await self._client.execute(commands)
 
     def _life(self) -> int:
@@ -321,7 +335,10 @@ def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
 
 
 def _end(claimants: Sequence[_Claimant]) -> None:
-    """Resume the callers. A claim that was lost only causes duplicate work."""
+    """Resume the callers.
+
+    If a claim was lost, a result is computed twice, and nothing worse happens.
+    """
     for claimant in claimants:
         if not claimant.ended.done():
             claimant.ended.set_result(None)

@@ -17,23 +17,26 @@ CLAIM = b"\x03"
 """The first byte of a claim."""
 _ENTRIES = (PLAIN, PACKED)
 WORTH_PACKING = 1024
-"""Bytes from which a value is compressed. A vector shrinks to half in 100 µs and decompresses in
-20."""
+"""Values of this many bytes or more are compressed. Compressing a vector to half its size takes 100
+µs, and decompressing it takes 20 µs."""
 _MIN_SAVING = 0.25
 _MUCH = 64 * 1024
-"""Bytes from which values are compressed in a thread: compression takes about a millisecond."""
+"""Values of this many bytes or more are compressed in a thread, because that takes about a
+millisecond."""
 _KINDS = frozenset({bytes, type(None)})
 """The types of a reply to `MGET`: a value, or `None` for a missing key."""
 _Value = TypeVar("_Value", bytes, bytes | None)
 _BODY = 17
-"""The offset of the entry in a stored value, after the format byte and the tag."""
+"""The offset of the entry in a stored value. The format byte and the tag come before the entry."""
 
 
 class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Holds a result ready to send: a JSON `payload`, or a refusal if `status` is not 200.
+    """Holds a result that is ready to send.
 
-    `rows` and `tokens` were computed for the result. Times are seconds on the wall clock, because
-    entries travel between machines. Append new fields at the end.
+    `payload` is JSON: a result, or the refusal of the item if `status` is not 200.
+
+    `rows` and `tokens` are how many were computed for the result. Times are in seconds and from the
+    wall clock, because several machines use an entry. Append new fields at the end.
     """
 
     payload: bytes
@@ -45,25 +48,26 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     stored_at: float
     expires_at: float
     revision: str = ""
-    """The revision that computed the result, if the cache key does not contain the revision."""
+    """The revision that computed the result, if the cache key does not contain a revision."""
     owner: str = ""
-    """The tenant whose request computed the result (`tenant:<id>`), if tenants share results."""
+    """If tenants share results: the tenant whose request computed this one, as `tenant:<id>`."""
     owner_epoch: int = 0
-    """The cache epoch of `owner` at that time. Purging the tenant's results raises the epoch."""
+    """The cache epoch of `owner` when the result was computed. Purging the tenant's results raises
+    the epoch."""
     truncated_from: int = 0
-    """The number of tokens of the text that was truncated; 0 if none was."""
+    """If the text was truncated, the number of tokens that it had before; otherwise 0."""
     arm: str = ""
-    """The number of the revision that computed the result, if several share the model's items."""
+    """The number of the revision that computed the result, if a traffic split divides the items."""
     input_tokens: int = 0
-    """Tokens of all rows of the item; 0 in entries of earlier releases."""
+    """The number of tokens of all rows of the item. It is 0 in entries of earlier releases."""
 
 
 Validity = Callable[[CachedResult, float], bool]
-"""Returns whether a stored result may be returned at a time of the wall clock."""
+"""Returns whether a stored result may be used at a time of the wall clock."""
 
 
 class CacheHit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds an entry and the name of its tier."""
+    """Holds an entry, and the name of the tier that it comes from."""
 
     entry: CachedResult
     tier: str
@@ -74,27 +78,27 @@ _decoder = msgspec.msgpack.Decoder(CachedResult)
 
 
 def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
-    """Return the value to store at `key.address`: format byte, tag, msgpack."""
+    """Return the value to store at `key.address`: a format byte, the key's tag, and msgpack."""
     return PLAIN + key.tag + _encoder.encode(entry)
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
-    """Return the value of a claim: `claimant` computes the result of `key`."""
+    """Return the value that says that the worker `claimant` computes the result of `key`."""
     return CLAIM + key.tag + claimant
 
 
 def read_claim(key: CacheKey, value: bytes) -> bytes | None:
-    """Return the worker that computes `key`, if `value` is a claim on it; else `None`."""
+    """Return the name of the worker in `value`, or `None` if `value` is not a claim on `key`."""
     if value[:1] != CLAIM or value[1:_BODY] != key.tag:
         return None
     return value[_BODY:]
 
 
 def pack(value: bytes) -> bytes:
-    """Return `value` with everything after its tag compressed, if this is worth it.
+    """Return `value` with everything after its tag compressed, if that saves enough space.
 
-    It is worth it if the value becomes at least a quarter shorter. Otherwise, `value` is returned
-    unchanged. So are short values, claims and values that are already compressed.
+    The value must become at least a quarter shorter. Otherwise, `value` is returned unchanged.
+    Short values, claims and values that are already compressed are returned unchanged, too.
     """
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value
@@ -103,7 +107,7 @@ def pack(value: bytes) -> bytes:
 
 
 def unpack(value: _Value) -> _Value:
-    """Return the uncompressed value; a value that cannot be decompressed is returned unchanged."""
+    """Return the uncompressed value. If it cannot be decompressed, return it unchanged."""
     if value is None or value[:1] != PACKED:
         return value
     try:
@@ -118,7 +122,7 @@ def decode_entry(key: CacheKey, value: bytes) -> CachedResult | None:
     The result is `None` if the value has another key's tag or another format.
 
     Raises:
-        Exception: the entry is damaged; `msgspec` raises several types.
+        Exception: the entry is damaged. `msgspec` raises several types of errors.
     """
     if value[1:_BODY] != key.tag or value[:1] not in _ENTRIES:
         return None
@@ -126,7 +130,7 @@ def decode_entry(key: CacheKey, value: bytes) -> CachedResult | None:
 
 
 def read_values(reply: object, count: int) -> list[bytes | None] | None:
-    """Return the `count` values in a reply to `MGET`; `None` for any other reply."""
+    """Return the `count` values in a reply to `MGET`, or `None` if the reply is something else."""
     if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
         return reply
     return None
@@ -138,7 +142,7 @@ def is_large(values: Sequence[bytes | None]) -> bool:
 
 
 async def map_values(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
-    """Return `change` of each value, computed in a thread if the values are large."""
+    """Apply `change` to each value; return the results. Large values are changed in a thread."""
     if not is_large(values):
         return list(map(change, values))
     return await asyncio.to_thread(lambda: list(map(change, values)))

@@ -8,11 +8,11 @@ _WORDS = struct.Struct("<4I")
 
 
 class FrequencySketch:
-    """A count-min sketch of four rows. Counters are halved after each `10 * entries` counts.
+    """A count-min sketch with four rows. After each `10 * entries` counts, all counters are halved.
 
-    A row has four counters for each cache entry, so that collisions rarely raise an estimate.
-    Addresses are hashes, so their bytes select the counters directly. Between two halvings, an
-    estimate is never too low, up to the maximum of 15.
+    A row has four counters for each entry that the cache can hold, so that collisions rarely raise
+    an estimate. Addresses are hashes, so their bytes select the counters directly. A counter counts
+    to 15. Up to 15, and until the next halving, an estimate is never too low.
     """
 
     def __init__(self, entries: int) -> None:
@@ -24,7 +24,7 @@ class FrequencySketch:
         self._halve_at = 10 * entries
 
     def add(self, address: bytes, times: int) -> int:
-        """Count `address` `times` times, and return its estimated count."""
+        """Add `times` to the count of `address`, and return the estimated count."""
         mask = self._mask
         first, second, third, fourth = self._rows
         a: int
@@ -59,8 +59,8 @@ class FrequencySketch:
     def _halve(self) -> None:
         """Halve all counters, so that formerly popular addresses lose weight.
 
-        `_counted` is limited to the threshold first, because the excess may come from a single
-        address, whose counters stop at 15.
+        `_counted` is limited to the threshold first. Counts beyond the threshold may come from a
+        single address, whose counters stop at 15.
         """
         for row in self._rows:
             row[:] = row.translate(_HALVES)

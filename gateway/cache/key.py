@@ -1,4 +1,4 @@
-"""Makes the cache key of an item from everything that affects its result."""
+"""Makes the cache key of an item from everything that affects the item's result."""
 
 import struct
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from xxhash import xxh3_128
 from backends.protocol import ModelInfo, Task
 
 KEY_VERSION = 2
-"""Part of every key. Raise it when the encoding below or the content of entries changes meaning."""
+"""A part of every key. Raise it if the encoding of keys changes, or the meaning of entries."""
 
 _LENGTH = struct.Struct("<Q")
 _new_tuple = tuple.__new__
@@ -19,10 +19,11 @@ _TAG_BYTES = 16
 
 
 class CacheKey(NamedTuple):
-    """Holds an `address` (XXH3-128), which locates a result, and a `tag`, which authenticates it.
+    """Holds an `address`, where a result is stored, and a `tag`, which proves whose result it is.
 
-    XXH3 is fast but not collision resistant. The tag, a keyed BLAKE2b hash, is stored in the entry
-    and compared on every read. It proves that a result belongs to the input.
+    The address is an XXH3-128 hash. XXH3 is fast, but not resistant to collisions. The tag is a
+    keyed BLAKE2b hash. It is stored with the entry and compared on every read, and so proves that a
+    result belongs to the input.
     """
 
     address: bytes
@@ -30,7 +31,7 @@ class CacheKey(NamedTuple):
 
 
 address_of = attrgetter("address")
-"""Returns the address of a key, without Python code when `map` calls it."""
+"""Returns the address of a key. `map` calls this function without running Python code."""
 
 
 class _Hash(Protocol):
@@ -40,13 +41,13 @@ class _Hash(Protocol):
 
 
 class Prefix(NamedTuple):
-    """Holds the states of both hashes after the data that all items of a request share."""
+    """Holds the states of both hashes after hashing the data that all items of a request share."""
 
     address: _Hash
     tag: _Hash
 
     def keys(self, items: Sequence[bytes]) -> list[CacheKey]:
-        """Return the key of each item in order. Items must be in canonical encoding."""
+        """Return the keys of the items, in order. Items must be in canonical encoding."""
         copy_address, copy_tag = self.address.copy, self.tag.copy
         keys = []
         for item in items:
@@ -54,16 +55,19 @@ class Prefix(NamedTuple):
             address, tag = copy_address(), copy_tag()
             address.update(tail)
             tag.update(tail)
-            # The constructor of `CacheKey`, inlined to save a call for each item.
+            # This is the constructor of `CacheKey`, inlined to save a call for each item.
             keys.append(_new_tuple(CacheKey, (address.digest(), tag.digest())))
         return keys
 
 
 class KeyMaker:
-    """Makes keys with one `secret`, which all gateways that use a Redis must share."""
+    """Makes keys with a `secret`.
+
+    All gateways that use the same Redis must have the same secret.
+    """
 
     def __init__(self, *, secret: bytes) -> None:
-        # BLAKE2b accepts keys of up to 64 bytes, so the secret is hashed.
+        # The secret is hashed first, because BLAKE2b accepts keys of at most 64 bytes.
         self._secret = blake2b(secret, person=b"sluicegate.tag").digest()
 
     def prefix(
@@ -76,10 +80,11 @@ class KeyMaker:
         task: Task,
         parameters: bytes,
     ) -> Prefix:
-        """Return the prefix for the keys of items that share all these values.
+        """Return the prefix for the keys of items that have all these values in common.
 
-        Each field follows its length, so that different requests never have equal bytes.
-        `parameters` and items must be in canonical encoding: equal values have equal bytes.
+        The hashed data has the length of each field before the field, so that different requests
+        never have equal bytes. `parameters` and items must be in canonical encoding, in which equal
+        values have equal bytes.
         """
         shared = (
             *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),

@@ -1,11 +1,13 @@
-"""Implements the memory tier of the result cache, bounded in bytes, with admission by frequency.
+"""Implements the memory tier of the result cache. Its size in bytes is limited.
 
 The algorithm is W-TinyLFU with a clock (Einziger et al., 2017). New entries enter a window of 1 %
-of the capacity. An entry that leaves the window enters the main part only if it was seen more often
-than the entries that it would evict. Reads and writes of an entry are counted in its node first.
-The count moves to the frequency sketch when the clock hand passes the node, or when the entry
-leaves the window while the main part is full. A cache with room for all entries therefore never
-uses the sketch. Decision 0004 explains why this is not a library.
+of the capacity. When an entry leaves the window, it enters the main part only if it was seen more
+often than the entries that it would evict.
+
+Reads and writes of an entry are first counted in the entry's node. The count moves to a frequency
+sketch when the clock hand passes the node, or when the entry leaves the window while the main part
+is full. A cache with room for all entries therefore never uses the sketch. Decision 0004 explains
+why this is not a library.
 """
 
 from collections import deque
@@ -18,17 +20,17 @@ from gateway.cache.frequency_sketch import FrequencySketch
 from gateway.cache.key import CacheKey
 
 ENTRY_OVERHEAD_BYTES = 512
-"""The measured memory of an entry beside its payload: objects, and places in the table and the
-queue."""
+"""The memory that an entry takes in addition to its payload, as measured: objects, and its places
+in the table and in the queue."""
 _TYPICAL_ENTRY_BYTES = 768
 _WINDOW_SHARE = 0.01
 _MAX_SECOND_CHANCES = 16
 
 
 class _Node(msgspec.Struct, gc=False):
-    """Holds an entry. `hits` counts reads since the clock hand last passed.
+    """Holds an entry. `hits` counts reads since the clock hand last passed the node.
 
-    `is_new` is true until the sketch has counted the write of the entry.
+    `is_new` is true as long as the sketch has not counted the write of the entry.
     """
 
     address: bytes
@@ -41,7 +43,7 @@ class _Node(msgspec.Struct, gc=False):
 
 
 class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds present sizes, and counts since the start."""
+    """Holds the present sizes, and counts since the start."""
 
     entries: int
     used_bytes: int
@@ -49,10 +51,10 @@ class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     misses: int
     mismatches: int
-    """Reads that found the address with another tag: a hash collision, or a fault."""
+    """Reads that found an entry with another tag, because of a hash collision or an error."""
     evicted: int
     refused: int
-    """Entries that were not admitted: too rare, or too large."""
+    """Entries that were not admitted, because they were too rare or too large."""
 
 
 class MemoryTier:
@@ -63,18 +65,18 @@ class MemoryTier:
         self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
         self._nodes: dict[bytes, _Node] = {}
         self.has: Callable[[bytes], bool] = self._nodes.__contains__
-        """Returns whether an entry is at an address, without counting a read."""
+        """Returns whether an entry is stored at an address. This does not count as a read."""
         self._window: deque[_Node] = deque()
         self._main: deque[_Node] = deque()
         self._window_bytes = 0
         self._main_bytes = 0
         self.misses = 0
-        """Reads that found nothing. A caller that skips a read because `has` is false adds one to
-        this number."""
+        """The number of reads that found nothing. A caller that skips a read because `has` returned
+        false adds 1."""
         self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
-        """Return the entry of `key`, unless it expired by `now`."""
+        """Return the entry of `key`, unless it has expired at `now`."""
         node = self._nodes.get(key.address)
         if node is None:
             self.misses += 1
@@ -91,12 +93,12 @@ class MemoryTier:
         return entry
 
     def entry_of(self, key: CacheKey) -> CachedResult | None:
-        """Return the entry of `key`, expired or not, without counting a read."""
+        """Return the entry of `key`, even if it has expired. This does not count as a read."""
         node = self._nodes.get(key.address)
         return node.entry if node is not None and node.tag == key.tag else None
 
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Store `entry`, which replaces an entry at its address, if it is admitted."""
+        """Store `entry` if it is admitted. It replaces an entry at the same address."""
         if self._capacity:
             self.put_all([(key, entry)], now)
         else:
@@ -132,7 +134,7 @@ class MemoryTier:
             self._window_bytes -= candidate.cost
             if self._main_bytes + candidate.cost > self._main_capacity:
                 self._contest(candidate, now)
-            else:  # the code of `_admit`, inlined to save a call
+            else:  # this is the code of `_admit`, inlined to save a call
                 candidate.in_main = True
                 self._main.append(candidate)
                 self._main_bytes += candidate.cost
@@ -141,14 +143,14 @@ class MemoryTier:
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that all entries may use."""
+        """The most bytes that all entries together may use."""
         return self._capacity
 
     def resize(self, capacity_bytes: int, now: float) -> None:
         """Change the capacity, and drop entries that no longer fit.
 
-        Dropping an entry takes one or two microseconds. A larger capacity resets the frequency
-        sketch.
+        Dropping an entry takes one or two microseconds. If the capacity grows, the frequency sketch
+        starts anew.
         """
         if capacity_bytes > self._capacity:
             self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
@@ -212,12 +214,18 @@ class MemoryTier:
         self._main_bytes += node.cost
 
     def _make_room(self, now: float) -> None:
-        """Evict entries until the main part fits, after an entry was replaced by a larger one."""
+        """Evict entries until the rest fits into the main part.
+
+        An entry was replaced by a larger one.
+        """
         while self._main_bytes > self._main_capacity:
             self._evict(self._next_victim(now))
 
     def _next_victim(self, now: float) -> _Node:
-        """Remove and return the next node under the clock hand; skip recently read nodes."""
+        """Remove and return the next node under the clock hand.
+
+        Skip nodes that were read recently.
+        """
         main = self._main
         for _ in range(_MAX_SECOND_CHANCES):
             node = main.popleft()
@@ -228,7 +236,7 @@ class MemoryTier:
         return main.popleft()
 
     def _frequency(self, node: _Node) -> int:
-        """Return the estimated count of `node`, including counts that are not yet in the sketch."""
+        """Return the estimated count of `node`, including reads that are not yet in the sketch."""
         unknown = node.hits + node.is_new
         if not unknown:
             return self._sketch.estimate(node.address)

@@ -28,32 +28,38 @@ from gateway.tasks import CallbackBatch, TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
 _MAX_READS = 1
-"""The most round trips in flight.
+"""The most round trips of reads in flight.
 
-Lookups that start meanwhile share the next round trip. Under load, reads become fewer and larger,
-and a lookup waits at most half a round trip on average.
+Lookups that start during a round trip share the next one. Under load, there are fewer and larger
+reads, and on average a lookup waits for at most half a round trip.
 """
 _DRAIN = 2.0
-"""Seconds for queued writes at shutdown."""
+"""Maximum seconds for writing queued entries at shutdown."""
 _GRACE = 0.001
-"""Seconds until a lookup that is late is checked once more.
+"""Seconds for which a lookup that seems late may still get its response.
 
-An event loop that was delayed runs its timers before it reads responses that have arrived.
+After a delay, the event loop runs timers before it reads responses that have already arrived.
 """
 _PER_KEY = 20e-6
-"""Seconds that each key adds to a call's timeout, so that large calls do not look slow."""
-_MANY_KEYS = 64  # a lookup of more keys has its own timer, so that other lookups end in time
+"""Each key adds this many seconds to a call's timeout, so that large calls do not look slow."""
+_MANY_KEYS = 64  # a lookup of more keys gets its own timer, so that other lookups end in time
 _MAX_KEYS = 2048
 
 
 class RedisTier:
-    """Implements `RemoteTier` with two connections, so that reads do not wait for writes.
+    """Implements `RemoteTier` with Redis.
 
-    Lookups use callbacks. Tasks are used to connect, to write, and for Redis clusters. A lookup
-    becomes a miss after `timeout`. A longer call counts as a failure. After five failures in a row,
-    the circuit breaker opens until Redis has responded to a `PING` in time; no request waits for
-    the `PING`. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim on a key lasts
-    for `lease` seconds and names `claimant`, which all tiers of a worker share.
+    It has two connections, so that reads do not wait for writes.
+
+    Lookups use callbacks. Tasks are used only to connect, to write, and for Redis clusters.
+
+    A lookup becomes a miss after `timeout` seconds. A call that takes longer counts as a failure.
+    After five failures in a row, the circuit breaker opens until Redis has responded to a `PING` in
+    time. No request waits for the `PING`.
+
+    `random` (0 to 1) shortens the lifetimes of entries by a fraction of up to `ttl_jitter`. A claim
+    on a key lasts for `lease` seconds and contains the name `claimant`, which all tiers of a worker
+    share.
     """
 
     name = "redis"
@@ -77,12 +83,12 @@ class RedisTier:
         self._monotonic = monotonic
         self._breaker = breaker or CircuitBreaker(slow=timeout)
         self.batch = CallbackBatch()
-        """The callbacks of one read run within this batch."""
+        """All callbacks of one read run within this batch."""
         self._pending: deque[PendingLookup] = deque()
         self._timeless: list[PendingLookup] = []
-        """Lookups of this event-loop iteration, whose timeout has not started."""
+        """Lookups of this event-loop iteration. Their timeouts have not started."""
         self._timed: deque[tuple[float, list[PendingLookup]]] = deque()
-        """Lookups by the time when they become late, including lookups that have ended."""
+        """Lookups with the time when they become late. Some of them may have ended."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
@@ -110,16 +116,17 @@ class RedisTier:
             is_usable=self._is_usable,
             on_call=self._note_write,
         )
-        # Attributes, because a method would add a call for each item.
+        # Attributes instead of methods, because a method would add a call for each item.
         self.store_all: Callable[[Sequence[tuple[CacheKey, CachedResult]], float], None]
         self.store_all = self._writer.add
-        """Queues entries to be written for the rest of their lifetime, less the jitter."""
+        """Queues entries to be written. Redis keeps them for the rest of their lifetime, minus the
+        jitter."""
         self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._claims.take
-        """Returns whether lookups have claimed all keys, and hands these claims over."""
+        """Returns whether lookups have claimed all keys. If so, passes the claims to the caller."""
 
     async def __aenter__(self) -> Self:
-        # Stored, because `get_running_loop` makes a system call in Python 3.11, 5 % of a hit's
-        # time.
+        # Stored, because `get_running_loop` makes a system call in Python 3.11. It would take 5 %
+        # of a hit's time.
         self._loop = asyncio.get_running_loop()
         return self
 
@@ -136,9 +143,11 @@ class RedisTier:
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Call `on_done` later with the entries of `keys`; after the timeout, all are misses.
+        """Look `keys` up, and call `on_done` later with their entries.
 
-        While most keys are misses, the same round trip claims them.
+        After the timeout, all keys are misses.
+
+        If most keys of the last read were misses, the same round trip also claims missing keys.
         """
         lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
@@ -154,19 +163,19 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`; return for each whether another worker computes it."""
+        """Claim `keys`; return for each whether another worker computes its result."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)
         return await self._claims.claim(keys, is_current, within=within)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that lookups made on `keys` and that nobody has taken over."""
+        """End claims on `keys` that lookups made and that nobody has taken over."""
         if unused := self._claims.take_each(keys):
             self.release(unused)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend the claims on `keys` by a lease."""
+        """Extend the claims on `keys` to a full lease."""
         if self._breaker.state is BreakerState.CLOSED:
             self._claims.renew(keys)
 
@@ -186,7 +195,7 @@ class RedisTier:
         )
 
     def _is_usable(self) -> bool:
-        """Return whether the breaker is closed; if a probe of Redis is due, start it."""
+        """Return whether the circuit breaker is closed. If a probe of Redis is due, start it."""
         if self._breaker.state is BreakerState.CLOSED:
             return True
         if self._breaker.allows(self._monotonic()):
@@ -221,7 +230,7 @@ class RedisTier:
             self._loop.call_soon(self._send)
 
     def _begin_time_out(self) -> None:
-        """Start the timeout of this iteration's lookups, with one timer for all to save cost."""
+        """Start the timeout of this iteration's lookups. They share one timer, which saves time."""
         begun, self._timeless = self._timeless, []
         most = max([len(lookup.keys) for lookup in begun])
         if most > _MANY_KEYS:
@@ -232,7 +241,11 @@ class RedisTier:
             self._timer = self._call_late(late, self._time_out_late)
 
     def _time_large(self, begun: list[PendingLookup]) -> tuple[list[PendingLookup], int]:
-        """Give each large lookup its own timer; return the others and their largest key count."""
+        """Give each large lookup its own timer.
+
+        Returns:
+            The other lookups, and the number of keys of the largest one.
+        """
         others: list[PendingLookup] = []
         for lookup in begun:
             if len(lookup.keys) > _MANY_KEYS:
@@ -262,7 +275,7 @@ class RedisTier:
                     lookup.miss()
 
     def _send(self) -> None:
-        """Send the pending lookups, while a round trip is free."""
+        """Send the pending lookups, unless too many round trips are in flight."""
         self._scheduled = False
         if self._timeless:
             self._begin_time_out()
@@ -298,7 +311,7 @@ class RedisTier:
         try:
             replies = await self._read_client.execute(commands)
         except OSError as error:
-            # without the traceback, which would form a reference cycle
+            # The traceback is dropped, because it would form a reference cycle.
             replies = error.with_traceback(None)
         finally:
             on_done(replies)
@@ -329,7 +342,7 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                # Only compressed values need a call.
+                # A function is called only for compressed values.
                 values = [
                     unpack(value) if value and value[:1] == PACKED else value for value in read
                 ]
@@ -347,7 +360,7 @@ class RedisTier:
         self._reading -= 1
         if self._pending:
             self._schedule()
-        # The reader counts an empty value as a fault.
+        # The reader counts an empty value as damaged.
         if values is None or not (any(values) or b"" in values):
             self._finish_empty_read(batch, is_read=values is not None)
             return
@@ -360,7 +373,7 @@ class RedisTier:
                 place = end
 
     def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
-        """End lookups for which nothing was found; `is_read` is false if the read failed."""
+        """End lookups for which nothing was found. If the read failed, `is_read` is false."""
         missed = 0
         with self.batch:
             for lookup in batch:
@@ -368,7 +381,7 @@ class RedisTier:
                 if on_done is None:
                     continue
                 missed += len(lookup.keys)
-                # The code of `PendingLookup.miss`, inlined to save two calls for each miss.
+                # This is the code of `PendingLookup.miss`, inlined to save two calls for each miss.
                 lookup.on_done = None
                 try:
                     on_done([None] * len(lookup.keys))

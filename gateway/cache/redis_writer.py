@@ -1,4 +1,7 @@
-"""Writes entries of the result cache to Redis, in batches of some milliseconds."""
+"""Writes entries of the result cache to Redis.
+
+Entries are collected for some milliseconds first.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,21 +21,23 @@ from gateway.redis.connect import PipelinedClient
 from gateway.tasks import TaskScope
 
 _GATHERING = 0.005
-"""Seconds for which writes are collected; no request waits for them."""
+"""Seconds for which writes are collected. No request waits for a write."""
 _MAX_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
 _Set = tuple[bytes, bytes, bytes, bytes, int]
-"""A command: `SET`, the key, the value, `PX`, and the lifetime in milliseconds."""
+"""A command of Redis: `SET`, the key, the value, `PX`, and the lifetime in milliseconds."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class RedisWriter:
-    """Queues entries, and writes them in a task. A full queue or an error drops entries.
+    """Queues entries, and writes them in a task.
 
-    `counts` receives the outcomes. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
-    `is_usable` returns whether Redis may be called. `on_call` receives the start time of each call
-    and its number of commands, or `None` if the call failed.
+    If the queue is full or a write fails, it drops entries.
+
+    The outcomes are counted in `counts`. `random` (0 to 1) shortens the lifetimes of entries by a
+    fraction of up to `ttl_jitter`. `is_usable` returns whether Redis may be called. `on_call` gets
+    the start time of each call and its number of commands, or `None` if the call failed.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class RedisWriter:
         self._on_call = on_call
         self._queue: list[_Set] = []
         self._sizes: list[int] = []
-        """The size in bytes of each queued value."""
+        """The size of each queued value in bytes."""
         self._bytes = 0
         self._is_writing = False
 
@@ -67,14 +72,17 @@ class RedisWriter:
         return len(self._queue)
 
     def add(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Queue entries to be written for the rest of their lifetime, less the jitter."""
+        """Queue entries to be written.
+
+        Redis keeps them for the rest of their lifetime, minus the jitter.
+        """
         queue, sizes, size = self._queue, self._sizes, self._bytes
         prefix, jitter, random = self._prefix, self._jitter, self._random
         for (address, tag), entry in entries:
             milliseconds = int((entry.expires_at - now) * (1000.0 - jitter * random()))
             if milliseconds < 1:
                 continue
-            # The code of `encode_entry`, inlined to save a call for each entry.
+            # This is the code of `encode_entry`, inlined to save a call for each entry.
             value = PLAIN + tag + _encode(entry)
             own = len(value)
             if len(queue) >= _QUEUE_ENTRIES or size + own > _QUEUE_BYTES:
@@ -89,7 +97,7 @@ class RedisWriter:
             self._tasks.start(self._write())
 
     async def _write(self) -> None:
-        """Write until the queue is empty. An error drops entries and is counted."""
+        """Write until the queue is empty. If a write fails, its entries are dropped and counted."""
         try:
             while self._queue:
                 if len(self._queue) < _MAX_WRITES:
@@ -105,7 +113,7 @@ class RedisWriter:
             self._is_writing = False
 
     def _take(self) -> tuple[list[_Set], int]:
-        """Return the next commands, and the size of the largest value."""
+        """Remove commands from the queue; return them and the size of the largest value."""
         batch, self._queue = self._queue[:_MAX_WRITES], self._queue[_MAX_WRITES:]
         sizes, self._sizes = self._sizes[:_MAX_WRITES], self._sizes[_MAX_WRITES:]
         self._bytes -= sum(sizes)
@@ -128,7 +136,7 @@ class RedisWriter:
 
 
 async def _packed(batch: list[_Set]) -> list[_Set]:
-    """Return the commands, with values compressed if that saves space."""
+    """Return the commands. Their values are compressed if that saves space."""
     values = await map_values(pack, [value for _, _, value, _, _ in batch])
     return [
         (command, name, packed, option, milliseconds)

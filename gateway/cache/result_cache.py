@@ -1,4 +1,4 @@
-"""Implements the result cache: this worker's memory, then the tier that workers share."""
+"""Implements the result cache. It looks in this worker's memory first, then in a shared tier."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,19 +14,20 @@ from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
-"""Bytes by which the memory tier shrinks in an event-loop iteration: one or two milliseconds."""
+"""The memory tier shrinks by this many bytes in an event-loop iteration, which takes one or two
+milliseconds."""
 _FIRST = (0,)
-"""The missing indexes of a lookup of one key."""
+"""The indexes of the missing keys of a lookup of one key."""
 _GRACE = 1.0
-"""Seconds for which a replaced remote tier stays open for lookups that it began."""
+"""Seconds for which a replaced remote tier stays open, so that lookups that it began can end."""
 
 
 class ResultCache:
     """Implements `ResultStore` and `SharedCache` with the tiers in the configuration document.
 
-    Entries found in the remote tier are copied to memory. `make_remote` creates the remote tier,
-    and creates it again when its settings change. `clock` is the wall clock. Leaving the cache
-    waits until the remote tier has written its queue.
+    Entries that are found in the remote tier are copied to memory. `make_remote` creates the remote
+    tier, and creates a new one when its settings change. `clock` is the wall clock. The exit from
+    the cache's context waits until the remote tier has written its queue.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class ResultCache:
         self.peek: Callable[[CacheKey, float], CachedResult | None] = self._memory.peek
         """Returns a key's entry if it is in memory."""
         self.entry_of: Callable[[CacheKey], CachedResult | None] = self._memory.entry_of
-        """Returns a key's entry if it is in memory, expired or not, without counting a read."""
+        """Returns a key's entry if it is in memory, even if it has expired. This does not count as
+        a read."""
         self.has: Callable[[bytes], bool] = self._memory.has
-        """Returns whether memory has an entry at an address."""
+        """Returns whether an entry with this address is in memory."""
         self._make_remote = make_remote
         self._remote = make_remote(entry)
         self._clock = clock
@@ -58,10 +60,11 @@ class ResultCache:
         await self._remote.__aexit__(None, None, None)
 
     def configure(self, entry: CacheConfig) -> None:
-        """Apply `entry`: to the remote tier at once, to memory within some event-loop iterations.
+        """Apply the settings in `entry`.
 
-        Memory keeps the entries that fit. A replaced remote tier completes the work that it has
-        begun.
+        They apply to the remote tier at once, and to memory within some event-loop iterations.
+        Memory keeps the entries that fit. A remote tier that is replaced completes the lookups and
+        writes that it has begun.
         """
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
@@ -72,7 +75,7 @@ class ResultCache:
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
-        """Return the entries of `keys` from memory or else from the remote tier."""
+        """Return the entries of `keys` from memory, or else from the remote tier."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
             remote = self._remote
@@ -88,7 +91,7 @@ class ResultCache:
         *,
         claims: bool = False,
     ) -> None:
-        """Call `on_done` with the result of `lookup`, in a later event-loop iteration."""
+        """In a later event-loop iteration, call `on_done` with what `lookup` would return."""
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
         missing: Sequence[int]
@@ -124,11 +127,14 @@ class ResultCache:
         self._remote.store_all(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
+        """Return whether lookups have claimed all `keys`.
+
+        If so, the claims are the caller's from now on.
+        """
         return self._remote.has_claimed(keys)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that lookups made on `keys` and that nobody has taken over."""
+        """End claims on `keys` that lookups made and that nobody has taken over."""
         self._remote.release_unused(keys)
 
     def claim(
@@ -181,7 +187,7 @@ class ResultCache:
         fetched: Sequence[CachedResult | None],
         tier: str,
     ) -> None:
-        """Add the entries that `tier` returned for `missing` to `found` and to memory."""
+        """Add the entries that `tier` returned for the keys `missing` to `found` and to memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
@@ -189,7 +195,7 @@ class ResultCache:
                 found[index] = CacheHit(entry=entry, tier=tier)
 
     async def _resize(self, target: int) -> None:
-        # Stops when a newer document has another size.
+        # This stops if a newer document sets another size.
         while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
             least = self._memory.capacity_bytes - _STEP_BYTES
             self._memory.resize(max(target, least), self._clock())
@@ -210,5 +216,5 @@ def _memory_bytes(entry: CacheConfig) -> int:
 
 
 def _remote_settings(entry: CacheConfig) -> CacheConfig:
-    """Return `entry` without the settings that the remote tier does not read."""
+    """Return `entry` with fixed values for the settings that the remote tier does not use."""
     return replace(entry, memory_bytes=0, memory_enabled=False, refusal_ttl=0.0, refreshes=0)

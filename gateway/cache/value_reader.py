@@ -1,4 +1,4 @@
-"""Decodes entries from Redis values, and counts the outcomes."""
+"""Decodes the entries in values from Redis, and counts the outcomes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from gateway.cache.key import CacheKey
 
 
 class ValueReader:
-    """Distinguishes a key's entry from a claim, a damaged value, and another key's value."""
+    """Finds out whether a value is a key's entry, a claim, damaged, or another key's value."""
 
     def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
         self._claims = claims
@@ -18,7 +18,7 @@ class ValueReader:
     def entries(
         self, keys: Sequence[CacheKey], values: Sequence[bytes | None]
     ) -> list[CachedResult | None]:
-        """Return the entry of each key; `values` are uncompressed."""
+        """Return the entry of each key. `values` must not be compressed."""
         if any(values) or b"" in values:
             return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
         self._counts.misses += len(keys)

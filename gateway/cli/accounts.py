@@ -1,4 +1,4 @@
-"""Implements `sluicegate keys` and `sluicegate usage`, which call the operators' listener."""
+"""Implements `sluicegate keys` and `sluicegate usage`. They call the operators' listener."""
 
 from datetime import UTC, datetime
 from itertools import islice
@@ -52,11 +52,11 @@ def create(
     client: AdminClient,
     as_json: bool,
 ) -> None:
-    """Create a key of TENANT, and print its secret, which is not shown again."""
+    """Create a key of TENANT, and print its secret. The secret is not shown again."""
     if new_tenant:
         client.request("POST", "/admin/tenants", body={"id": tenant})
     body: dict[str, object] = {"tenant": tenant, "name": name, "models": list(models) or None}
-    # Left out if empty, because a listener of the previous version knows neither field.
+    # Left out if empty, because a listener of the previous version does not know these fields.
     body |= {"origins": origins} if origins else {}
     body |= {"routes": routes} if routes else {}
     try:
@@ -78,11 +78,11 @@ def create(
 @click.option("--new-tenants", is_flag=True, help="Create tenants that do not exist.")
 @admin_options
 def import_keys(*, file: BinaryIO, new_tenants: bool, client: AdminClient, as_json: bool) -> None:
-    """Create the keys in FILE, which has a line of JSON for each key.
+    """Create the keys that FILE describes. It has a line of JSON for each key.
 
-    A line looks like {"tenant": "acme", "name": "app"}. Keys are created 1,000 at a time, and
-    printed with their secrets, one line of JSON for each. The secrets are not shown again. `-`
-    reads standard input.
+    A line looks like {"tenant": "acme", "name": "app"}. The command creates 1,000 keys at a time.
+    It prints a line of JSON for each key, with its secret. The secrets are not shown again. If FILE
+    is `-`, the command reads standard input.
     """
     del as_json  # the output is always JSON
     done = 0

@@ -1,4 +1,4 @@
-"""Calls the operators' listener for commands, and prints its responses."""
+"""Calls the operators' listener for commands, and prints the listener's responses."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ _MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 
 
 class AdminClient:
-    """Calls one operators' listener. A refusal becomes a `Failure` with the problem's detail.
+    """Calls an operators' listener. If the listener refuses a request, it raises a `Failure`.
 
-    `trusted` is the path of the listener's certificate, if it is on this machine. `shown` is the
-    path of the operator's client certificate and its private key.
+    If the listener is on this machine, `trusted` is the path of its certificate. `shown` is the
+    path of a file with the operator's client certificate and private key.
     """
 
     def __init__(self, *, url: str, key: str, trusted: str = "", shown: Path | None = None) -> None:
@@ -45,9 +45,9 @@ class AdminClient:
         timeout: float = _TIMEOUT,
         accept_code: str = "",
     ) -> Any:
-        """Return the JSON of the response; each read and write may take `timeout` seconds.
+        """Return the JSON of the response. Each read and each write may take `timeout` seconds.
 
-        A problem document with the code `accept_code` is returned, too, and does not raise.
+        A problem document with the code `accept_code` is returned like a success.
 
         Raises:
             UnconfirmedFailure: the request was sent, but its outcome is unknown.
@@ -69,13 +69,13 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, query: dict[str, str], body: object, timeout: float
     ) -> tuple[int, bytes]:
-        # Imported late: it takes 100 ms and 9 MB, and `up` does not need it.
+        # Imported late, because the import takes 100 ms and 9 MB, and `up` does not need it.
         import httpx  # noqa: PLC0415
 
         parts = urlsplit(self._url)
         target = quote(parts.path.rstrip("/"), safe="/%") + path
         try:
-            # Built from parts, so that a user name in the URL does not replace the key.
+            # The URL is built from parts, so that a user name in it does not replace the key.
             url = httpx.URL(
                 scheme=parts.scheme, host=parts.hostname or "", port=parts.port, path=target
             )
@@ -83,13 +83,14 @@ class AdminClient:
                 method,
                 url.copy_with(query=urlencode(query).encode() if query else None),
                 headers={
-                    # As bytes, because httpx cannot encode characters outside of Latin-1.
+                    # The key is sent as bytes, because httpx cannot encode characters that are not
+                    # in Latin-1.
                     b"Authorization": f"Bearer {self._key}".encode(),
                     b"Content-Type": b"application/json",
                 },
                 content=None if body is None else msgspec.json.encode(body),
             )
-            # `trust_env=False` below ignores proxies, which would see the key.
+            # With `trust_env=False`, proxies are ignored. A proxy would see the key.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             if parts.scheme == "https":
                 context = self._tls()
@@ -108,14 +109,14 @@ class AdminClient:
             raise self._failure(said, may_be_done=may_be_done) from error
 
     def _tls(self) -> ssl.SSLContext:
-        """Return a context that trusts the certificate `trusted` or, by default, the system's CAs.
+        """Return a context that trusts the certificate `trusted` or, without it, the system's CAs.
 
         Raises:
             OSError: a file cannot be used.
         """
         if self._trusted:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            # Trust exactly this certificate, whatever its names and issuer.
+            # Exactly this certificate is trusted, whatever names and issuer it has.
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             chain = Path(self._trusted).read_text("latin-1")
@@ -151,9 +152,10 @@ def print_json(value: object) -> None:
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print `head`, each worker's outcome of a change, and `more`; or the response as JSON.
+    """Print the outcome of a change, in total and for each worker, or the response as JSON.
 
-    Exit with 1 if a worker has not applied the change.
+    `head` is printed before the outcomes, and `more` prints what follows them. Exit with 1 if a
+    worker has not applied the change.
     """
     if as_json:
         print_json(answer)
@@ -168,7 +170,7 @@ def print_change(
 
 
 def quoted(name: str) -> str:
-    """Quote a name as one segment of a URL's path."""
+    """Quote a name, so that it is one segment of a URL's path."""
     return quote(name, safe="")
 
 
@@ -181,7 +183,7 @@ def _problem(answer: Any) -> str:
 
 
 def admin_options(command: F) -> F:
-    """Add `--json` and the options that choose the listener to `command`.
+    """Add options to `command`: `--json`, and those that choose the listener.
 
     The command gets the arguments `client`, an `AdminClient`, and `as_json`.
     """

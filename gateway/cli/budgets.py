@@ -1,4 +1,4 @@
-"""Implements `sluicegate budgets`, which calls the operators' listener."""
+"""Implements `sluicegate budgets`. It calls the operators' listener."""
 
 from typing import Any
 

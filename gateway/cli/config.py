@@ -27,9 +27,9 @@ def config() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @JSON
 def check(folder: Path, *, as_json: bool) -> None:
-    """Check a folder of *.yaml files without a running gateway. An error names file and line.
+    """Check a folder of *.yaml files without a running gateway. An error names its file and line.
 
-    Also check the certificates and the memory limit that the environment sets.
+    The command also checks the certificates and the memory limit that the environment sets.
     """
     try:
         parsed, settings = parse_sources(read_folder(folder)), load_settings()
@@ -54,7 +54,7 @@ def check(folder: Path, *, as_json: bool) -> None:
 def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
     """Show what publishing a folder of *.yaml files would change, without publishing it.
 
-    The gateway checks the folder as it does before it publishes one.
+    The gateway checks the folder in the same way as before it publishes a folder.
     """
     try:
         values = parse_sources(read_folder(folder)).tree.values
@@ -84,7 +84,7 @@ def show(*, client: AdminClient, as_json: bool) -> None:
 @config.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Publish the gateway's configuration folder. An invalid folder changes nothing.
+    """Publish the gateway's configuration folder. If the folder is invalid, nothing changes.
 
     Exit with 1 if a worker has not applied the document.
     """

@@ -1,4 +1,4 @@
-"""Chooses the operators' listener that a command calls, and the key that it sends there."""
+"""Chooses which operators' listener a command calls, and which key it sends to the listener."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,12 +17,13 @@ _OTHERWISE = (
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
 ) -> tuple[str, str, str]:
-    """Return the listener's URL, the key, and the path of the listener's certificate, if known.
+    """Return the listener's URL, the key, and the path of the listener's certificate or "".
 
     If both `url` and `key` are given, they are used. Otherwise, the listener that runs on
-    `data_dir` is used, and whichever of `url` and `key` is given must belong to it. This protects
-    the key from being sent elsewhere. With `prefer_data_dir`, both must belong to it: the user has
-    named the directory more explicitly than the rest.
+    `data_dir` is used. If one of `url` and `key` is given, it must belong to this listener, so that
+    a key is never sent to another listener. With `prefer_data_dir`, the user has named the
+    directory more explicitly than the URL and the key. Then both must belong to the directory's
+    listener.
 
     Raises:
         click.UsageError: the URL or the key is invalid, they do not belong together, or no listener
@@ -61,7 +62,7 @@ def _check_url(url: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    # The message does not show the value, which may be a key with a line break.
+    # The message does not contain the value, because that may be a key with a line break.
     if key and not is_sendable(key):
         raise click.UsageError(
             "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: remove line breaks, and spaces at"
@@ -101,7 +102,10 @@ def _explain_missing(url: str, key: str, data_dir: Path) -> str:
 
 
 def _address(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port; all names of this machine count as `localhost`."""
+    """Return the scheme, host and port of a URL.
+
+    Every name of this machine counts as `localhost`.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     return parts.scheme, _LOCAL[0] if host in _LOCAL else host, parts.port

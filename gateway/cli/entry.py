@@ -1,4 +1,4 @@
-"""Starts the command line, or says what to install if a package is missing."""
+"""Starts the command line. If a package is missing, says what to install."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ _BULK = "bulk"
 def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
     if sys.argv[1:2] == [_BULK]:
-        # A machine for bulk jobs may lack the packages that a gateway needs.
+        # A machine for bulk jobs may not have the packages that a gateway needs.
         command_line = [sys.executable, "-P", "-m", _BULK, *sys.argv[2:]]
         os.execv(sys.executable, command_line)  # noqa: S606 - its own program
     try:
-        # Imported late, because a client's machine may lack the packages.
+        # Imported late, because a client's machine may not have the packages.
         from gateway.cli.root import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Holds an example of each command for `--help`; `backends/cli.py` has its own examples."""
+"""Holds an example of each command for `--help`. `backends/cli.py` has its own examples."""
 
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -46,14 +46,14 @@ EXAMPLES = MappingProxyType(
 
 
 def add_examples(group: click.Group, path: str = "") -> None:
-    """Append its example to the help of each command below `group`."""
+    """Append an example to the help of each command below `group`."""
     for name, command in all_commands(group, path):
         if example := EXAMPLES.get(name):
             command.epilog = f"\b\nExample:\n  {example}"
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield the full name and the command for each command below `group`, except groups."""
+    """Yield the full name and the object of each command below `group`. Groups are left out."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

@@ -1,4 +1,4 @@
-"""Reports the failure of a command with a line on standard error and an exit code."""
+"""Reports that a command has failed, with a line on standard error and an exit code."""
 
 import errno
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Failure(click.ClickException):
 
 
 class UnconfirmedFailure(Failure):
-    """Ends a command whose request may or may not have been carried out."""
+    """Ends a command that cannot know whether its request was carried out."""
 
 
 @contextmanager

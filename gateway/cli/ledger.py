@@ -24,10 +24,10 @@ def ledger() -> None:
 def init(*, anew: bool) -> None:
     """Create the ledger of a new deployment, or migrate the tables of an older ledger.
 
-    Run this once before the first gateway of a deployment: no other process creates a ledger. The
-    command waits up to a minute for the database and the state Redis. If the ledger is empty, but
-    the state Redis has been used before, the ledger was lost. The command then refuses, so that you
-    can restore a backup.
+    Run this once, before the first gateway of a deployment starts. No other process creates a
+    ledger. The command waits up to a minute for the database and the state Redis. If the ledger is
+    empty, but the state Redis has been used before, the ledger was lost. The command then fails, so
+    that you can restore a backup.
 
     SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger. SLUICEGATE_STATE_URL names the
     state Redis.
@@ -45,7 +45,7 @@ def init(*, anew: bool) -> None:
 @ledger.command()
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 def backup(target: Path) -> None:
-    """Write a copy of the SQLite ledger to the new file TARGET. The ledger may be in use.
+    """Write a copy of the SQLite ledger to a new file TARGET. The ledger may be in use.
 
     SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger.
     """

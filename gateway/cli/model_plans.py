@@ -6,7 +6,8 @@ import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
 
-# Every backend loads the revisions twice: to check them, and to serve them.
+# A change takes this long because every backend loads the revisions twice: to check them, and to
+# serve them.
 _TIMEOUT = 240.0
 _NAME = click.argument("name")
 _DRY_RUN = click.option(
@@ -31,9 +32,9 @@ def split(
 ) -> None:
     """Divide the items of a model among revisions, or show the results of each revision.
 
-    `split sentiment 1=90 2=10` divides the items by weight, after every backend has checked the
-    revisions. `split sentiment` shows items, errors, latency, labels, agreement and cost of each
-    revision.
+    `split sentiment 1=90 2=10` divides the items of the model `sentiment` by weight, after every
+    backend has checked the revisions. `split sentiment` shows the items, errors, latency, labels,
+    agreement and cost of each revision.
     """
     path = f"/admin/models/{quoted(name)}"
     if reset and weights:
@@ -95,7 +96,7 @@ def shadow(
 @_DRY_RUN
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
-    """Undo the last change of a model's split. A second call changes nothing."""
+    """Undo the last change of a model's split. Running this twice does not undo two changes."""
     path = f"/admin/models/{quoted(name)}/rollback"
     _change(client, "POST", path, None, dry_run=dry_run, as_json=as_json)
 
@@ -103,11 +104,14 @@ def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) ->
 def _change(
     client: AdminClient, method: str, path: str, body: object, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Make a change and print the outcome; exit with 1 if not all have applied it yet."""
+    """Make a change, and print the outcome.
+
+    Exit with 1 if not all workers and backends apply it yet.
+    """
     query = {"dry_run": "true"} if dry_run else None
     answer = client.request(method, path, query=query, body=body, timeout=_TIMEOUT)
     if dry_run:
-        # A dry run is never live, which is no failure.
+        # A dry run never reports `live`. That is not a failure.
         answer |= {"live": True}
     verb = "can be served" if dry_run else "is served"
     head = f"`{answer['model']}` {verb} {_described(answer['plan'])}"
@@ -172,7 +176,7 @@ def _show_revision(found: dict[str, Any]) -> None:
 
 
 def _weights(given: tuple[str, ...]) -> dict[str, int]:
-    """Parse `revision=weight` arguments; a revision with weight 0 is left out."""
+    """Parse `revision=weight` arguments. A revision with the weight 0 is left out."""
     found: dict[str, int] = {}
     for text in given:
         revision, equals, weight = text.partition("=")

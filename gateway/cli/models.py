@@ -1,4 +1,4 @@
-"""Implements `sluicegate models`. Commands that work on a folder run in the package `backends`."""
+"""Implements `sluicegate models`. Commands that work on a folder are in the package `backends`."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.model_plans import rollback, shadow, split
 from gateway.cli.processes import PASS_ARGUMENTS, become, run
 
-# The listener waits up to a minute for the workers before it responds.
+# The timeout is long, because the listener waits up to a minute for workers before it responds.
 _TIMEOUT = 90.0
 _BROKEN = "models_broken"
 _RELOAD, _DATA_DIR = "--reload", "--data-dir"
@@ -35,10 +35,10 @@ def models() -> None:
 @models.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Make every backend reload its repository.
+    """Make every backend reload its model repository.
 
     Exit with 1 if a model is broken, or if a worker does not know the new revisions yet. Once all
-    workers know them, no request uses a replaced revision any more. If a model is broken, its
+    workers know the new revisions, no request uses a replaced revision. If a model is broken, its
     former revision is still served.
     """
     answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
@@ -80,7 +80,7 @@ def _add_command(name: str, description: str) -> None:
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of the import, and the arguments of the reload after it."""
+    """Divide the arguments into those of the import and those of the reload that follows."""
     own: list[str] = []
     of_reload: list[str] = []
     rest = iter(arguments)

@@ -1,4 +1,4 @@
-"""Implements `sluicegate operators`, which calls the operators' listener."""
+"""Implements `sluicegate operators`. It calls the operators' listener."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ def operators() -> None:
 def create(
     *, name: str, roles: tuple[str, ...], expires: str, client: AdminClient, as_json: bool
 ) -> None:
-    """Create the operator NAME, and print the new key, which is not shown again."""
+    """Create the operator NAME, and print the new key. The key is not shown again."""
     body: dict[str, object] = {"name": name, "roles": roles}
     body |= {"expires": expires} if expires else {}
     answer = client.request("POST", "/admin/operators", body=body)
@@ -83,7 +83,7 @@ def set_roles(*, name: str, roles: tuple[str, ...], client: AdminClient, as_json
 )
 @admin_options
 def rotate(*, name: str, keep: float, client: AdminClient, as_json: bool) -> None:
-    """Give the operator NAME a new key, and print it. It is not shown again."""
+    """Give the operator NAME a new key, and print the key. The key is not shown again."""
     answer = client.request("POST", f"{_path(name)}/rotate", body={"former_valid_for": keep})
     _print_key(answer, as_json=as_json)
 
@@ -92,7 +92,7 @@ def rotate(*, name: str, keep: float, client: AdminClient, as_json: bool) -> Non
 @click.argument("name")
 @admin_options
 def revoke(*, name: str, client: AdminClient, as_json: bool) -> None:
-    """Revoke the operator NAME for ever. Listeners refuse the key within a second."""
+    """Revoke the operator NAME for ever. Within a second, listeners refuse the operator's key."""
     answer = client.request("DELETE", _path(name))
     if as_json:
         print_json(answer)

@@ -20,7 +20,7 @@ _WORKERS = ("shipper", "billing", "request-log", "batches")
 @click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
-    """Run a backend, which serves a model repository to gateways."""
+    """Run a backend. It serves the models of a repository to gateways."""
     become("backends", "backend", *arguments)
 
 
@@ -43,7 +43,7 @@ def worker(name: str) -> None:
 
 @click.command(short_help="Run the operators' listener alone.")
 def admin() -> None:
-    """Run the operators' listener alone. Its settings are in the environment."""
+    """Run only the operators' listener. Its settings are in the environment."""
     become("gateway", "run-admin")
 
 

@@ -1,4 +1,4 @@
-"""Implements `sluicegate regions`: shows and drains backends, and shows regional limits."""
+"""Implements `sluicegate regions`: shows and drains backends, and shows shares of limits."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _BACKEND = click.argument("backend")
 
 @click.group()
 def regions() -> None:
-    """Show, drain or restore backends, and show regional shares of limits."""
+    """Show, drain or restore backends, and show gateway regions' shares of limits."""
 
 
 @regions.command("list")
@@ -79,7 +79,7 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @_BACKEND
 @admin_options
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Send a backend no new items. It finishes the items that it has.
+    """Stop sending items to a backend. It finishes the items that it has.
 
     Exit with 1 if a worker has not applied the drain.
     """
@@ -91,7 +91,7 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @_BACKEND
 @admin_options
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Send items to a drained backend again, few at first.
+    """Start sending items to a drained backend again, a few at first.
 
     Exit with 1 if a worker has not applied the change.
     """

@@ -1,4 +1,4 @@
-"""Assembles the commands of `sluicegate`, in the order in which `--help` lists them."""
+"""Puts the commands of `sluicegate` together, in the order in which `--help` lists them."""
 
 import click
 from typing_extensions import override

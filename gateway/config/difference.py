@@ -1,4 +1,4 @@
-"""Compares two values of the document's types field by field."""
+"""Compares two documents, or two parts of documents, field by field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 
 _IDENTITIES = (("id",), ("name",), ("model", "since"))
-"""The fields that identify an element of a list, regardless of its position."""
+"""The fields that identify an element of a list, wherever it is in the list."""
 
 
 class FieldChange(
     msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}
 ):
-    """Holds a field with its values before and after; a value is unset if the field did not exist.
+    """Holds a field's value before and after a change. A value is unset if there was no such field.
 
-    Sections show only fields whose value differs from the default.
+    If a value is a section, it contains only the fields that do not have their defaults.
     """
 
     path: str
@@ -23,10 +23,10 @@ class FieldChange(
 
 
 def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChange]:
-    """Yield the fields that differ, in the order of the types.
+    """Yield the fields that differ, in the order in which their types declare them.
 
-    Elements of lists are matched by id, name, or model and date. If only their order differs, the
-    change lists these identities.
+    Elements of two lists are compared if they have the same id, the same name, or the same model
+    and date. If only the order of the elements differs, the change lists these identities.
     """
     if before == after:
         return
@@ -48,7 +48,7 @@ def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChang
 
 
 def shown(value: Any) -> Any:
-    """Return a value as plain data for operators, without fields that have their default."""
+    """Return a value as plain data for operators. Fields that have their defaults are left out."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         defaults = _defaults(type(value))
@@ -78,7 +78,7 @@ def _changes_by_key(
 
 
 def _by_identity(values: Any) -> dict[str, Any] | None:
-    """Return the elements of a list by their identity; `None` if they have none."""
+    """Return the elements of a list by their identity, or `None` if they have no identity."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         return None
     for names in _IDENTITIES:

@@ -1,7 +1,7 @@
 """Defines the schema of the reloadable configuration document.
 
-`gateway.config.load` reads it from YAML. Every field has a default for a first run, so a document
-contains only values that differ. A reload applies all fields to running workers.
+`gateway.config.load` reads the document from YAML. Every field has a default that suits a first
+run, so a document contains only other values. A reload applies all fields to running workers.
 """
 
 from typing import Literal
@@ -12,37 +12,37 @@ from gateway.types import Rule
 
 
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A backend process, or all backends of a DNS name. `id` is unique in the document."""
+    """A backend process, or all backends to which a DNS name resolves."""
 
     id: str
     """The name of the backend, unique in the document."""
     url: str = ""
     """The address of the backend: `http://host:port`, or `https://host:port` for TLS."""
     dns: str = ""
-    """A DNS name and port, `name:port`, in place of `url`. Each address of the name is a
+    """A DNS name and a port, as `name:port`, instead of `url`. Each address of the name is a
     backend."""
     tls: bool = False
-    """Whether the backends of a `dns` name speak TLS."""
+    """Whether the backends of the name in `dns` use TLS."""
     weight: float = 1.0
-    """The share of items that the backend gets, relative to other backends."""
+    """How many items the backend gets in proportion to other backends."""
     server_name: str = ""
-    """The name in the backend's certificate; by default the host of `url` or `dns`."""
+    """The name in the backend's certificate. The default is the host in `url` or `dns`."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Backends of a region. An `overflow` pool is used when the other pools are saturated."""
+    """Backends of a region that serve the same models."""
 
     name: str = "default"
     """The name of the pool, unique in its region."""
     overflow: bool = False
-    """Whether the pool only gets items that would wait too long in every other pool
-    (`routing.overflow_after`)."""
+    """Whether the pool gets only items that would wait too long in every other pool, as
+    `routing.overflow_after` defines."""
     models: tuple[str, ...] = ()
-    """Names and patterns (`toxic-*`) of the models that the pool's backends serve. Empty:
-    `SLUICEGATE_BACKEND_SERVES` of each backend decides."""
+    """Names, or patterns such as `toxic-*`, of the models that the pool's backends serve. If the
+    list is empty, `SLUICEGATE_BACKEND_SERVES` of each backend decides."""
     cost_per_hour: float = 0.0
     """The cost of one backend for an hour, in the currency of the prices. The console computes the
-    margin with it; 0: unknown."""
+    margin with this cost. 0 means that the cost is unknown."""
     backends: tuple[BackendConfig, ...] = ()
     """The backends of the pool."""
 
@@ -62,99 +62,104 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scope: Literal["tenant", "shared"] = "tenant"
     """Who may get a cached result: the `tenant` that paid for it, or everybody (`shared`)."""
     cache_ttl: float = 86_400.0
-    """Seconds that a result is cached; 0: not cached. A new value also applies to results that are
-    already cached, if it is shorter."""
+    """Seconds for which a result is cached. With 0, results are not cached. If the value is
+    lowered, the new value also applies to results that are already cached."""
     stale_while_revalidate: float = 0.0
-    """Seconds for which the gateway still serves a result that has expired, or is from the previous
-    revision, while it computes a new one."""
+    """Seconds for which the gateway still serves a stale result while it computes a new one. A
+    result is stale if it has expired or is from the previous revision."""
     stale_if_error: float = 0.0
-    """Seconds for which the gateway serves a stale result if no backend answers; 0: never."""
+    """Seconds for which the gateway serves a stale result if no backend responds. With 0, it never
+    does."""
     enabled: bool = True
     """Whether customers may call the model."""
     planned: bool = False
     """Whether the gateway accepts the model's name although no backend serves the model yet."""
     limits: tuple[Rule, ...] = ()
-    """Limits on the items that backends compute for the model, for all tenants together. The fields
-    are as in `limits`."""
+    """Limits, for all tenants together, on what backends compute for the model. The fields are the
+    same as in `limits`."""
     moderation: dict[str, str] = {}
-    """For a classifier that answers `POST /v1/moderations`: the category of each label, such as
+    """For a classifier that serves `POST /v1/moderations`: the category of each label, such as
     `toxic: harassment`. `GET /v1/models` shows the labels. Labels without a category are ignored.
-    The document is refused if a backend serves the model and the model lacks a label."""
+    If a backend serves the model, and the model does not have one of the labels, the document is
+    refused."""
     moderation_threshold: float = 0.5
     """The lowest score at which a category applies to a text."""
     token_ids: bool = False
-    """Whether `POST /v1/embeddings` and TEI's `/embed` accept token ids in place of texts. Leave it
-    off if LangChain calls the model without `check_embedding_ctx_length=False`, because LangChain
-    then sends token ids of OpenAI's vocabularies."""
+    """Whether `POST /v1/embeddings` and TEI's `/embed` accept token ids instead of texts. Leave it
+    off if LangChain calls the model without `check_embedding_ctx_length=False`. LangChain would
+    then send token ids of OpenAI's vocabularies."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a request may take: `default`, and the `maximum` that a caller may request."""
+    """How long a request may take, in seconds."""
 
     default: float = 10.0
     """Seconds that a request may take, unless the caller asks for another time."""
     maximum: float = 60.0
-    """The most seconds that `X-Request-Timeout` may ask for. Lines of batch jobs that are sent
-    again may have more."""
+    """The most seconds that `X-Request-Timeout` may ask for. A line of a batch job that is tried
+    again may take longer."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result cache. `ttl_jitter` is the largest fraction by which lifetimes vary at random."""
+    """The result cache."""
 
     memory_bytes: int = 64 * 1024 * 1024
-    """The size of each worker's memory tier."""
+    """The size of the cache in the memory of each worker."""
     memory_enabled: bool = True
     """Whether workers cache results in memory."""
     redis_enabled: bool = True
     """Whether workers cache results in Redis."""
     redis_timeout: float = 0.015
     """Seconds that a look-up in Redis may take. A slower look-up counts as a miss. After five slow
-    look-ups in a row, the worker stops using Redis, and probes it once a second until it answers in
-    time."""
+    look-ups in a row, the worker stops using Redis. It then probes Redis once a second until Redis
+    responds in time."""
     ttl_jitter: float = 0.1
-    """The largest share by which lifetimes are shortened at random."""
+    """Lifetimes of results are shortened at random, by at most this fraction."""
     lease: float = 0.25
     """Seconds that a worker's claim on an item lasts. The worker renews the claim while it computes
-    the item. Other workers that need the item wait for the result, for at most half of their
-    request's remaining time; 0: no claims."""
+    the item. Other workers that need the item wait for the result, for at most half of the time
+    that is left to their request. With 0, there are no claims."""
     refusal_ttl: float = 60.0
-    """Seconds that the gateway caches a refusal that an equal item would get again. It never caches
-    `algorithm_too_slow`."""
+    """Seconds for which the gateway caches the refusal of an item, if equal items would be refused
+    again. It never caches `algorithm_too_slow`."""
     refreshes: int = 64
-    """The most stale items that a worker refreshes at a time. It refreshes others later."""
+    """The most stale items that a worker refreshes at a time. It refreshes further stale items
+    later."""
 
 
 class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the size of a request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
-    """The largest body; a larger one gets 413. The bodies above 256 KiB in a worker may together
-    take 16 times this size, divided fairly among API keys. A body that finds no room gets 503
-    `overloaded`."""
+    """The size of the largest body. A larger body gets 413. All bodies above 256 KiB in a worker
+    may together take 16 times this size, divided fairly among API keys. If there is no room for a
+    body, it gets 503 `overloaded`."""
     max_items: int = 2048
-    """The most items of a request; a request with more gets 413."""
+    """The most items of a request. A request with more items gets 413."""
     max_values: int = 65_536
-    """The most JSON values in a body, counting lists and objects; a body with more gets 413."""
+    """The most JSON values in a body. Lists and objects count, too. A body with more values gets
+    413."""
     max_template_bytes: int = 4096
-    """The longest `hypothesis_template` of `zero-shot`; a longer one gets 422
+    """The longest `hypothesis_template` of `zero-shot`. A longer one gets 422
     `expansion_too_large`."""
     max_label_bytes: int = 4096
-    """The longest label of `zero-shot`; a longer one gets 422 `expansion_too_large`."""
+    """The longest label of `zero-shot`. A longer one gets 422 `expansion_too_large`."""
     max_expanded_bytes: int = 64 * 1024 * 1024
-    """The most bytes of text that models read for a request; more gets 422 `expansion_too_large`.
-    In `zero-shot`, each pair of an input and a label counts."""
+    """The most bytes of text that models may read for a request. A request with more text gets 422
+    `expansion_too_large`. In `zero-shot`, the text of each pair of an input and a label counts."""
     max_answer_bytes: int = 96 * 1024 * 1024
-    """The largest answer that a request could have; a request that could have a larger one gets 422
-    `expansion_too_large`. The large requests in a worker may together take twice the sum of this
-    bound and `max_expanded_bytes`. A request that finds no room before its deadline gets 503
+    """The largest response that a request may have. A request that could have a larger one gets 422
+    `expansion_too_large`. All large requests in a worker may together take twice the sum of this
+    size and `max_expanded_bytes`. A request that gets no room before its deadline gets 503
     `overloaded`."""
 
 
 class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Origins whose pages may read responses, `*` for all; `tenants` adds origins of a tenant."""
+    """Which web pages may read responses (CORS)."""
 
     origins: tuple[str, ...] = ()
-    """Origins whose pages may call the API, for all tenants; `"*"`: every origin."""
+    """Origins whose pages may call the API with keys of any tenant. `"*"` stands for every
+    origin."""
     tenants: dict[str, tuple[str, ...]] = {}
     """Additional origins for the keys of a tenant: `{acme: ["https://app.acme.example"]}`."""
     max_age: int = 7_200
@@ -162,7 +167,7 @@ class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on stored requests with an `Idempotency-Key`, for each tenant."""
+    """Limits on the stored responses to requests with an `Idempotency-Key`."""
 
     lease: float = 5.0
     """Seconds that a request's claim on its key lasts. The worker renews the claim while the
@@ -170,8 +175,8 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_keys: int = 50_000
     """The most keys that are stored for a tenant. The oldest are removed first."""
     max_bytes: int = 32 * 1024 * 1024
-    """The most bytes of stored keys and answers for a tenant. If an answer finds no room, a retry
-    computes it again."""
+    """The most bytes of keys and responses that are stored for a tenant. If there is no room for a
+    response, a retry computes it again."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,34 +186,34 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Rule(name="minute", unit="requests", capacity=6_000, window=60.0),
         Rule(name="items", unit="items", capacity=60_000, window=60.0),
     )
-    """Limits of each tenant without limits of its own; by default 6,000 requests and 60,000 items a
-    minute."""
+    """The limits of each tenant that has no limits of its own. The default is 6,000 requests and
+    60,000 items a minute."""
     key: tuple[Rule, ...] = ()
-    """Limits of each key without limits of its own."""
+    """The limits of each key that has no limits of its own."""
     local_share: float = 0.1
-    """The fraction of each limit that a worker admits while it cannot reach Redis. It also applies
-    to a region that has not reached the ledger for `share_lease` seconds."""
+    """The fraction of each limit that a worker admits while it cannot reach Redis. A region that
+    has not reached the ledger for `share_lease` seconds also admits this fraction."""
     share_lease: float = 30.0
-    """For several gateway regions. A region that cannot reach the ledger for these seconds loses
-    its shares of the limits to the other regions, and then admits `limits.local_share`. At least
-    5."""
+    """Used with several gateway regions. If a region cannot reach the ledger for this many seconds,
+    the other regions get its shares of the limits. The region then admits `limits.local_share`. At
+    least 5."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selection, ejection, retries and probes of backends. Durations are in seconds."""
+    """How backends are selected, ejected, retried and probed. Durations are in seconds."""
 
     attempts: int = 3
     """The most attempts for an item."""
     attempt_timeout: float = 5.0
-    """Seconds without progress after which the gateway gives up an attempt, unless the request's
-    deadline comes first. A backend that works on earlier items makes progress."""
+    """The gateway gives up an attempt after this many seconds without progress, or at the request's
+    deadline if that is earlier. A backend that works on earlier items makes progress."""
     connect_timeout: float = 0.5
     """Seconds that connecting to a backend may take. If the backend's name has several addresses,
     the gateway tries all of them in the first half of this time."""
     probe_interval: float = 0.5
-    """Seconds between two probes of a backend, varied at random by up to a fifth. A worker sends at
-    most 400 probes a second on average. With many backends, the interval is therefore (backends /
-    400) s: 5 s with 2,000 backends."""
+    """Seconds between two probes of a backend. They vary at random by up to a fifth. A worker sends
+    at most 400 probes a second on average, so with many backends the interval is longer: 5 s with
+    2,000 backends."""
     probe_timeout: float = 1.0
     """Seconds that a probe may take."""
     dns_interval: float = 5.0
@@ -218,45 +223,48 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eject_after: int = 5
     """Failures in a row after which a backend is ejected."""
     eject_for: float = 5.0
-    """Seconds that the first ejection of a backend lasts. Later ones last longer."""
+    """Seconds that the first ejection of a backend lasts. Further ejections in a row last
+    longer."""
     eject_share: float = 0.2
-    """The share of failed calls at which a backend is ejected even without `eject_after` failures
-    in a row. It counts the calls of about the last 5 s, from the first failure on, and needs at
-    least ten."""
+    """A backend is also ejected if this fraction of its calls has failed, even without
+    `eject_after` failures in a row. The fraction is of the calls in about the last 5 s, counted
+    from the first failure on. At least ten calls are needed."""
     max_ejected: float = 0.5
-    """The largest share of all backends that may be ejected at the same time, rounded up."""
+    """The largest fraction of all backends that may be ejected at the same time. The number is
+    rounded up."""
     panic_threshold: float = 0.5
-    """The share of a model's backends that must be available. If fewer are, the gateway uses
-    ejected backends, too. Drained backends do not count."""
+    """If less than this fraction of a model's backends is available, the gateway also uses ejected
+    backends. Drained backends do not count."""
     hedge_share: float = 0.0
-    """The share of items that may also be sent to a second backend. An item is sent again once it
-    waits longer than 95 % of similar items."""
+    """The fraction of items that may be sent to a second backend, too. An item is sent to a second
+    backend when it has waited longer than 95 % of similar items."""
     slow_start: float = 5.0
-    """Seconds in which the share of a backend that returns rises to its full value."""
+    """Seconds in which the traffic of a backend that has recovered rises to its full share."""
     spill_after: float = 0.05
-    """Seconds of predicted wait in the preferred region above which items go to another region, if
-    it answers sooner."""
+    """If an item is predicted to wait longer than this many seconds in the preferred region, it
+    goes to another region that would finish it sooner."""
     overflow_after: float = 0.2
-    """Seconds of predicted wait in every region above which items go to an overflow pool."""
+    """If every region is predicted to need more than this many seconds for an item, the item goes
+    to an overflow pool."""
     max_calls_per_backend: int = 256
     """The most calls that a worker has in flight to one backend."""
     client: Literal["native", "httpx"] = "native"
-    """The HTTP client for calls and probes: `native`, the gateway's own, or `httpx`. `httpx` uses
-    the proxies in `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. It is slower, because it opens a
+    """The HTTP client for calls and probes. `native` is the gateway's own client. `httpx` uses the
+    proxies in `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, but is slower, because it opens a
     connection for each call. After a reload, calls in flight keep their client."""
 
 
 class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of a model (`*`: any) from a date on, in 10^-9 of `currency` a unit."""
+    """The prices of a model from a date on. Prices are per unit, in 10^-9 of `currency`."""
 
     model: str = "*"
-    """The model; `*`: every model without a price of its own."""
+    """The model. `*` stands for every model that has no price of its own."""
     since: str = "2026-01-01"
-    """The day, UTC, from which the price applies."""
+    """The day (UTC) from which the price applies."""
     currency: str = "EUR"
     """The currency of the price."""
     hit: int = 0
-    """The price of an item that was cached, or that was coalesced with an equal item."""
+    """The price of an item whose result was cached, or that was coalesced with an equal item."""
     computed: int = 0
     """The price of an item that was computed."""
     row: int = 0
@@ -264,20 +272,21 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token: int = 0
     """The price of each token computed for the item."""
     batch_percent: int = 100
-    """The price of items in batch jobs, in percent of the prices above, from 0 to 1000. The result
-    is rounded to 10^-9 of the currency. Invoices list these items as `model@since+batch`, and calls
-    of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
+    """The prices for batch jobs, in percent of the other prices, from 0 to 1000. A price is rounded
+    to 10^-9 of the currency. Invoices list items of batch jobs as `model@since+batch`. They list
+    calls of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole document, from all files of the folder."""
+    """The whole configuration document, from all files of the configuration folder."""
 
     regions: tuple[RegionConfig, ...] = ()
     models: dict[str, ModelConfig] = {}
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()
-    # Not hashable, because it contains a dictionary; Litestar hashes defaults.
+    # Litestar hashes default values, but this type cannot be hashed, because it contains a
+    # dictionary.
     cors: CorsConfig = msgspec.field(default_factory=CorsConfig)
     idempotency: IdempotencyConfig = IdempotencyConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -17,30 +17,31 @@ from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
 WORKER_BASE_BYTES = 256 * 1024 * 1024
-"""Memory of a worker without its cache; more than was ever measured."""
+"""The memory of a worker without its cache. This is more than was ever measured."""
 
 
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a placement file: regions that replace the document's regions."""
+    """The content of a placement file. Its regions replace the document's regions."""
 
     regions: tuple[RegionConfig, ...] = ()
 
 
 class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a valid document, its sources, and the source line of each value."""
+    """Holds a valid document, its sources, and where each value is in the sources."""
 
     sources: tuple[DocumentSource, ...]
     document: Document
     digest: str
-    """See `digest`."""
+    """The result of the function `digest` for the document."""
     tree: Tree
 
 
 def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
-    """Return the document in `folder`, with the regions of the `placement` file if there is one.
+    """Return the document in `folder`. If there is a `placement` file, its regions are used.
 
     Raises:
-        ConfigurationError: the first problem, with file, line and field.
+        ConfigurationError: the document is invalid. The error names the file, line and field of the
+            first problem.
     """
     return load_sources(read_folder(folder), placement=placement)
 
@@ -54,7 +55,8 @@ def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedD
     """Return the document from all `sources`. Each section must be in one source only.
 
     Raises:
-        ConfigurationError: the first problem, with file, line and field.
+        ConfigurationError: the document is invalid. The error names the file, line and field of the
+            first problem.
     """
     joined = _join(sources)
     if placement is not None:
@@ -72,10 +74,11 @@ def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedD
 def check_models(
     parsed: ParsedDocument, known: Collection[str], explain: Callable[[str], str]
 ) -> None:
-    """Refuse a document that names a model which is neither `known` nor planned.
+    """Refuse a document that names a model that is neither `known` nor planned.
 
     Raises:
-        ConfigurationError: the explanation for the first such model, with file, line and field.
+        ConfigurationError: there is such a model. The error explains the first one, and names its
+            file, line and field.
     """
     for path, name in checks.unknown_models(parsed.document, known):
         raise parsed.tree.error(path, explain(name))
@@ -85,7 +88,7 @@ def check_pools(parsed: ParsedDocument, served: Collection[str]) -> None:
     """Refuse a document in which a `served` model has no pool.
 
     Raises:
-        ConfigurationError: names the first such model.
+        ConfigurationError: there is such a model. The error names the first one.
     """
     for name in unassigned_models(parsed.document, sorted(served)):
         raise parsed.tree.error(("regions",), explain_unassigned(name))
@@ -95,17 +98,18 @@ def check_labels(parsed: ParsedDocument, known: Mapping[str, Collection[str]]) -
     """Refuse moderation labels that a model does not have. `known` maps models to their labels.
 
     Raises:
-        ConfigurationError: names the first such label, and the model's labels.
+        ConfigurationError: there is such a label. The error names the first one, and the labels
+            that the model has.
     """
     for path, detail in checks.unknown_labels(parsed.document, known):
         raise parsed.tree.error(path, detail)
 
 
 def check_memory(parsed: ParsedDocument, limit: int) -> None:
-    """Refuse a document whose full cache would exceed a worker's memory `limit` (bytes; 0: none).
+    """Refuse a document if a worker with a full cache would exceed its memory limit.
 
     Raises:
-        ConfigurationError: the cache is too large; with file, line and field.
+        ConfigurationError: the cache is too large. The error names the file, line and field.
     """
     cache = parsed.document.cache
     if cache.memory_enabled and 0 < limit < cache.memory_bytes + WORKER_BASE_BYTES:
@@ -118,17 +122,20 @@ def check_memory(parsed: ParsedDocument, limit: int) -> None:
 
 
 def digest(document: Document) -> str:
-    """Return 16 hexadecimal digits that are equal for equivalent documents.
+    """Return 16 hexadecimal digits. They are the same for documents with the same values.
 
-    Fields with their default are left out, so a field that a later version adds does not change the
-    digest.
+    Fields that have their defaults do not affect the digest. So a field that a later version adds
+    does not change it.
     """
     encoded = msgspec.json.encode(without_defaults(document), order="sorted")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
 def without_defaults(value: Any) -> Any:  # Any: a value of any field
-    """Return a value of a document as dicts and lists, without fields that have their default."""
+    """Return a value of a document as dicts and lists.
+
+    Fields that have their defaults are left out.
+    """
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         pairs = ((field, getattr(value, field.name)) for field in fields)
@@ -146,7 +153,7 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def explain(error: ConfigurationError) -> str:
-    """Return `error` as one line: `config/gateway.yaml:12: models.x.cache_ttl: what is wrong`."""
+    """Return `error` as one line, such as `config/gateway.yaml:12: models.x.cache_ttl: TEXT`."""
     place = ""
     if error.file is not None:
         place = error.file if error.line is None else f"{error.file}:{error.line}"

@@ -1,7 +1,8 @@
-"""Detects configuration files that were replaced behind a container's mount of a single file.
+"""Detects that a mounted configuration file was replaced, which a container cannot see.
 
-A mount of a single file keeps the inode from the start of the container. `sed -i`, git and most
-editors write a new file in its place, which the container never sees.
+If a single file is mounted into a container, the container keeps the inode that the file had at the
+container's start. `sed -i`, git and most editors replace a file by a new file with another inode.
+The container never sees the new file.
 """
 
 from pathlib import Path
@@ -13,10 +14,10 @@ _PLACE = 4
 
 
 def check_mounts(folder: Path) -> None:
-    """Refuse `folder` if a file in it was replaced behind its mount.
+    """Refuse `folder` if a mounted file in it was replaced outside the container.
 
     Raises:
-        ConfigurationError: a file was replaced after it was mounted.
+        ConfigurationError: a file was replaced after it had been mounted.
     """
     for path in mounted_files(folder):
         if not path.stat().st_nlink:
@@ -28,7 +29,7 @@ def check_mounts(folder: Path) -> None:
 
 
 def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
-    """Return the files directly in `folder` that are mount points; empty if unknown."""
+    """Return the files in `folder` that are mount points, or an empty list if that is unknown."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
@@ -39,7 +40,7 @@ def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
 
 
 def _unescaped(place: str) -> str:
-    """Decode the kernel's octal escapes of blanks and backslashes."""
+    """Decode the octal escapes that the kernel writes for spaces and backslashes."""
     for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         place = place.replace(octal, character)
     return place

@@ -11,7 +11,7 @@ _PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,64}")
 
 
 def pool_findings(document: Document) -> Iterator[ConfigFinding]:
-    """Yield patterns that no model name can match, and models without a backend."""
+    """Yield each pattern that no model name can match, and each model without a backend."""
     for index, region in enumerate(document.regions):
         for number, pool in enumerate(region.pools):
             for place, pattern in enumerate(pool.models):
@@ -25,9 +25,9 @@ def pool_findings(document: Document) -> Iterator[ConfigFinding]:
 
 
 def unassigned_models(document: Document, names: Iterable[str]) -> Iterator[str]:
-    """Yield each of `names` that no backend would serve, because every pool has other models.
+    """Yield those of `names` that no backend would serve, because all pools serve other models.
 
-    Models that the document disables need no backend.
+    Models that the document disables are skipped.
     """
     pools = [pool.models for region in document.regions for pool in region.pools]
     if not pools or not all(pools):

@@ -1,4 +1,4 @@
-"""Converts plain values to the document's structs, with errors that name the field."""
+"""Converts plain values to the document's structs. Errors name the invalid field."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class SchemaViolation(Exception):
-    """A value does not fit the document's schema; `path` locates it."""
+    """A value does not fit the document's schema. `path` says where the value is."""
 
     def __init__(self, path: Path, detail: str) -> None:
         super().__init__(detail)
@@ -21,7 +21,7 @@ class SchemaViolation(Exception):
 
 
 class ConfigFinding(NamedTuple):
-    """A problem of the document in a value that has the right type, with the path of the value."""
+    """A problem of a value that has the right type, and the path of this value in the document."""
 
     path: Path
     detail: str
@@ -38,7 +38,10 @@ def shape(values: object, kind: type[T]) -> T:
 
 
 def _inspect(value: object, kind: Any, path: Path) -> None:
-    """Find the first violation in document order; msgspec's errors do not name mapping keys."""
+    """Raise an error for the first violation in the order of the document.
+
+    msgspec's own errors do not name the keys of mappings.
+    """
     origin = get_origin(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)

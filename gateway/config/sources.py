@@ -11,7 +11,7 @@ MAX_SOURCE_BYTES = 4 * 1024 * 1024
 
 
 class DocumentSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a YAML text. Errors name it by `name`, which is the path of a file."""
+    """Holds a YAML text. Errors refer to it by `name`, which is the path of a file."""
 
     name: str
     text: str

@@ -1,17 +1,18 @@
-"""Finds the known name that a misspelt name most likely means."""
+"""Finds the known name that was most likely meant by a misspelt name."""
 
 import difflib
 from collections.abc import Iterable
 from functools import lru_cache
 
-# The time to compare two names is quadratic in their length. These limits keep it below 20 ms.
+# Comparing two names takes a time quadratic in their length. These limits keep the time below 20
+# ms.
 _MAX_LENGTH = 64
 _MAX_NAMES = 50
 _MIN_SIMILARITY = 0.7
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that is most similar to `name`; `None` if none is similar."""
+    """Return the name in `known` that is most similar to `name`, or `None` if none is similar."""
     if len(name) > _MAX_LENGTH:
         return None
     names = [each for each in known if len(each) <= _MAX_LENGTH]
@@ -19,6 +20,6 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return _closest(name, tuple(names[:_MAX_NAMES]))
 
 
-@lru_cache(maxsize=256)  # a client misspells the same name in each request
+@lru_cache(maxsize=256)  # a client sends the same misspelt name in each request
 def _closest(name: str, names: tuple[str, ...]) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY)), None)

@@ -1,4 +1,4 @@
-"""Parses YAML text into plain values, and stores the source line of each value."""
+"""Parses YAML text into plain values, and stores in which line each value is."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +10,11 @@ from gateway.config.sources import DocumentSource
 from gateway.errors import ConfigurationError
 
 Path = tuple[str | int, ...]
-"""The keys and list indexes of a value, from the top of the document."""
+"""The keys and list indexes that lead from the top of the document to a value."""
 
 MAX_NODES = 200_000
 MAX_DEPTH = 100
-"""The most levels of nested lists and mappings. A document needs less than ten."""
+"""The most levels of nested lists and mappings. A document needs fewer than ten."""
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
@@ -32,13 +32,16 @@ class SourcePosition(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a parsed document: plain values, and the source line of each."""
+    """Holds a parsed document: plain values, and in which line of the source each value is."""
 
     values: dict[str, Any]  # Any: the types are checked later
     places: dict[Path, SourcePosition]
 
     def error(self, path: Path, detail: str) -> ConfigurationError:
-        """Return an error with the line of the value at `path`, or of the value around it."""
+        """Return an error that names the line of the value at `path`.
+
+        If the value has no line, the error names the line of the value that contains it.
+        """
         lengths = range(len(path), -1, -1)
         places = (self.places[path[:n]] for n in lengths if path[:n] in self.places)
         place = next(places, None)
@@ -51,7 +54,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def field_name(path: Path) -> str:
-    """Return `path` in the notation of operators, such as `regions[0].pools[1].name`."""
+    """Return `path` in the notation that operators see, such as `regions[0].pools[1].name`."""
     name = ""
     for part in path:
         if isinstance(part, int):
@@ -62,7 +65,7 @@ def field_name(path: Path) -> str:
 
 
 def parse(source: DocumentSource) -> Tree:
-    """Return the values of `source`, whose top level must be a mapping or empty.
+    """Return the values of `source`. Its top level must be a mapping, or empty.
 
     Raises:
         ConfigurationError: the text is not valid YAML, or uses YAML features that are not allowed.
@@ -86,7 +89,7 @@ def parse(source: DocumentSource) -> Tree:
 
 
 def _check_depth(source: DocumentSource) -> None:
-    """Refuse a text that is nested too deeply, because the C composer would overflow its stack.
+    """Refuse a text that is nested too deeply. It would overflow the stack of the YAML library.
 
     Raises:
         ConfigurationError: the text is nested too deeply.
@@ -105,7 +108,10 @@ def _check_depth(source: DocumentSource) -> None:
 
 
 class _Builder:
-    """Converts nodes to values, and refuses duplicate keys, custom tags and exploding aliases."""
+    """Converts YAML nodes to values.
+
+    Refuses duplicate keys, custom tags, and aliases that would multiply the size.
+    """
 
     def __init__(self, file: str) -> None:
         self.places: dict[Path, SourcePosition] = {}
@@ -139,7 +145,7 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         if node.tag == _TIMESTAMP_TAG:
-            return node.value  # dates stay text, quoted or not
+            return node.value  # a date stays text, with or without quotes
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -154,7 +160,7 @@ class _Builder:
                 raise self._error(
                     key_node, path, "merge keys (`<<`) are not supported; write the fields out"
                 )
-            key = key_node.value  # the text as written, so that `no` and `1` stay names
+            key = key_node.value  # the text as it is written, so that `no` and `1` are names
             if key in seen:
                 raise self._error(key_node, (*path, key), "the field is given twice")
             seen.add(key)

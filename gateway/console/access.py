@@ -1,4 +1,4 @@
-"""Checks session, role and origin of every request to the console."""
+"""Checks the session, the operator's role and the origin of every request to the console."""
 
 import hmac
 from typing import Any
@@ -18,12 +18,13 @@ from gateway.http.connection_timeouts import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
 LOGIN_COOKIE = "sluicegate_login"
-"""The cookie with the CSRF token of the login form, for which there is no session yet."""
+"""The name of the cookie that holds the login form's CSRF token. There is no session yet that could
+hold this token."""
 TOKEN_FIELD, TOKEN_HEADER = "csrf", "x-csrf-token"
 SESSION = "session"
-"""The key of the session in a request's state."""
+"""The key under which a request's state holds the session."""
 PUBLIC = {"public": True}
-"""Exempts the console's routes from `AdminAccess`, which requires a key in every request."""
+"""Exempts the console's routes from `AdminAccess`, which would require a key in every request."""
 WITHOUT_SESSION = {"without_session": True}
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORMS = "application/x-www-form-urlencoded"
@@ -32,10 +33,11 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ConsoleAccess(ASGIMiddleware):
-    """Stores the session and the operator in a request's state, or refuses the request.
+    """Stores the session and the operator in the request's state, or refuses the request.
 
-    A route names its role with `opt={"role": Role.OPERATOR}`. By default, GET requires VIEWER, and
-    all other methods require ADMIN. A request that is not GET must come from a page of the console.
+    A route names the role that it requires with `opt={"role": Role.OPERATOR}`. The default is
+    VIEWER for GET, and ADMIN for all other methods. A request with another method than GET must
+    come from a page of the console.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -73,10 +75,10 @@ def _check_role(found: tuple[Session, Operator] | None, role: Role) -> None:
 
 
 def check_origin(request: AnyRequest) -> None:
-    """Check that a page of this host sent the request, as `Origin` and `Sec-Fetch-Site` say.
+    """Check with `Origin` and `Sec-Fetch-Site` that a page of this host sent the request.
 
     Raises:
-        PermissionDenied: another page sent it, or the headers are missing.
+        PermissionDenied: a page of another host sent the request, or both headers are missing.
     """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")

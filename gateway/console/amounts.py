@@ -1,4 +1,4 @@
-"""Formats amounts of money and times for people."""
+"""Formats amounts of money and times for the console's pages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ _DIGITS = 3
 
 
 def money(amount: str | float | Decimal) -> str:
-    """Format an amount with two decimals, or with three significant digits if below 0.01."""
+    """Format an amount with two decimal places, or below 0.01 with three significant digits."""
     value = Decimal(str(amount))
     if value and abs(value) < _CENT:
         return f"{value:.{_DIGITS - 1 - value.adjusted()}f}"

@@ -1,4 +1,4 @@
-"""Serves the console's scripts and styles at URLs that contain a digest of their contents."""
+"""Serves the console's scripts and styles. Each URL contains a digest of the file's contents."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -60,6 +60,6 @@ def _read(path: Path) -> Asset:
 async def static_file(
     digest: FromPath[str], name: FromPath[str], assets: NamedDependency[Assets]
 ) -> Response[bytes]:
-    """Return a file, which browsers may cache for ever."""
+    """Return a file. Browsers may cache it for ever."""
     asset = assets.find(digest, name)
     return Response(asset.content, media_type=asset.media, headers=_FOREVER)

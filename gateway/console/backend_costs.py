@@ -1,4 +1,4 @@
-"""Computes the cost of backends over time, from the published documents. Pure."""
+"""Computes the cost of backends over time from the published documents, with pure functions."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,14 +12,14 @@ _NANO = 1_000_000_000
 
 
 class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document, and the Unix time in seconds from which it was active."""
+    """A document, and the Unix time in seconds at which it became active."""
 
     since: float
     document: Document
 
 
 def hourly_rate(document: Document, resolved: Mapping[str, int]) -> int:
-    """Return the cost of all backends of `document` for an hour, in 10^-9 of the currency.
+    """Return what all backends of `document` cost in an hour, in 10^-9 of a currency unit.
 
     `resolved` is the number of backends behind each entry with a DNS name, by the entry's id.
     """
@@ -40,9 +40,11 @@ def unpriced_pools(document: Document) -> list[str]:
 def backend_costs(
     documents: Sequence[DatedDocument], edges: Sequence[float], resolved: Mapping[str, int]
 ) -> list[int]:
-    """Return the cost of backends between each pair of adjacent `edges`, in 10^-9 of the currency.
+    """Return the cost of backends in each span between two adjacent `edges`.
 
-    `documents` are sorted by time. Before the first one, there were no backends.
+    Costs are in 10^-9 of a currency unit. `edges` are Unix times in seconds.
+
+    `documents` are sorted by time. Before the first document, there were no backends.
     """
     ends = [document.since for document in documents[1:]] + [edges[-1]]
     rates = [hourly_rate(each.document, resolved) for each in documents]
@@ -54,7 +56,7 @@ def backend_costs(
 
 
 def _overlap(since: float, until: float, start: float, stop: float) -> float:
-    """Return the hours by which two spans overlap."""
+    """Return for how many hours two spans overlap."""
     return max(0.0, min(until, stop) - max(since, start)) / _HOUR
 
 

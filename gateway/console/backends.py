@@ -51,7 +51,7 @@ class BackendsController(Controller):
         attention: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
         page: FromQuery[int] = 1,
     ) -> Response[str]:
-        """Return the page, or only its table for a request from htmx."""
+        """Return the page, or only its table if htmx sent the request."""
         fleet = await read_fleet(control, active)
         shown = select(fleet, query=q, attention=attention, page=page)
         is_fragment = request.headers.get("hx-request") == "true"
@@ -73,7 +73,7 @@ class BackendsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
-        """Send a backend no new items; it finishes the items that it has."""
+        """Stop sending items to a backend. It finishes the items that it has."""
         done = await backends.change(region, backend, drained=True, actor=operator.name)
         return await _row(request, frame, backends, region, done.content)
 
@@ -91,7 +91,7 @@ class BackendsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
-        """Send items to a drained backend again."""
+        """Start sending items to a drained backend again."""
         done = await backends.change(region, backend, drained=False, actor=operator.name)
         return await _row(request, frame, backends, region, done.content)
 
@@ -99,7 +99,7 @@ class BackendsController(Controller):
 def select(fleet: FleetView, *, query: str, attention: bool, page: int) -> BackendPage:
     """Return one page of the backends whose id, URL, pool or region contains `query`.
 
-    With `attention`, backends that are ready and not drained are left out.
+    With `attention`, only backends that are drained or not ready are included.
     """
     wanted = query.strip().lower()
     found = [

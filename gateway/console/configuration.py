@@ -1,4 +1,4 @@
-"""Shows the active document and the history; compares, checks and publishes documents."""
+"""Shows, compares, checks and publishes configuration documents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _UPLOADED = "document.yaml"
 
 
 class ActiveDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The active document with the data that the page shows."""
+    """The active document, and other data that the page shows about it."""
 
     published: Published
     tag: str
@@ -81,7 +81,7 @@ class ConfigurationController(Controller):
         publisher: NamedDependency[Publisher],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Return the changes that a document would make, or why it would be refused."""
+        """Return what a document would change, or why it would be refused."""
         fields = await fields_of(request)
         text = _text(fields)
         try:
@@ -143,7 +143,7 @@ class ConfigurationController(Controller):
 async def _state(
     request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
 ) -> Response[str]:
-    """Return the updated state of the page after a change."""
+    """Return the part of the page that shows the active document, after a change."""
     context = await _context(control) | {"change": change}
     return frame.render(request, "configuration/_state.html", context)
 
@@ -167,14 +167,14 @@ async def _context(control: Control) -> dict[str, object]:
 
 
 def _editable(sources: Sequence[DocumentSource]) -> str:
-    """Return the text to edit: the only file unchanged, or several files merged into one."""
+    """Return the text to edit. A single file stays as it is. Several files are merged."""
     return sources[0].text if len(sources) == 1 else normalised(sources)
 
 
 def _compare(
     before: Sequence[DocumentSource], after: Sequence[DocumentSource]
 ) -> tuple[FieldLines, Difference]:
-    """Return the differences between two documents, by fields and by lines."""
+    """Return the differences between two documents, both by fields and by lines."""
     found = difference(normalised(before), normalised(after))
     try:
         fields = lines_of(*(load_sources(each) if each else Document() for each in (before, after)))
@@ -191,7 +191,7 @@ def _sources_of(history: Sequence[Published], number: int) -> Sequence[DocumentS
 
 
 def _text(fields: Fields) -> str:
-    # Browsers send line breaks as CRLF.
+    # Browsers send line breaks as CRLF. Documents have LF.
     text = "".join(fields.get("text", ())).replace("\r\n", "\n")
     if len(text.encode()) > MAX_SOURCE_BYTES:
         raise PayloadTooLarge(f"the document is larger than {MAX_SOURCE_BYTES} bytes")

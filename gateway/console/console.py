@@ -39,7 +39,7 @@ _STATIC = Path(__file__).parent / "static"
 class Console:
     """Adds web pages to the operators' listener; implements `Extension`.
 
-    Handlers can use the listener's dependencies and the console's own.
+    Its handlers can use the listener's dependencies and the console's own dependencies.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ async def no_page(path: FromPath[str]) -> None:  # noqa: ARG001 - Litestar passe
 
 
 class ConsoleMetrics:
-    """Reads the metrics of all processes, and how often the supervisor has restarted processes."""
+    """Reads the metrics of all processes, and the supervisor's counts of restarts."""
 
     def __init__(self, settings: Settings) -> None:
         self._files = MetricReader(settings.metrics_dir, (*METRICS, *GAUGES))
         self._folder = settings.data_dir
 
     def read(self) -> dict[Series, float]:
-        """Return the value of each series; blocks."""
+        """Return the value of each series. The call blocks."""
         found = self._files.read()
         for each in read_restarts(self._folder):
             labels = (("reason", each.reason), ("role", each.role))
@@ -106,7 +106,7 @@ class ConsoleMetrics:
 
 
 def _router(*, frame: Frame, access: ConsoleAccess, objects: dict[str, object]) -> Router:
-    # Middleware and handlers are passed as functions: Litestar would make copies of objects.
+    # Middleware and handlers are passed as functions, because Litestar would copy objects.
     def guarded(app: ASGIApp) -> ASGIApp:
         return access(app)
 

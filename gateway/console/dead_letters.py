@@ -29,7 +29,10 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         before: FromQuery[int | None] = None,
     ) -> Response[str]:
-        """Return the page with the newest dead letters."""
+        """Return the page.
+
+        It shows the newest dead letters, or those with numbers below `before`.
+        """
         context = await _context(dead_letters, before=before)
         return frame.render(request, "dead_letters.html", context)
 

@@ -1,4 +1,7 @@
-"""Compares documents line by line, in a normalised form of YAML. Pure."""
+"""Compares documents line by line, after converting them to one form of YAML.
+
+All functions are pure.
+"""
 
 import difflib
 from collections.abc import Sequence
@@ -14,17 +17,17 @@ from gateway.errors import ConfigurationError
 
 _CONTEXT = 3
 MOST_LINES = 2_000
-"""The most lines of a difference that are shown."""
+"""The console shows at most this many lines of a difference."""
 
 
 class Change(StrEnum):
-    """Says how a line differs."""
+    """Says what a line of a difference is."""
 
     SAME = "same"
     ADDED = "added"
     REMOVED = "removed"
     PLACE = "place"
-    """A hunk header, which says where the next lines are."""
+    """The header of a hunk. It says where the following lines are in the two texts."""
 
 
 class DiffLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,17 +38,17 @@ class DiffLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines by which two documents differ, with some lines of context."""
+    """The lines in which two documents differ, with some lines before and after as context."""
 
     lines: list[DiffLine]
     added: int
     removed: int
     is_cut: bool
-    """Whether further lines are left out."""
+    """Whether lines were left out because there are too many."""
 
 
 def normalised(sources: Sequence[DocumentSource]) -> str:
-    """Return a document as YAML, with fields in the order of the schema and without defaults.
+    """Return a document as YAML. Fields are in the schema's order; default values are left out.
 
     If this version cannot read the document, its files are returned unchanged.
     """
@@ -57,7 +60,7 @@ def normalised(sources: Sequence[DocumentSource]) -> str:
 
 
 def as_yaml(document: Document) -> str:
-    """Return a document as YAML, without fields that have their default values."""
+    """Return a document as YAML. Fields that have their default values are left out."""
     shown = msgspec.to_builtins(without_defaults(document))
     text: str = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
     return text

@@ -1,4 +1,7 @@
-"""Formats the fields by which two documents differ, and the affected tenants. Pure."""
+"""Describes in which fields two documents differ, and which tenants that affects.
+
+All functions are pure.
+"""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -15,7 +18,7 @@ _LONGEST = 400
 
 
 class FieldLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The old and the new value of a field; `None` means that the field is missing."""
+    """The old and the new value of a field. `None` means that the field is missing."""
 
     path: str
     before: str | None
@@ -23,24 +26,24 @@ class FieldLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldLines(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields by which two documents differ."""
+    """The fields in which two documents differ."""
 
     lines: list[FieldLine]
     omitted: int
-    """The number of further fields."""
+    """How many more fields differ."""
     notes: list[str]
     """Lines about the affected models, limits, prices and tenants."""
 
 
 def lines_of(before: Document, after: Document) -> FieldLines:
-    """Return the fields by which two documents differ."""
+    """Return the fields in which two documents differ."""
     found = find_changes(before, after)
     lines = [_line(change) for change in islice(found, MOST_FIELDS)]
     return FieldLines(lines=lines, omitted=sum(1 for _ in found), notes=[])
 
 
 def described(difference: DocumentDifference) -> FieldLines:
-    """Return the changes that a document would make, with notes."""
+    """Return what a document would change, with notes about the effects."""
     shown = difference.changes[:MOST_FIELDS]
     omitted = difference.omitted + len(difference.changes) - len(shown)
     models = difference.models

@@ -1,4 +1,4 @@
-"""Combines all workers' reports about each backend of the document."""
+"""Combines the workers' reports about each backend of the configuration document."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of a tenant one worker refuses per second because of limits."""
+    """How many requests of a tenant a worker refuses per second because of limits."""
 
     tenant: str
     per_second: float
@@ -54,7 +54,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     drained: bool
     is_entry: bool
-    """Whether this is an entry with a DNS name that no worker could resolve."""
+    """Whether this stands for an entry of the document whose DNS name no worker could resolve."""
     seen: Sequence[EndpointReport]
     """The workers' reports."""
 
@@ -88,7 +88,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why the backend is not ready; empty if nothing is wrong or known."""
+        """Why the backend is not ready, or what is wrong with its models; empty if unknown."""
         for each in self.seen:
             if each.missing or each.trouble:
                 return "; ".join(each.missing) or each.trouble
@@ -106,17 +106,17 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> GpuState | None:
-        """The state of the backend's GPU at a worker's last probe."""
+        """The state of the backend's GPU, as a worker's last probe found it."""
         return next((each.gpu for each in self._ready if each.gpu is not None), None)
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until all workers use the backend again after its ejection."""
+        """Seconds until no worker ejects the backend any more."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
     def share(self) -> float | None:
-        """The fraction of its full traffic that the backend gets: below 1 during slow start.
+        """The fraction of its full traffic that the backend gets. It is below 1 in slow start.
 
         `None` if the backend is drained or not ready.
         """
@@ -124,7 +124,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finish(self) -> float | None:
-        """The longest predicted time in seconds until an item that is sent now has its result.
+        """The workers' longest prediction of the seconds until an item sent now has its result.
 
         `None` if the backend is drained or not ready.
         """
@@ -133,7 +133,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_flight(self) -> int:
-        """The number of items that wait for the backend."""
+        """The number of items that all workers have in flight at the backend."""
         return sum(each.in_flight for each in self.seen)
 
     @property
@@ -148,19 +148,22 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _ready(self) -> list[EndpointReport]:
-        """The reports of workers that see the backend as ready; only these predict correctly."""
+        """The reports of workers that found the backend ready.
+
+        Only their predictions are meaningful.
+        """
         return [each for each in self.seen if each.health == "ready"]
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends in the order of the document, and the workers that report about them."""
+    """All backends, in the order of the document, and the workers that report about them."""
 
     regions: dict[str, list[Backend]]
     workers: list[str]
     configured: frozenset[str] = frozenset()
-    """The models that the document names, served or not."""
+    """The models that the document names, whether a backend serves them or not."""
     refused: Mapping[str, float] = {}
-    """Requests per second that limits refuse, for the tenants with the most of them."""
+    """For the tenants with the most refused requests: requests that limits refuse per second."""
 
     @property
     def backends(self) -> Iterable[Backend]:
@@ -168,7 +171,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
         return (backend for region in self.regions.values() for backend in region)
 
     def find(self, region: str, backend: str) -> Backend | None:
-        """Return a backend of a region, `None` if it does not exist."""
+        """Return a backend of a region, or `None` if it does not exist."""
         return next((b for b in self.regions.get(region, ()) if b.id == backend), None)
 
 
@@ -218,7 +221,7 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
 def _found(
     entry: BackendConfig, seen: Mapping[str, Sequence[EndpointReport]]
 ) -> list[tuple[str, str]]:
-    """Return the ids and URLs of the backends that an entry of the document stands for."""
+    """Return the id and URL of each backend that an entry of the document stands for."""
     if not entry.dns:
         return [(entry.id, entry.url)]
     found = [

@@ -1,4 +1,4 @@
-"""Formats numbers for people: short and with units."""
+"""Formats numbers for the console's pages, in a short form and with units."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Format a number of events per second; below 10 with a decimal."""
+    """Format a number of events per second. A number below 10 gets one decimal place."""
     return NOTHING if value is None else f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - where a decimal matters
 
 
@@ -31,7 +31,7 @@ def seconds(value: float | None) -> str:
         return NOTHING
     if value < _SHORTEST:
         return "< 1 µs" if value else "0"
-    rounded = float(f"{value:.3g}")  # first, so that 0.9996 ms becomes 1 ms
+    rounded = float(f"{value:.3g}")  # rounded before the unit is chosen: 0.9996 ms becomes 1 ms
     _, unit, factor = next(each for each in _TIMES if rounded >= each[0])
     number = rounded * factor
     return f"{number:.3g} {unit}" if number < _THOUSAND else f"{number:,.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Converts the fields of the console's forms to values for the ledger. Pure."""
+"""Converts the fields of the console's forms to values for the ledger, with pure functions."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ Fields = Mapping[str, Sequence[str]]
 
 
 def one(fields: Fields, name: str) -> str:
-    """Return the first value of a field, empty if the field is missing."""
+    """Return the first value of a field, or an empty string if the field is missing."""
     values = fields.get(name, ())
     return values[0].strip() if values else ""
 
@@ -50,7 +50,7 @@ def budget_of(fields: Fields) -> Budget:
 
 
 def words_of(fields: Fields, name: str) -> tuple[str, ...] | None:
-    """Return the words in a field, separated by spaces or commas; `None` if there are none."""
+    """Return the words in a field, which spaces or commas separate, or `None` without words."""
     words = one(fields, name).replace(",", " ").split()
     return tuple(words) or None
 
@@ -67,7 +67,9 @@ def number_of(text: str, name: str) -> int:
 
 
 def moment_of(fields: Fields, name: str) -> datetime | None:
-    """Return the date or time in a field, in UTC by default; `None` if the field is empty.
+    """Return the date or time in a field, or `None` if the field is empty.
+
+    A time without a time zone is in UTC.
 
     Raises:
         InvalidRequest: the value is not a date or a time.

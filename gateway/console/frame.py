@@ -30,7 +30,7 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    # With `no-referrer`, browsers would send forms with the origin `null`.
+    # Not `no-referrer`: browsers would then send forms with the origin `null`.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -38,7 +38,7 @@ _HEADERS = {
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of the console. Operators without the role do not see it."""
+    """One page of the console. Operators who do not have its role do not see the page."""
 
     title: str
     path: str
@@ -49,7 +49,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame:
-    """Renders templates with the data for every page: navigation, operator and theme."""
+    """Renders templates with the data that every page needs: navigation, operator and theme."""
 
     def __init__(self, *, assets: Assets, pages: Sequence[Page], region: str) -> None:
         self._pages = pages
@@ -71,12 +71,12 @@ class Frame:
         *,
         status: int = 200,
     ) -> Response[str]:
-        """Return a response with a rendered page or a fragment of a page."""
+        """Return a response with the rendered template: a page, or a fragment of a page."""
         text = self.text(request, template, context)
         return Response(text, status_code=status, media_type="text/html", headers=_HEADERS)
 
     def text(self, request: AnyRequest, template: str, context: Mapping[str, object]) -> str:
-        """Return a rendered template for the operator and the theme of the request."""
+        """Render a template for the operator who sent the request, in the operator's theme."""
         state = request.scope["state"]
         operator: Operator | None = state.get(OPERATOR)
         session = state.get(SESSION)
@@ -92,7 +92,10 @@ class Frame:
         return self._environment.get_template(template).render(shown | dict(context))
 
     def problem(self, request: AnyRequest, error: Exception) -> Response[Any]:
-        """Return an error as a page or, for htmx, as a fragment; or redirect to the login page."""
+        """Return an error as a page, or as a fragment if htmx sent the request.
+
+        If the operator is not logged in, redirect to the login page.
+        """
         is_fragment = request.headers.get("hx-request") == "true"
         known = gateway_error(error, str(request.scope["state"].get("request_id", "")))
         if isinstance(known, AuthenticationFailed):
@@ -110,7 +113,7 @@ class Frame:
 
 
 def _to_login(request: AnyRequest, *, is_fragment: bool) -> Response[None]:
-    if is_fragment:  # htmx must replace the whole page, and not insert the login form into it
+    if is_fragment:  # otherwise htmx would insert the login form into the present page
         seen = urlsplit(request.headers.get("hx-current-url", ""))
         return Response(None, headers={"HX-Redirect": _login_url(seen.path)})
     path = request.url.path if request.method == "GET" else ""

@@ -1,4 +1,4 @@
-"""Keeps the traffic of the last half hour, and notifies open pages of each new reading."""
+"""Keeps the traffic of the last half hour, and tells open pages about each new reading."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,8 @@ LENGTH: Final = 1800.0
 """Seconds for which points are kept."""
 _WATCHED_INTERVAL: Final = 1.0
 _INTERVAL: Final = 5.0
-# Workers write their counters once a second, so rates over a single second would jump.
+# Rates are over several seconds. Workers write their counters once a second, so rates over one
+# second would jump.
 _WINDOW: Final = 5.0
 _RESTARTS_SHOWN: Final = 300.0
 _MOST_POINTS: Final = 1800
@@ -26,7 +27,10 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """A point of the charts. `at` is a Unix time; rates are per second, latencies in seconds."""
+    """A point of the charts.
+
+    `at` is a Unix time in seconds. Rates are per second, and latencies are in seconds.
+    """
 
     at: float
     requests: float
@@ -42,12 +46,12 @@ class Reader(Protocol):
     """Reads metrics."""
 
     def read(self) -> dict[Series, float]:
-        """Return the value of each series; blocks."""
+        """Return the value of each series. The call blocks."""
         ...
 
 
 class History:
-    """Reads the metrics every five seconds, or every second while a page is open; keeps points.
+    """Reads the metrics every five seconds, or every second while a page is open. Keeps points.
 
     `clock` returns the Unix time in seconds.
     """
@@ -116,13 +120,13 @@ class History:
         self._notify()
 
     def check_room(self) -> None:
-        """Raise `Overloaded` if too many pages are open; call it before the response begins."""
+        """Raise `Overloaded` if too many pages are open. Call this before the response begins."""
         if self._viewers >= _MOST_VIEWERS:
             raise Overloaded("Too many pages of the console are open. Close one.", retry_after=5.0)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Read the metrics every second until the block ends.
+        """While the context lasts, read the metrics every second.
 
         Raises:
             Overloaded: too many pages are open.
@@ -138,13 +142,16 @@ class History:
                 self._watched.clear()
 
     async def next(self) -> bool:
-        """Wait for the next reading; return false if there will be none."""
+        """Wait for the next reading. Return false if no more readings will come."""
         if not self._is_closed:
             await self._changed.wait()
         return not self._is_closed
 
     async def _wait(self, stopped: asyncio.Task[bool]) -> None:
-        """Wait until the next reading is due; opening a page shortens the wait."""
+        """Wait until the next reading is due.
+
+        If a page is opened, the next reading is due sooner.
+        """
         await asyncio.wait({stopped}, timeout=_WATCHED_INTERVAL)
         if not self._viewers:
             watched = asyncio.create_task(self._watched.wait())

@@ -1,4 +1,4 @@
-"""Finds incidents, such as failing requests or unreachable dependencies, and words them."""
+"""Finds and describes incidents, such as failing requests or unreachable dependencies."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -26,15 +26,15 @@ _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is degraded now."""
+    """Something that does not work as it should now."""
 
     text: str
     is_bad: bool
-    """Whether callers notice it."""
+    """Whether callers notice the incident."""
     page: str = ""
-    """The path of a page that shows more."""
+    """The path of a page that shows more about the incident."""
     is_cause: bool = False
-    """Whether it usually causes other incidents."""
+    """Whether such an incident usually causes other incidents."""
 
 
 async def find_incidents(
@@ -45,7 +45,7 @@ async def find_incidents(
     ledger: Ledger,
     cache_redis: PipelinedClient,
 ) -> list[Incident]:
-    """Return all incidents, the worst first; `fleet` is `None` if it cannot be read."""
+    """Return all incidents, the worst first. `fleet` is `None` if the reports cannot be read."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
         *(backend_incidents(fleet, traffic) if fleet is not None else ()),
@@ -56,7 +56,7 @@ async def find_incidents(
 
 
 def worst_first(found: Iterable[Incident]) -> list[Incident]:
-    """Return incidents in the order in which an operator should read them."""
+    """Return incidents in the order in which an operator should read them, the worst first."""
     return sorted(found, key=lambda each: (not each.is_bad, not each.is_cause))
 
 
@@ -120,7 +120,7 @@ def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
 def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
     """Yield the backends that are much slower than the fastest backend with the same model.
 
-    The bounds are the same as in the alert `EndpointSlow`.
+    The alert `EndpointSlow` uses the same thresholds.
     """
     known = [(each.finish, each) for each in fleet.backends if each.finish and each.mood == "good"]
     fastest: dict[str, float] = {}
@@ -141,7 +141,7 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
 def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
     """Return an incident if no worker reports to the state Redis.
 
-    The metrics, which do not need Redis, show whether workers still serve requests.
+    The metrics show whether workers still serve requests. Reading the metrics does not need Redis.
     """
     if fleet.workers:
         return None
@@ -157,13 +157,13 @@ def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
     """Yield the incidents of requests and processes.
 
-    `tenants` maps tenants to the requests per second that limits refuse.
+    `tenants` maps tenants to the number of their requests that limits refuse per second.
     """
     failing = [model for model in traffic.models if _fails(model)]
     if _fails(traffic.total):
         yield _failures(traffic, traffic.total, has_codes=True)
     for model in failing:
-        # The metric of error codes has no label for the model.
+        # The metric that counts error codes has no label for the model.
         yield _failures(traffic, model, has_codes=len(failing) == 1)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
         yield _refusals(traffic, tenants)
@@ -177,7 +177,7 @@ def _fails(model: ModelTraffic) -> bool:
 
 
 def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Incident:
-    """Return an incident with the error ratio of a model, its revisions and error codes."""
+    """Return an incident that shows a model's error ratio, its revisions and the error codes."""
     what = f"requests for {model.name}" if model.name else "all requests"
     text = f"{percent(model.error_ratio)} of {what} fail ({rate(model.errors)} per second)."
     items = traffic.rates.of("sluicegate_items_total") if model.name else ()
@@ -197,7 +197,7 @@ def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Inci
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
-    """Return an incident with the limits that refuse requests, and the affected tenants."""
+    """Return an incident that shows which limits refuse requests, and of which tenants."""
     decisions = traffic.rates.of("sluicegate_limit_decisions_total")
     policies = Counter(
         {each["policy"]: value for each, value in decisions if each["decision"] == "refused"}
@@ -214,9 +214,9 @@ def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """A gauge, and the condition under which it means an incident.
+    """A gauge, and the condition under which its value means an incident.
 
-    `text` is a format string for the gauge's labels and its `value`.
+    `text` is the format string of the incident's description, with the gauge's labels and `value`.
     """
 
     metric: str
@@ -298,7 +298,7 @@ GAUGES: Final = tuple(rule.metric for rule in _RULES)
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:
-    """Yield an incident for each value of a gauge to which a rule applies."""
+    """Yield an incident for each value of a gauge that fulfills the condition of a rule."""
     for rule in _RULES:
         for labels, value in values.of(rule.metric):
             if rule.applies(value):

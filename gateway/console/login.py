@@ -23,7 +23,8 @@ from gateway.console.sessions import LIFETIME, Sessions
 
 _YEAR: Final = 365 * 86400
 _MOST_BYTES: Final = 16 * 1024
-"""The most bytes of a form, because anybody who reaches the listener can send one."""
+"""The most bytes of a form. Forms are limited because anybody who reaches the listener can send
+one."""
 _OWN_PATH = re.compile(rf"{ROOT}(/[\w/.@%-]*)?", re.ASCII)
 
 
@@ -35,7 +36,10 @@ class LoginForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThemeForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The new theme, empty for the system's theme, and the path of the page to return to."""
+    """The new theme, and the path of the page to return to.
+
+    An empty theme is the system's theme.
+    """
 
     theme: str = ""
     to: str = ""
@@ -64,7 +68,7 @@ class LoginController(Controller):
         sessions: NamedDependency[Sessions],
         limiter: NamedDependency[LoginLimiter],
     ) -> Response[str] | Response[None]:
-        """Open a session and redirect to the page, or show the form again if the key is wrong.
+        """Open a session and redirect to the page `to`. If the key is wrong, show the form again.
 
         Raises:
             RateLimited: the caller's IP address sent too many wrong keys.

@@ -9,26 +9,29 @@ from gateway.errors import RateLimited
 
 MOST_FAILURES = 10
 WINDOW = 60.0
-"""Seconds in which an IP address may send `MOST_FAILURES` wrong keys."""
+"""An IP address may send `MOST_FAILURES` wrong keys in this many seconds."""
 _MOST_ADDRESSES = 4096
 
 
 class _Bucket(msgspec.Struct):
-    """A token bucket: the failures that an IP address has left at the time `at`."""
+    """A token bucket: how many more wrong keys an IP address may send at the time `at`."""
 
     tokens: float
     at: float
 
 
 class LoginLimiter:
-    """Keeps a token bucket for each IP address; drops the address that failed longest ago."""
+    """Keeps a token bucket for each IP address that sent a wrong key.
+
+    If there are too many addresses, it drops the address whose last wrong key is the oldest.
+    """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raise `RateLimited` if the IP address has failed too often."""
+        """Raise `RateLimited` if the IP address has sent too many wrong keys."""
         bucket = self._refilled(address)
         if bucket.tokens < 1:
             wait = (1 - bucket.tokens) * WINDOW / MOST_FAILURES

@@ -24,22 +24,23 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of backends in each hour or day of a chart."""
 
     costs: list[int] | None = None
-    """In 10^-9 of the currency; `None` if no pool has a cost, or prices have several currencies."""
+    """Costs in 10^-9 of a currency unit; `None` if no pool has a cost or prices have several
+    currencies."""
     unpriced: list[str] = []
     """The pools without a cost, as `region/pool`."""
     rate: int = 0
-    """The present cost of all backends for an hour, in 10^-9 of the currency."""
+    """What all present backends cost in an hour, in 10^-9 of a currency unit."""
 
 
 class MarginReader:
-    """Computes the cost of backends. It caches parsed documents, which never change."""
+    """Computes the cost of backends. It caches parsed documents, because documents never change."""
 
     def __init__(self, *, placement: Path | None) -> None:
         self._placement = placement
         self._documents: dict[int, Document | None] = {}
 
     async def read(self, control: Control, active: Document, buckets: Buckets) -> Margins:
-        """Return the cost of backends, from the `active` document and the history."""
+        """Return the cost of backends, according to the `active` document and the history."""
         if len({price.currency for price in active.prices}) > 1:
             return Margins()
         resolved = await _resolved(control)
@@ -61,7 +62,8 @@ class MarginReader:
         kept = {each.generation for each in published}
         self._documents = {key: self._documents[key] for key in self._documents if key in kept}
         dated = [DatedDocument(since=each.time, document=one) for each, one in found if one]
-        # If the history lacks older documents, the first document stands for them.
+        # The first document in the history stands for older documents that the history no longer
+        # has.
         if dated and published[0].generation > 1:
             dated[0] = msgspec.structs.replace(dated[0], since=0.0)
         return dated
@@ -83,7 +85,7 @@ def _has_costs(document: Document) -> bool:
 
 
 async def _resolved(control: Control) -> Mapping[str, int]:
-    """Return the present number of backends behind each DNS name, by the entry's id."""
+    """Return how many backends each entry with a DNS name stands for now, by the entry's id."""
     counts: dict[str, int] = {}
     try:
         seen = await reported_backends(control)

@@ -19,20 +19,20 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     revisions: dict[str, int]
-    """The number of usable backends by the revision that they serve, most common first."""
+    """How many usable backends serve each revision. The most common revision comes first."""
     unserved: str = ""
-    """Why no usable backend serves the model; empty if one does."""
+    """Why no usable backend serves the model; empty if a usable backend serves it."""
     numbers: list[str]
     """The numbers of the revisions that backends serve."""
     problems: dict[str, int]
-    """The number of backends by error of the model."""
+    """For each error of the model, the number of backends that report it."""
     plan: Serving | None
-    """The operators' plan; `None` if the model's folder decides how it is served."""
+    """The operators' plan, or `None` if the model's folder decides how the model is served."""
     traffic: ModelTraffic
 
     @property
     def split(self) -> dict[str, float]:
-        """The fraction of items for each revision in the operators' plan."""
+        """The fraction of the items that each revision gets in the operators' plan."""
         weights = (self.plan.revisions if self.plan else None) or {}
         total = sum(weights.values())
         return {number: weight / total for number, weight in weights.items()}
@@ -57,7 +57,7 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
             problems.setdefault(base_name(name), Counter())[text] += 1
     configured = (
         fleet.configured if fleet.workers else ()
-    )  # without reports, all would look unserved
+    )  # without workers' reports, all models would seem unserved
     by_name = {each.name: each for each in traffic.models}
     return [
         ModelRow(

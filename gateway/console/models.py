@@ -1,4 +1,4 @@
-"""Shows models and the results of their revisions; changes traffic splits and shadows."""
+"""Shows models and the results of their revisions. Changes traffic splits and shadow revisions."""
 
 import asyncio
 from typing import Final
@@ -36,7 +36,7 @@ _MOST_DIGITS: Final = 9
 
 
 class ModelRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All models, sorted by name; `absent` is set if no worker reports."""
+    """All models, sorted by name. If no worker reports, `absent` is set."""
 
     rows: list[ModelRow]
     absent: Incident | None
@@ -82,7 +82,7 @@ async def provide_models(
     ledger: NamedDependency[Ledger],
     history: NamedDependency[History],
 ) -> ModelReader:
-    """Return the reader, as a dependency of handlers."""
+    """Return the reader. Litestar injects it into handlers."""
     return ModelReader(control=control, active=active, ledger=ledger, history=history)
 
 
@@ -95,7 +95,7 @@ class ShadowForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepForm(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a form without values, such as a rollback."""
+    """The fields of a form without inputs, such as the form for a rollback."""
 
     dry_run: bool = False
 
@@ -115,7 +115,7 @@ class ModelPagesController(Controller):
         q: FromQuery[str] = "",
         page: FromQuery[int] = 1,
     ) -> Response[str]:
-        """Return the list, or only its table for a request from htmx."""
+        """Return the list, or only its table if htmx sent the request."""
         all_models = await models.all()
         found = [row for row in all_models.rows if q.strip().lower() in row.name.lower()]
         pages = max(1, -(-len(found) // _PAGE))
@@ -141,7 +141,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return the page of a model; the browser loads the results of revisions separately."""
+        """Return the page of a model. The browser loads the results of the revisions separately."""
         return frame.render(request, "model.html", {"model": await models.one(model)})
 
     @get("/{model:str}/arms")
@@ -153,7 +153,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Ask the backends for the results of each revision; return them with the forms."""
+        """Return the results of each revision, from the backends, and the forms for its plan."""
         context = {"found": await revision_reader.read(model), "model": await models.one(model)}
         return frame.render(request, "models/_revisions.html", context)
 
@@ -166,7 +166,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Divide items by the weights in the form, whose fields are named after revisions."""
+        """Divide items by the weights in the form. The form's fields are named after revisions."""
         form = {name: str(value).strip() for name, value in (await request.form()).multi_items()}
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(
@@ -198,7 +198,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Restore the plan from before the last change of the split."""
+        """Restore the plan that was in effect before the last change of the split."""
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(as_before(model), ROLLBACK, dry_run=data.dry_run)
 
@@ -230,7 +230,7 @@ class _Change:
         self._actor = actor
 
     async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
-        """Make the change; with `dry_run`, only let every backend check it."""
+        """Make the change. With `dry_run`, only let every backend check the new plan."""
         done = await self._changes.change(
             self._model, derive, action=action, actor=self._actor, dry_run=dry_run
         )
@@ -242,7 +242,7 @@ class _Change:
 
 
 def weights_of(form: dict[str, str]) -> dict[str, int]:
-    """Return the weights in a form, by revision; a field that is empty or 0 is skipped.
+    """Return the weights in a form, by revision. A field that is empty or 0 is skipped.
 
     Raises:
         InvalidRequest: a revision or a weight is not a number, or no weight is given.

@@ -1,4 +1,4 @@
-"""Shows the present traffic and the incidents, and keeps the page up to date."""
+"""Shows the present traffic and the present incidents, and keeps the page up to date."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 
 _CHECK_EVERY: Final = 3
-"""Readings of the metrics between two checks of backends, dependencies and the session."""
+"""Backends, dependencies and the session are checked at every third reading of the metrics."""
 _CHECK_TIMEOUT: Final = 10.0
 _MOST_MODELS: Final = 50
 
@@ -47,7 +47,7 @@ class IncidentReader:
         self._cache_redis = cache_redis
 
     async def read(self) -> list[Incident]:
-        """Return the incidents, the worst first; takes at most 10 s."""
+        """Return the incidents, the worst first. This takes at most 10 s."""
         try:
             async with asyncio.timeout(_CHECK_TIMEOUT):
                 return await find_incidents(
@@ -75,7 +75,7 @@ async def provide_incidents(
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
 ) -> IncidentReader:
-    """Return the reader, as a dependency of handlers."""
+    """Return the reader. Litestar injects it into handlers."""
     return IncidentReader(
         history=history, control=control, active=active, ledger=ledger, cache_redis=cache_redis
     )
@@ -149,7 +149,7 @@ async def _events(
 async def _has_ended(request: AnyRequest, sessions: Sessions) -> bool:
     try:
         return await sessions.find(request.cookies.get(SESSION_COOKIE, "")) is None
-    except DependencyUnavailable:  # during an outage, operators need the page
+    except DependencyUnavailable:  # operators need the page most during an outage
         return False
 
 

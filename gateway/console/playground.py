@@ -36,7 +36,7 @@ _EXAMPLES = {body.task: body.example for body in BODIES}
 
 
 class PlaygroundController(Controller):
-    """Serves the playground. It stores nothing: only the browser keeps key, body and response."""
+    """Serves the playground. It stores nothing; only the browser has the key, body and response."""
 
     path = "/playground"
     opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
@@ -75,7 +75,11 @@ class PlaygroundController(Controller):
         task: FromQuery[Task],
         model: FromQuery[str] = "",
     ) -> Response[str]:
-        """Return the tasks of a model, and an example body for `task` or another of its tasks."""
+        """Return the tasks of a model, and an example body.
+
+        The example is for `task` if the model has this task, and otherwise for another task of the
+        model.
+        """
         tasks = await _tasks(backend_calls, model)
         task = task if task in tasks else tasks[0]
         context = {"tasks": tasks, "task": task, "body": example(task, model)}

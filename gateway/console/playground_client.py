@@ -25,7 +25,7 @@ class TimingStep(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     duration: float
-    """Seconds."""
+    """The duration in seconds."""
 
 
 class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
     body: str
     is_cut: bool
     duration: float
-    """Seconds until the end of the response, as measured here."""
+    """Seconds from sending the request to the end of the response."""
     cache: str
     rows: str
     age: str
@@ -50,7 +50,7 @@ class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaygroundClient:
-    """Calls the customers' listener, with at most four requests at a time."""
+    """Calls the customers' listener. At most four requests are in flight at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = customers_url(settings)
@@ -60,7 +60,7 @@ class PlaygroundClient:
     async def send(
         self, *, task: Task, model: str, body: bytes, key: str, fresh: bool
     ) -> PlaygroundAnswer:
-        """Send a request and return the response; `fresh` bypasses the result cache.
+        """Send a request and return the response. With `fresh`, bypass the result cache.
 
         Raises:
             UpstreamUnavailable: the listener cannot be reached, or does not respond in time.
@@ -112,7 +112,10 @@ class PlaygroundClient:
         return answer, found[:MOST_ANSWER_BYTES].decode(errors="replace"), is_cut
 
     def _tls(self) -> ssl.SSLContext | bool:
-        """Return how to verify the listener; this machine's certificate is trusted for any name."""
+        """Return how to verify the listener.
+
+        This machine's certificate is trusted for every host name.
+        """
         if self._certificate is None:
             return self._url.startswith("https:")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -124,7 +127,7 @@ class PlaygroundClient:
 
 
 def customers_url(settings: Settings) -> str:
-    """Return the URL of the customers' listener; by default, of this machine's listener."""
+    """Return the URL of the customers' listener. The default is the listener on this machine."""
     if settings.playground_url:
         return settings.playground_url.rstrip("/")
     scheme = "http" if settings.tls_certificate is None else "https"
@@ -135,7 +138,7 @@ def customers_url(settings: Settings) -> str:
 
 
 def phases_of(timing: str) -> tuple[TimingStep, ...]:
-    """Parse the header `Server-Timing`; entries without a duration are left out."""
+    """Parse the header `Server-Timing`. Entries without a duration are left out."""
     found = []
     for entry in timing.split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))

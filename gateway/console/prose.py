@@ -1,4 +1,4 @@
-"""Formats error messages as sentences of a page, and values as JSON."""
+"""Formats error messages as sentences on a page, and values as JSON."""
 
 import re
 from collections.abc import Callable
@@ -13,8 +13,8 @@ _STOPS: Final = (".", "!", "?", ":")
 
 
 def prose(text: str) -> Markup:
-    """Format a message as HTML: add a capital and a full stop, and show backticks as code."""
-    if _FIRST_WORD.match(text):  # `name: problem` keeps the name as it is
+    """Format a message as HTML: a capital letter, a full stop, and text in backticks as code."""
+    if _FIRST_WORD.match(text):  # in `name: problem`, the name does not get a capital letter
         text = text[0].upper() + text[1:]
     if text and not text.endswith(_STOPS):
         text += "."
@@ -22,7 +22,7 @@ def prose(text: str) -> Markup:
 
 
 def compact(value: object) -> str:
-    """Format a value as JSON on one line; a string stays as it is."""
+    """Format a value as JSON on one line. A string stays as it is."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

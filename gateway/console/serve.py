@@ -9,7 +9,7 @@ from gateway.settings import Settings
 
 
 async def serve_operators(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Serve operators until `stop` is set.
+    """Serve operators' requests until `stop` is set.
 
     Raises:
         ConfigurationError: the admin key is missing, or the address cannot be bound.

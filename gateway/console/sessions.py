@@ -1,7 +1,7 @@
-"""Keeps the sessions of operators in the memory of the process.
+"""Keeps operators' sessions in the memory of the process.
 
-A session holds the operator's key, which is checked again for every request. A session ends when
-its key is revoked. A restart of the process ends all sessions.
+A session holds the operator's key. Every request checks the key again, so a session ends when the
+key is revoked. A restart of the process ends all sessions.
 """
 
 import secrets
@@ -19,7 +19,8 @@ LIFETIME = 12 * 3600
 """Seconds after which an operator must log in again."""
 _MOST_SESSIONS = 1000
 _MOST_OF_ONE = 20
-"""The most sessions of one operator, so that an operator cannot end the sessions of others."""
+"""The most sessions of one operator. Without this limit, one operator's new sessions could end the
+sessions of others."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,15 +50,16 @@ class Sessions:
         self._clock = clock
         self._most = most
         self._most_of_one = most_of_one
-        # By a digest of the cookie, so that nobody can open a session with a copy of the memory.
+        # The keys are digests of cookies, so that a copy of the memory does not let anybody use a
+        # session.
         self._open: OrderedDict[bytes, Session] = OrderedDict()
 
     async def open(self, credential: str) -> str | None:
-        """Return the cookie of a new session, `None` if no operator has the key.
+        """Open a session, and return its cookie, or `None` if no operator has the key `credential`.
 
         Raises:
             DependencyUnavailable: the key cannot be checked now.
-            PermissionDenied: the operator lacks the role `viewer`.
+            PermissionDenied: the operator does not have the role `viewer`.
         """
         operator = await self._operator(credential)
         if operator is None:
@@ -82,7 +84,7 @@ class Sessions:
         return cookie
 
     async def find(self, cookie: str) -> tuple[Session, Operator] | None:
-        """Return the session of a cookie and its operator, `None` if the session has ended.
+        """Return a cookie's session and its operator, or `None` if the session has ended.
 
         Raises:
             DependencyUnavailable: the session's key cannot be checked now.
@@ -104,7 +106,7 @@ class Sessions:
     async def _operator(self, credential: str) -> Operator | None:
         try:
             return await self._operators.authenticate(credential)
-        except AuthenticationFailed:  # a token that has expired
+        except AuthenticationFailed:  # the token has expired
             return None
 
 

@@ -1,4 +1,4 @@
-"""Creates, rotates, limits and revokes keys on the page of their tenant."""
+"""Creates, rotates and revokes keys, and sets their limits, on the page of their tenant."""
 
 import asyncio
 from typing import Any
@@ -23,11 +23,11 @@ from gateway.ledger.types import KeyBounds
 
 _HOUR = 3_600.0
 KEPT = {"0": 0.0, "hour": _HOUR, "day": DAY, "week": LONGEST}
-"""The choices of how long a secret stays valid after a rotation, in seconds."""
+"""The choices for how long the former secret stays valid after a rotation, in seconds."""
 
 
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The new secret of a key, which is shown once."""
+    """The new secret of a key. It is shown only once."""
 
     key: str
     secret: str
@@ -99,7 +99,7 @@ class TenantKeysController(Controller):
         changes: NamedDependency[AccountChanges],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Replace the origins and routes that a key is limited to."""
+        """Replace the web origins and API routes to which a key is limited."""
         await _check_owner(changes, tenant, key)
         fields = await fields_of(request)
         bounds = KeyBounds(origins=words_of(fields, "origins"), routes=words_of(fields, "routes"))

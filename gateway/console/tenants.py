@@ -1,4 +1,4 @@
-"""Shows the list of tenants, and each tenant's limits, budget, keys and usage; changes them."""
+"""Shows and changes tenants, their limits, budgets and keys. Shows their usage."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _EMPTY_ROWS = 2
 
 
 class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A key and its state, as the page of a tenant shows them."""
+    """A key and its state, in the form in which the page of a tenant shows them."""
 
     key: Key
     state: str
@@ -36,7 +36,7 @@ class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of a model in a month, with the fraction of items that were not computed."""
+    """The usage of a model in a month, and the fraction of its items that were not computed."""
 
     row: GroupUsage
     hit_ratio: float | None
@@ -110,7 +110,7 @@ class TenantsController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return the usage of this month by model, and the rest of the budget."""
+        """Return this month's usage by model, and what is left of the budget."""
         prices = (await active.document()).prices
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -157,7 +157,7 @@ class TenantsController(Controller):
         active: NamedDependency[ActiveDocumentReader],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Replace the budget of a tenant; an empty amount removes the budget."""
+        """Replace the budget of a tenant. An empty amount removes the budget."""
         fields = await fields_of(request)
         budget = budget_of(fields) if one(fields, "amount") else None
         prices = (await active.document()).prices
@@ -174,7 +174,10 @@ def tenant_context(tenant: Tenant) -> dict[str, Any]:
 
 
 def key_context(keys: list[Key]) -> dict[str, Any]:
-    """Return the template variables that describe keys: valid keys first, then newest first."""
+    """Return the template variables that describe keys.
+
+    Valid keys come first. Otherwise, newer keys come before older ones.
+    """
     now = datetime.now(UTC)
     lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]
     lines.sort(key=lambda line: line.state != "valid")
@@ -186,7 +189,7 @@ def key_context(keys: list[Key]) -> dict[str, Any]:
 
 
 def hit_ratio(row: GroupUsage) -> float | None:
-    """Return the fraction of items that were not computed, `None` without items."""
+    """Return the fraction of items that were not computed, or `None` if there are no items."""
     return (row.hit + row.collapsed) / row.items if row.items else None
 
 

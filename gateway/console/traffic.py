@@ -1,4 +1,4 @@
-"""Computes the traffic between two readings of the metrics. Pure."""
+"""Computes the traffic between two readings of the metrics, with pure functions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ METRICS = (
     *("sluicegate_limit_decisions", "sluicegate_config_reloads", "sluicegate_process_restarts"),
     *("sluicegate_region_limit_lease_seconds", "sluicegate_failed_items"),
 )
-"""The metrics that are read; counters are named without `_total`."""
+"""The metrics that are read. A counter's name here does not end in `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
 _TOO_MANY, _SERVER_ERROR = 429, 500
 
@@ -28,7 +28,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTraffic(msgspec.Struct, kw_only=True):
-    """The traffic of a model, or of all models (empty name). Rates are per second."""
+    """The traffic of a model, or of all models if the name is empty. Rates are per second."""
 
     name: str
     requests: float = 0.0
@@ -37,11 +37,11 @@ class ModelTraffic(msgspec.Struct, kw_only=True):
     items: float = 0.0
     hit_ratio: float | None = None
     latencies: tuple[float | None, float | None, float | None] = (None, None, None)
-    """p50, p95 and p99 of successful requests, in seconds."""
+    """The latencies p50, p95 and p99 of successful requests, in seconds."""
 
     @property
     def error_ratio(self) -> float | None:
-        """The fraction of requests with a 5xx status, `None` without requests."""
+        """The fraction of requests with a 5xx status, or `None` if there are no requests."""
         return self.errors / self.requests if self.requests else None
 
 
@@ -54,7 +54,7 @@ class RegionTraffic(msgspec.Struct, frozen=True, kw_only=True):
     spilled: float = 0.0
     in_flight: float = 0.0
     finish: float | None = None
-    """The least predicted finish of its ready backends, in seconds."""
+    """The predicted finish time of the fastest ready backend, in seconds."""
     ready: int = 0
     drained: int = 0
     ejected: int = 0
@@ -62,7 +62,7 @@ class RegionTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Samples:
-    """Groups values by the name of the metric."""
+    """Groups series and their values by the name of the metric."""
 
     def __init__(self, values: Mapping[Series, float]) -> None:
         self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -84,8 +84,9 @@ class RestartCause(msgspec.Struct, frozen=True, kw_only=True):
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic between two readings.
 
-    `values` are the values of the last reading, `rates` the increases per second. `restarts` are
-    the restarts of the last five minutes, because an operator would miss a shorter display.
+    `values` are the values of the last reading. `rates` are the increases per second between the
+    readings. `restarts` are the restarts of the last five minutes; if they were shown only briefly,
+    an operator would miss them.
     """
 
     at: float
@@ -99,7 +100,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     def seen_restarts(self) -> list[RestartCause]:
         """Return the causes of the process restarts that happened between the two readings.
 
-        Restarts with the same cause are returned once.
+        If several restarts have the same cause, the cause is returned once.
         """
         counted = self.rates.of("sluicegate_process_restarts_total")
         return [
@@ -110,7 +111,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traffic_between(before: Reading, after: Reading) -> Traffic:
-    """Return the traffic between two readings. Rates are missing if the times are equal."""
+    """Return the traffic between two readings. There are no rates if their times are equal."""
     seconds = after.at - before.at
     values = Samples(after.values)
     rates = Samples(
@@ -134,7 +135,8 @@ def traffic_between(before: Reading, after: Reading) -> Traffic:
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     """Return a quantile of a histogram, interpolated within its bucket.
 
-    `share` is a fraction, such as 0.95. `buckets` has counts by upper bound, not cumulative.
+    `share` is a fraction such as 0.95. `buckets` maps each bucket's upper bound to the bucket's own
+    count, which is not cumulative.
     """
     rest = share * sum(buckets.values())
     if rest <= 0:
@@ -151,7 +153,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def _by_model(rates: Samples) -> dict[str, ModelTraffic]:
-    """Return the traffic of each model by name, and of all models under the empty name."""
+    """Return the traffic of each model by name. The empty name stands for all models together."""
     by_model: dict[str, ModelTraffic] = {"": ModelTraffic(name="")}
     hits: defaultdict[str, float] = defaultdict(float)
     for labels, value in rates.of("sluicegate_requests_total"):
@@ -170,7 +172,7 @@ def _by_model(rates: Samples) -> dict[str, ModelTraffic]:
 
 
 def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, dict[float, float]]:
-    """Return histograms of the durations of successful requests, by model."""
+    """Return a histogram of the durations of successful requests for each model."""
     buckets: dict[str, dict[float, float]] = {}
     for labels, value in rates.of("sluicegate_request_duration_seconds_bucket"):
         if labels.get("outcome", "ok") == "ok":
@@ -182,7 +184,7 @@ def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, d
 
 
 def _both(by_model: dict[str, ModelTraffic], labels: Mapping[str, str]) -> Sequence[ModelTraffic]:
-    """Return the traffic of all models and of the series' model: a series counts for both."""
+    """Return the traffic objects that a series counts for: all models, and the series' model."""
     model = labels.get("model", "")
     if not model:
         return (by_model[""],)

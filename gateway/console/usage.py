@@ -1,4 +1,4 @@
-"""Shows tenants' usage and charges, and the margin; exports usage as CSV."""
+"""Shows tenants' usage and charges, and the operator's margin. Exports usage as CSV."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,12 +55,12 @@ class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
     money: Chart
     rows: list[GroupUsage]
     hidden: int
-    """The number of rows that the table leaves out."""
+    """How many rows the table leaves out, because there are too many."""
     unnamed: int
-    """The number of requests that named no served model, and are in no row."""
+    """The number of requests that did not name a served model. They are in no row."""
     margins: Margins
     is_whole: bool
-    """Whether all tenants and models are shown. The margin is known only then."""
+    """Whether all tenants and models are shown. Only then can the margin be computed."""
 
 
 class UsageController(Controller):
@@ -77,7 +77,7 @@ class UsageController(Controller):
         frame: NamedDependency[Frame],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return the page; the browser loads charts and table separately."""
+        """Return the page. The browser loads the charts and the table separately."""
         wanted = wanted_of(request)
         models = sorted((await active.document()).models)
         context = _choices(wanted) | {"models": models}
@@ -99,7 +99,8 @@ class UsageController(Controller):
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
-        # One after the other, because the interpreter lock would serialize two threads.
+        # One query runs after the other: with two threads, the interpreter lock would serialize
+        # them anyway.
         total = await asyncio.to_thread(reader.over_time, wanted, buckets)
         rows, names, largest = await asyncio.to_thread(_by_group, reader, wanted, buckets)
         currency = _currency(rows, document.prices)
@@ -125,7 +126,7 @@ class UsageController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return usage as CSV, with a row for each hour or day, and tenant or model."""
+        """Return usage as CSV. There is a row for each hour or day and each tenant or model."""
         wanted, prices = wanted_of(request), (await active.document()).prices
         text = await asyncio.to_thread(_csv, ledger, prices, wanted)
         name = f"usage-{wanted.span}-by-{wanted.by}.csv"
@@ -134,7 +135,7 @@ class UsageController(Controller):
 
 
 def wanted_of(request: AnyRequest) -> UsageQuery:
-    """Parse the query parameters; an invalid choice becomes the default."""
+    """Parse the query parameters. The default replaces an invalid choice."""
     query = request.query_params
     return UsageQuery(
         span=_choice(ChartSpan, query.get("span"), ChartSpan.WEEK),
@@ -146,7 +147,7 @@ def wanted_of(request: AnyRequest) -> UsageQuery:
 
 
 def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
-    """Return the enumeration's value that `text` names, else the default."""
+    """Return the member of the enumeration `kind` that `text` names, or else the default."""
     found = next((one for one in among or kind if one.value == text), None)
     return default if found is None else found
 
@@ -158,14 +159,19 @@ def _choices(wanted: UsageQuery) -> dict[str, object]:
 def _by_group(
     reader: UsageReader, wanted: UsageQuery, buckets: Buckets
 ) -> tuple[list[GroupUsage], list[str], list[GroupUsage]]:
-    """Return usage by tenant or model, the largest names, and their usage by hour or day."""
+    """Return the usage of each tenant or model, and the usage over time of the largest ones.
+
+    Returns:
+        A row for each tenant or model; the names of those with the most usage; and rows of usage
+        for each of these names in each hour or day.
+    """
     rows = reader.totals(wanted, buckets)
     names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]
     return rows, names, reader.largest(wanted, buckets, names)
 
 
 def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
-    """Return the most frequent currency of the rows or, without rows, of the prices."""
+    """Return the most frequent currency of the rows, or of the prices if there are no rows."""
     names = [row.currency for row in rows] or [price.currency for price in prices] or [""]
     return max(set(names), key=names.count)
 

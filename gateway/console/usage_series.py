@@ -1,4 +1,4 @@
-"""Makes the series of the usage charts from rows of usage."""
+"""Makes the series of the usage charts from the ledger's rows of usage."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ class ChartSpan(StrEnum):
 
 
 class Measure(StrEnum):
-    """Names the quantities that the breakdown can show for each tenant or model."""
+    """Names the quantities that the chart by tenant or model can show."""
 
     REQUESTS = "requests"
     ITEMS = "items"
@@ -37,7 +37,7 @@ class Measure(StrEnum):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """The hours or days of a chart. The last one is cut off at `until`."""
+    """The hours or days of a chart. The last hour or day ends early, at `until`."""
 
     since: datetime
     until: datetime
@@ -56,7 +56,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
         return [*(start.timestamp() for start in self.starts), self.until.timestamp()]
 
     def label(self, start: datetime) -> str:
-        """Return the name of an hour or day in rows of usage."""
+        """Return the name that an hour or day has in rows of usage."""
         return (
             start.date().isoformat()
             if self.unit is GroupBy.DAY
@@ -72,7 +72,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of a chart; `times` are Unix times in seconds."""
+    """The data of a chart. `times` are Unix times in seconds."""
 
     times: list[float]
     series: list[Series]
@@ -118,18 +118,18 @@ class UsageReader:
         self._prices = prices
 
     def totals(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
-        """Return one row for each tenant or model, the largest first."""
+        """Return one row for each tenant or model. Those with the most usage come first."""
         rows = self._rows(wanted, buckets, [wanted.by])
         return sorted(rows, key=lambda row: -measured(row, wanted.measure))
 
     def over_time(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
-        """Return one row for each hour or day and currency."""
+        """Return one row for each hour or day and each currency."""
         return self._rows(wanted, buckets, [buckets.unit])
 
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return the usage of each tenant or model in `names` in each hour or day."""
+        """Return the usage in each hour or day of each tenant or model in `names`."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)
@@ -176,7 +176,7 @@ def breakdown_chart(
     wanted: UsageQuery,
     buckets: Buckets,
 ) -> Chart:
-    """Return a series for each of `names`, and one series for all others together."""
+    """Return a series for each tenant or model in `names`, and one for all others together."""
 
     def value(row: GroupUsage) -> float:
         return measured(row, wanted.measure)
@@ -212,7 +212,7 @@ def group_of(row: GroupUsage, by: GroupBy) -> str:
 def margin_chart(
     charged: Sequence[float], costs: Sequence[int] | None, buckets: Buckets, currency: str
 ) -> Chart:
-    """Return the charges and, if `costs` of backends are known, the costs and the margin."""
+    """Return the charges. If the `costs` of backends are known, add the costs and the margin."""
     series = [Series(label="charged", values=list(charged))]
     if costs is not None:
         spent = [cost / 1e9 for cost in costs]

@@ -1,4 +1,4 @@
-"""Counts input tokens, checks text inputs and describes OpenAPI operations, for all dialects."""
+"""Holds what all dialects share: counting tokens, checking texts, describing operations."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -15,12 +15,12 @@ _DEFAULT_ENTRY = ModelConfig()
 
 
 def input_tokens(answer: Answer) -> int:
-    """Return the number of tokens of all items, whether computed or cached."""
+    """Return the number of tokens of all items, computed and cached ones."""
     return sum([outcome.input_tokens for outcome in answer.outcomes])
 
 
 def texts_only(values: Iterable[object], field: str) -> list[str]:
-    """Return `values`, if it is a list of strings.
+    """Return `values` after checking that they are strings.
 
     Raises:
         InvalidRequest: an element is a token id or a list of token ids.
@@ -37,7 +37,7 @@ def takes_tokens(source: BodySource, model: str) -> bool:
 
 
 def tokens_refused(field: str) -> InvalidRequest:
-    """Return the error for token ids that are sent to a model which accepts texts only."""
+    """Return the error for token ids that are sent to a model that accepts only texts."""
     return InvalidRequest(
         f"`{field}` has token ids, which this model does not accept; send texts."
         " (In LangChain: `check_embedding_ctx_length=False`.)"

@@ -1,4 +1,4 @@
-"""Defines the request and response bodies for files and batches, as in OpenAI's API."""
+"""Defines the bodies of requests and responses for files and batches, as in OpenAI's API."""
 
 from typing import Annotated, Literal
 
@@ -15,32 +15,32 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id to use in other requests."""
     object: Literal["file"] = "file"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     bytes: int
-    """Size in bytes."""
+    """The size in bytes."""
     created_at: int
-    """The time of creation. All times of files and batches are seconds since 1970 (UTC)."""
+    """When the file was created. All times of files and batches are in seconds since 1970 (UTC)."""
     expires_at: int
-    """The time at which the file is deleted."""
+    """When the file is deleted."""
     filename: str
-    """The file name that the upload gave."""
+    """The file's name in the upload."""
     purpose: str
-    """`batch` for an uploaded file, `batch_output` for results of a batch."""
+    """`batch` for an uploaded file, and `batch_output` for results of a batch."""
     status: Literal["processed"] = "processed"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of files."""
 
     object: Literal["list"] = "list"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     data: list[FileView]
     """The files of the page."""
     first_id: str | None
     """The id of the first element."""
     last_id: str | None
-    """The id of the last element; send it as `after` to get the next page."""
+    """The id of the last element. To get the next page, send it as `after`."""
     has_more: bool
     """Whether there is a next page."""
 
@@ -51,18 +51,18 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of the deleted file."""
     object: Literal["file"] = "file"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     deleted: bool = True
-    """Is always true."""
+    """Always `true`."""
 
 
 class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The time at which a file is deleted."""
+    """Says when a file is deleted."""
 
     anchor: Literal["created_at"]
-    """The moment from which `seconds` are counted."""
+    """The moment from which `seconds` are counted: the file's creation."""
     seconds: int
-    """At least 3600."""
+    """After how many seconds the file is deleted. At least 3600."""
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,31 +72,31 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The id of a JSON Lines file. Each line has `custom_id`, `method` (`POST`), `url` and
     `body`."""
     endpoint: _Name
-    """The inference route of all lines."""
+    """The inference route to which all lines are requests."""
     completion_window: str
-    """The time for the batch; must be `24h`."""
+    """The time within which the batch is to run. Must be `24h`."""
     metadata: dict[str, str] | None = None
-    """The caller's notes: up to 16 entries."""
+    """Up to 16 entries of the caller. They are stored and returned."""
     output_expires_after: ExpiryRule | None = None
-    """The time at which the result files are deleted."""
+    """When the result files are deleted."""
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a batch."""
 
     total: int
-    """Lines of the input file; 0 until the file was read."""
+    """The number of lines in the input file. It is 0 until the file has been read."""
     completed: int
-    """Lines that succeeded; their responses are in the output file."""
+    """The number of lines that succeeded. Their responses are in the output file."""
     failed: int
-    """Lines that failed; they are in the errors file."""
+    """The number of lines that failed. They are in the errors file."""
 
 
 class BatchErrorList(msgspec.Struct, frozen=True, kw_only=True):
     """Why a batch failed."""
 
     object: Literal["list"] = "list"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     data: list[BatchFailure]
     """The reasons."""
 
@@ -107,35 +107,35 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id to use in other requests."""
     object: Literal["batch"] = "batch"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     endpoint: str
-    """The inference route of its lines."""
+    """The inference route to which all lines are requests."""
     errors: BatchErrorList | None
-    """Why the whole batch failed; failed lines are in the errors file."""
+    """Why the batch as a whole failed. Single lines that failed are in the errors file."""
     input_file_id: str
     """The id of the input file."""
     completion_window: Literal["24h"] = "24h"
-    """The time for the batch."""
+    """The time within which the batch is to run."""
     status: BatchState
     """What the batch is doing, or how it ended."""
     output_file_id: str | None
-    """The id of the output file, with the responses in the order of the input."""
+    """The id of the output file. It has the responses in the order of the input."""
     error_file_id: str | None
-    """The id of the errors file, with the lines that failed."""
+    """The id of the errors file. It has the lines that failed."""
     created_at: int
-    """When it was created."""
+    """When the batch was created."""
     in_progress_at: int | None
     """When processing began."""
     expires_at: int
-    """When the batch expires: lines that have not run by then fail."""
+    """When the batch expires. Lines that have not run by then fail."""
     finalizing_at: int | None
-    """When the last line ended."""
+    """When the last line had run."""
     completed_at: int | None
     """When the result files were ready."""
     failed_at: int | None
-    """When the whole batch failed."""
+    """When the batch as a whole failed."""
     expired_at: int | None
-    """When the batch ended because its time was over."""
+    """When the batch expired."""
     cancelling_at: int | None
     """When the cancellation was requested."""
     cancelled_at: int | None
@@ -143,26 +143,26 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     request_counts: RequestCounts
     """The progress of the batch."""
     metadata: dict[str, str] | None
-    """The caller's notes."""
+    """The entries that the caller sent."""
 
 
 class BatchList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of batches, the newest first."""
+    """A page of batches, newest first."""
 
     object: Literal["list"] = "list"
-    """Always the same; some clients check it."""
+    """A constant. Some clients check it."""
     data: list[BatchView]
     """The batches of the page."""
     first_id: str | None
     """The id of the first element."""
     last_id: str | None
-    """The id of the last element; send it as `after` to get the next page."""
+    """The id of the last element. To get the next page, send it as `after`."""
     has_more: bool
     """Whether there is a next page."""
 
 
 def file_view(file: StoredFile) -> FileView:
-    """Return the API's view of `file`."""
+    """Return `file` as the API shows it."""
     return FileView(
         id=file.id,
         bytes=file.size,
@@ -174,7 +174,7 @@ def file_view(file: StoredFile) -> FileView:
 
 
 def batch_view(batch: RequestBatch) -> BatchView:
-    """Return the API's view of `batch`."""
+    """Return `batch` as the API shows it."""
     return BatchView(
         id=batch.id,
         endpoint=batch.endpoint,

@@ -1,6 +1,6 @@
 """Implements Cohere's API: embed, rerank, classify, tokenize and detokenize.
 
-The native `GET /v1/models` lists the models for Cohere's clients, too.
+Cohere's clients list models with the native route `GET /v1/models`.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-# Cohere's default for `max_tokens_per_doc`, which its clients send.
+# The default of Cohere's clients for `max_tokens_per_doc`. They always send it.
 _WHOLE_DOCUMENT = 4096
 _encode = msgspec.json.encode
 
@@ -40,18 +40,18 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
     """Turn texts into vectors, as in Cohere's API."""
 
     texts: list[str]
-    """The texts. Images are refused."""
+    """The texts. A request with images is refused."""
     input_type: str | None = None
-    """Ignored: Sluicegate adds no prompt to texts."""
+    """Ignored, because Sluicegate adds no prompt to texts."""
     embedding_types: Annotated[tuple[EmbeddingType, ...], msgspec.Meta(max_length=6)] = ("float",)
-    """The number types of vectors; the response has each of them. `base64` encodes little-endian
-    float32."""
+    """The number types of the vectors. The response has the vectors in each of these types.
+    `base64` encodes little-endian float32."""
     output_dimension: Positive | None = None
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     truncate: Literal["NONE", "END"] | None = None
-    """With `NONE`, a text that is longer than the model reads is refused."""
+    """If `NONE`, a text longer than the model reads is refused. Otherwise, it is truncated."""
     priority: int | None = None
-    """Ignored; set the header `Sluicegate-Criticality` instead."""
+    """Ignored. Use the header `Sluicegate-Criticality` instead."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
@@ -71,16 +71,16 @@ class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
     """Order documents by relevance to a query, as in Cohere's API."""
 
     query: str
-    """The query that documents are compared with."""
+    """The query with which documents are compared."""
     documents: list[str]
     """The texts to order."""
     top_n: Positive | None = None
-    """Returns only this many documents with the highest scores; by default all."""
+    """How many documents to return, from the highest score on. The default is all."""
     max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=_WHOLE_DOCUMENT)] | None = None
-    """Ignored: a model reads a document up to its `max_tokens`, or in full if it reads windows.
-    A value below 4096 is refused."""
+    """Ignored. A model reads each document up to the model's `max_tokens`, or in full if the model
+    reads windows. A value below 4096 is refused."""
     priority: int | None = None
-    """Ignored; set the header `Sluicegate-Criticality` instead."""
+    """Ignored. Use the header `Sluicegate-Criticality` instead."""
 
     def items(self) -> list[Any]:
         """Return the documents."""
@@ -97,9 +97,9 @@ class CohereClassifyBody(_CohereBody, frozen=True, kw_only=True):
     inputs: list[str]
     """The texts."""
     examples: list[Any] = []
-    """Must be empty: the model is already trained."""
+    """Must be empty, because the model is already trained."""
     truncate: Literal["NONE", "END"] | None = None
-    """With `NONE`, a text that is longer than the model reads is refused."""
+    """If `NONE`, a text longer than the model reads is refused. Otherwise, it is truncated."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
@@ -121,18 +121,21 @@ class CohereVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The version of Cohere's API."""
 
     version: str = "2"
-    """Always the same."""
+    """A constant."""
 
 
 class CohereUnits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The request's size in Cohere's units; `GET /v1/usage` shows the billed usage."""
+    """The request's size in Cohere's units.
+
+    It is not billed; `GET /v1/usage` shows the billed usage.
+    """
 
     input_tokens: int = 0
-    """Tokens of all texts, computed or cached."""
+    """The number of tokens of all texts, computed or from the cache."""
     search_units: int = 0
-    """Requests of `rerank`."""
+    """1 for a request to `rerank`."""
     classifications: int = 0
-    """Texts of `classify`."""
+    """The number of texts of a request to `classify`."""
 
 
 class CohereUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,9 +153,9 @@ class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of the request that computed this response or first read it from the cache."""
     response_type: Literal["embeddings_by_type"]
-    """Always the same."""
+    """A constant."""
     embeddings: dict[EmbeddingType, list[list[float] | str]]
-    """The vectors by number type, in the order of the texts."""
+    """For each number type, the vectors in the order of the texts."""
     texts: list[str]
     """The texts."""
     meta: CohereUsage
@@ -163,18 +166,18 @@ class CohereDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A document's index in the request, and its score."""
 
     index: int
-    """Its index in `documents`, from 0."""
+    """The index of the document in `documents`, from 0."""
     relevance_score: float
-    """The relevance to the query; higher is better."""
+    """The relevance to the query. Higher is more relevant."""
 
 
 class CohereRerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
 
     id: str
     """The id of the request that computed this response or first read it from the cache."""
     results: list[CohereDocument]
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
     meta: CohereUsage
     """Metadata of the response."""
 
@@ -183,7 +186,7 @@ class CohereScore(msgspec.Struct, frozen=True, kw_only=True):
     """The score of a label."""
 
     confidence: float
-    """The score; higher is more likely."""
+    """The score. A label with a higher score is more likely."""
 
 
 class CohereClassifyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +207,7 @@ class CohereClassifyResult(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, CohereScore]
     """The score of each label."""
     classification_type: Literal["single-label"] = "single-label"
-    """Always the same."""
+    """A constant."""
 
 
 class CohereClassifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +227,7 @@ class CohereEmbedRoute(InferenceRoute):
     path = "/v2/embed"
     task = Task.EMBED
     errors = COHERE_ERRORS
-    answer_growth = 2.0  # a request may ask for all vector types at once
+    answer_growth = 2.0  # a request may ask for all number types at once
     _decode = BodyDecoder(CohereEmbedBody)
 
     @override
@@ -280,7 +283,7 @@ class CohereRerankRoute(InferenceRoute):
 
 
 class CohereClassifyRoute(SharedRoute):
-    """Serves `POST /v1/classify`, for the native body and for Cohere's."""
+    """Serves `POST /v1/classify` for the native body and for Cohere's body."""
 
     answer_growth = 2.0  # the best label is repeated beside the scores of all labels
 

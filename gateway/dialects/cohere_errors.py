@@ -13,13 +13,13 @@ class CohereError(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """What was wrong, and what to do."""
     code: str
-    """A stable code for programs."""
+    """An error code for programs. It stays the same between versions."""
     id: str
     """The id of the request, as in `X-Request-Id`."""
 
 
 class CohereErrorFormat(ErrorFormat):
-    """Writes errors of Cohere's routes, with their usual HTTP status."""
+    """Writes errors of Cohere's routes. The HTTP status is the same as on native routes."""
 
     media = "application/json"
     type = CohereError

@@ -1,4 +1,4 @@
-"""Serves native routes whose paths Cohere's API also has."""
+"""Serves native routes that have the same paths as routes of Cohere's API."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from gateway.types import Answer, RequestId, Usage
 
 
 class SharedRoute(NativeRoute):
-    """Serves a native route, for the native body and for Cohere's.
+    """Serves a native route for the native body and for Cohere's body.
 
-    Cohere's body has the field `mark`, which the native body does not have.
+    The attribute `mark` names a field that only Cohere's body has.
     """
 
     def __init__(self, native: type[Body], of_cohere: type[Any], *, mark: str) -> None:
@@ -50,5 +50,5 @@ class SharedRoute(NativeRoute):
         return self.encode_cohere(body, answer, request_id)
 
     def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:
-        """Return the response to Cohere's body."""
+        """Return the response to a request with Cohere's body."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Serves Cohere's bodies on the native routes `POST /v1/tokenize` and `POST /v1/detokenize`.
 
-Cohere's bodies have one text each: `text` or `tokens`, which no native body has.
+Cohere's bodies hold a single text, in the field `text` or `tokens`. Native bodies do not have these
+fields.
 """
 
 from typing import Any
@@ -45,7 +46,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     tokens: list[int]
 
     def items(self) -> list[Any]:
-        """Return the tokens as one item; an empty list has no item, as on the native route."""
+        """Return the tokens as one item. As on the native route, an empty list is no item."""
         return [self.tokens] if self.tokens else []
 
     def request(self, model: str = "") -> InferenceRequest:
@@ -58,7 +59,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class CohereTokensRoute(SharedRoute):
-    """Serves a native route of tokens, for the native body and for Cohere's."""
+    """Serves a native route for tokens, for the native body and for Cohere's body."""
 
     @override
     def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:
@@ -69,4 +70,4 @@ COHERE_TOKENS = (
     CohereTokensRoute(TokenizeBody, CohereTokenizeBody, mark="text"),
     CohereTokensRoute(DetokenizeBody, CohereDetokenizeBody, mark="tokens"),
 )
-"""The native routes of tokens, which accept Cohere's bodies too."""
+"""The native routes for tokens. They accept Cohere's bodies, too."""

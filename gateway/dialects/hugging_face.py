@@ -1,4 +1,4 @@
-"""Implements the routes of Hugging Face's `InferenceClient`, with one path for each model."""
+"""Implements the routes for Hugging Face's `InferenceClient`. Each model has its own path."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ from gateway.http.body_decoding import BodyDecoder, convert_body
 from gateway.types import Answer, RequestId, Usage
 
 _decode = BodyDecoder(dict[str, Any])
-# Fields that identify the task, and the task of a text for models with several tasks.
+# Fields that identify the task. If a model has several tasks, these say which task a text is for.
 _PIPELINE_BY_FIELD = {
     "source_sentence": "sentence-similarity",
     "query": "text-ranking",
@@ -41,7 +41,7 @@ class HuggingFaceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A text, or a list of texts. For `sentence-similarity`: `{"source_sentence", "sentences"}`.
     For `text-ranking`: `{"query", "texts"}`."""
     parameters: dict[str, Any] = {}
-    """The task's parameters, which may also be fields beside `inputs`."""
+    """The task's parameters. They may also be fields beside `inputs`."""
     options: dict[str, Any] = {}
     """Ignored."""
 
@@ -68,9 +68,10 @@ class HuggingFaceRoute(InferenceRoute):
     def _model_name(self, source: BodySource) -> str:
         """Return the gateway's name of the model in the path.
 
-        A name on the hub is `owner/model`. The owner is dropped, unless a model is served under the
-        full name. The owner is also kept if the key may only use other routes: a key for
-        `/models/a` must not reach model `b` by `/models/a/b`.
+        A name on Hugging Face's hub is `owner/model`. The owner is dropped, unless a model is
+        served under the full name. The owner is also kept if the API key is not allowed to use the
+        model's own route. Otherwise, a key for `/models/a` could reach model `b` by the path
+        `/models/a/b`.
         """
         given = source.parameters["model"]
         name = given.rpartition("/")[2]
@@ -102,7 +103,7 @@ class HuggingFaceRoute(InferenceRoute):
 
 
 class HuggingFacePipelineRoute(HuggingFaceRoute):
-    """Serves `POST /models/{model}/pipeline/{pipeline}`, whose path names the task."""
+    """Serves `POST /models/{model}/pipeline/{pipeline}`. The path names the task."""
 
     path = "/models/{model:path}/pipeline/{pipeline}"
 
@@ -116,7 +117,7 @@ class HuggingFacePipelineRoute(HuggingFaceRoute):
 
 
 def given_fields(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a body that have a value, including the fields of `parameters`.
+    """Return the fields of a body, including those of `parameters`, that have a value.
 
     Fields with the value `null` are left out, because clients send `null` for omitted fields.
 
@@ -140,16 +141,16 @@ def given_fields(raw: bytes) -> dict[str, Any]:
 
 
 def unserved_call(model: str) -> ModelCall:
-    """Return a call of a model that is not served, which the request path refuses later."""
+    """Return a call to a model that is not served. The request path refuses the call later."""
     return ModelCall(model, FeatureExtractionInputs(inputs="-"))
 
 
 def single_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
-    """Return the only task of `known` that a model has.
+    """Return the task that is in both `tasks` and `known`. There must be exactly one.
 
     Raises:
-        TaskNotSupported: the model has none of them.
-        InvalidRequest: the model has several of them.
+        TaskNotSupported: the model has no task in `known`.
+        InvalidRequest: the model has several tasks in `known`.
     """
     found = [task for task in known if task in tasks]
     if len(found) == 1:
@@ -191,7 +192,8 @@ def _operation(
 HUGGING_FACE = Dialect(
     name="hugging-face",
     description="The routes of Hugging Face's `InferenceClient`: use a model's URL here.",
-    # The pattern of a model's path also matches a path with a task, so the latter comes first.
+    # The pattern for a model's path also matches a path with a task. So the route with a task comes
+    # first.
     routes={
         _PIPELINE: _operation(
             _PIPELINE,

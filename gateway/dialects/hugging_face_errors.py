@@ -18,7 +18,7 @@ from gateway.errors import (
 
 _FAULT = 500
 _EMPTY = "empty_input"
-# TEI's status and error type for each error of the gateway.
+# The status and the error type that TEI uses, for each error of the gateway.
 _TEI_ERRORS: dict[type[GatewayError], tuple[int, str]] = {
     InvalidRequest: (422, "Validation"),
     InvalidItem: (422, "Validation"),
@@ -37,7 +37,7 @@ class HuggingFaceError(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     """What was wrong, and what to do."""
     code: str
-    """A stable code for programs."""
+    """An error code for programs. It stays the same between versions."""
 
 
 class TeiError(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +46,9 @@ class TeiError(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     """What was wrong, and what to do."""
     error_type: str
-    """TEI's type of the error."""
+    """The type of the error in TEI's terms."""
     code: str
-    """A stable code for programs."""
+    """An error code for programs. It stays the same between versions."""
 
 
 class HuggingFaceErrorFormat(ErrorFormat):
@@ -63,7 +63,7 @@ class HuggingFaceErrorFormat(ErrorFormat):
 
 
 class TeiErrorFormat(ErrorFormat):
-    """Writes errors of TEI's routes, with TEI's statuses."""
+    """Writes errors of TEI's routes, with the statuses that TEI uses."""
 
     media = "application/json"
     type = TeiError

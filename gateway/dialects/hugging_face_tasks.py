@@ -1,4 +1,4 @@
-"""Converts the bodies of Hugging Face's tasks to native requests, and results back.
+"""Converts the bodies of Hugging Face's tasks to native requests, and native results back.
 
 A body has `inputs`. A task's parameters are fields beside `inputs`, or under `parameters`.
 """
@@ -38,7 +38,7 @@ class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Holds the inputs and parameters of one task."""
 
     def items(self) -> list[Any]:
-        """Return the items, whose number is checked before the request is made."""
+        """Return the items. Their number is checked before the request is made."""
         raise NotImplementedError
 
     def native(self, model: str) -> Body:
@@ -51,7 +51,7 @@ class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """Holds a model's name from the path, and the inputs of its task."""
+    """Holds a model's name from the path, and the inputs for one of its tasks."""
 
     model: str
     inputs: TaskInputs
@@ -63,13 +63,13 @@ class ModelCall(msgspec.Struct, frozen=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the request for the model that the gateway serves.
 
-        `model` is not used, because the path may name the model together with its owner.
+        `model` comes from the path. It is not used, because it may contain the model's owner.
         """
         return self.inputs.native(self.model).request(self.model)
 
 
 class TextPairItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds a pair of texts that the model reads together."""
+    """Holds two texts that the model reads together."""
 
     text: str
     """The first text."""
@@ -90,7 +90,7 @@ class RankingItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Holds a query, and the texts to order."""
 
     query: str
-    """The query that texts are compared with."""
+    """The query with which texts are compared."""
     texts: list[str]
     """The texts."""
 
@@ -122,7 +122,7 @@ class TextClassificationInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class _Texts(TaskInputs, frozen=True, kw_only=True):
-    """Holds a text or a list of texts. The response is a single result, or a list of results."""
+    """Holds a text or a list of texts. The response is one result, or a list of results."""
 
     inputs: str | list[str]
 
@@ -141,7 +141,7 @@ class ZeroShotInputs(_Texts, frozen=True, kw_only=True):
 
     candidate_labels: list[str]
     multi_label: bool = False
-    # The default of the library `transformers`, which differs from the native route's default.
+    # The default of the library `transformers`. The native route has another default.
     hypothesis_template: str = "This example is {}."
 
     @override
@@ -191,15 +191,15 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
     """Holds texts to turn into vectors."""
 
     inputs: str | list[str | int | list[int]]
-    """A text, or a list of texts. Token ids are refused."""
+    """A text, or a list of texts. A request with token ids is refused."""
     normalize: bool = True
     """Whether to scale vectors to length 1."""
     dimensions: Positive | None = None
-    """Shortens each vector to this many dimensions, before it is scaled."""
+    """Shortens each vector to this many dimensions, before the vector is scaled."""
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     truncation_direction: _Direction = "right"
-    """Must be `right`: texts are truncated at the end."""
+    """Must be `right`. Sluicegate truncates texts only at the end."""
     encoding_format: Literal["float"] = "float"
     """Must be `float`: vectors are lists of numbers."""
 
@@ -229,13 +229,13 @@ class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
     inputs: SimilarityItem
     """The sentences."""
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     truncation_direction: _Direction = "right"
-    """Must be `right`: texts are truncated at the end."""
+    """Must be `right`. Sluicegate truncates texts only at the end."""
 
     @override
     def items(self) -> list[Any]:
-        # Without sentences to compare, the request has no item.
+        # If there are no sentences to compare, the request has no item.
         sentences = self.inputs.sentences
         return [self.inputs.source_sentence, *sentences] if sentences else []
 
@@ -254,7 +254,7 @@ class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
 
     inputs: RankingItem
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     return_text: bool = False
 
     @override
@@ -282,7 +282,7 @@ PIPELINES: dict[str, tuple[Task, type[TaskInputs]]] = {
     "sentence-similarity": (Task.EMBED, SimilarityInputs),
     "text-ranking": (Task.RERANK, TextRankingInputs),
 }
-"""Hugging Face's task names, with the gateway's task and the type of the inputs."""
+"""For each of Hugging Face's task names, the gateway's task and the type of the inputs."""
 
 
 def vectors_of(answer: Answer) -> bytes:
@@ -291,9 +291,9 @@ def vectors_of(answer: Answer) -> bytes:
 
 
 def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
-    """Return the index and the score of each text, highest score first.
+    """Return the index and the score of each text, from the highest score to the lowest.
 
-    If `texts` is given, also return the texts.
+    If `texts` is given, return each text, too.
     """
     return [
         {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})

@@ -1,8 +1,8 @@
-"""Implements Jina's and Voyage's embeddings and reranking, which differ in field names only.
+"""Implements Jina's and Voyage's embeddings and reranking. They differ only in names of fields.
 
-Both products use the paths of native routes, and their bodies do not identify the product. The
-gateway therefore serves each under a prefix: `/jina` and `/voyage`. Their clients read the `detail`
-of an error, which a problem document has.
+Both products have the same paths as native routes, and a body does not show for which product it
+is. The gateway therefore serves them under the prefixes `/jina` and `/voyage`. Their clients read
+the field `detail` of an error. A native error, which is a problem document, has this field.
 """
 
 from typing import Any, Literal
@@ -32,11 +32,11 @@ class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The name of a model, as in `GET /v1/models`."""
 
     def items(self) -> list[Any]:
-        """Return the texts, whose number is checked before the request is made."""
+        """Return the texts. Their number is checked before the request is made."""
         raise NotImplementedError
 
     def write(self, answer: Answer) -> dict[str, Any]:
-        """Return the response without model and usage."""
+        """Return the fields of the response, except model and usage."""
         raise NotImplementedError
 
 
@@ -51,19 +51,19 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     """Turn texts into vectors, as in Jina's API."""
 
     input: str | list[str | JinaTextItem]
-    """A text, or a list of texts. Images are refused."""
+    """A text, or a list of texts. A request with images is refused."""
     task: str | None = None
-    """Ignored: Sluicegate adds no prompt to texts."""
+    """Ignored, because Sluicegate adds no prompt to texts."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions."""
     normalized: bool = True
     """Whether to scale vectors to length 1."""
     embedding_type: Literal["float", "base64", "binary", "ubinary"] = "float"
-    """The number type of vectors; `base64` encodes little-endian float32."""
+    """The number type of the vectors. `base64` encodes little-endian float32."""
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     late_chunking: bool = False
-    """Must be `false`: each text is encoded separately."""
+    """Must be `false`, because each text is encoded separately."""
 
     @override
     def items(self) -> list[Any]:
@@ -93,13 +93,13 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str]
     """A text, or a list of texts."""
     input_type: Literal["query", "document"] | None = None
-    """Ignored: Sluicegate adds no prompt to texts."""
+    """Ignored, because Sluicegate adds no prompt to texts."""
     truncation: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     output_dimension: Positive | None = None
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    """The number type of vectors; by default `float`."""
+    """The number type of the vectors. The default is `float`."""
     encoding_format: Literal["base64"] | None = None
     """With `base64`, vectors are base64 strings, as Voyage's client expects."""
 
@@ -127,11 +127,11 @@ class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
     """Order documents by relevance to a query, as in Jina's API."""
 
     query: str
-    """The query that documents are compared with."""
+    """The query with which documents are compared."""
     documents: list[str | JinaTextItem]
     """The texts to order."""
     top_n: Positive | None = None
-    """Returns only this many documents with the highest scores; by default all."""
+    """How many documents to return, from the highest score on. The default is all."""
     return_documents: bool = True
     """Whether results include the documents."""
 
@@ -153,15 +153,15 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
     """Order documents by relevance to a query, as in Voyage's API."""
 
     query: str
-    """The query that documents are compared with."""
+    """The query with which documents are compared."""
     documents: list[str]
     """The texts to order."""
     top_k: Positive | None = None
-    """Returns only this many documents with the highest scores; by default all."""
+    """How many documents to return, from the highest score on. The default is all."""
     return_documents: bool = False
     """Whether results include the documents."""
     truncation: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
 
     @override
     def items(self) -> list[Any]:
@@ -206,23 +206,23 @@ class NamedRoute(InferenceRoute):
 
 
 class NamedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request, whether computed or cached."""
+    """The tokens of a request, computed or from the cache."""
 
     total_tokens: int
-    """Tokens of all texts, as the model reads them."""
+    """The number of tokens of all texts, as the model reads them."""
     prompt_tokens: int
-    """The same number."""
+    """The same number again."""
 
 
 class NamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the fields that all responses share."""
 
     object: Literal["list"]
-    """Always the same."""
+    """A constant."""
     model: str
     """The model that was used."""
     usage: NamedUsage
-    """Tokens of the request."""
+    """The number of tokens of the request."""
 
 
 class NamedEmbeddings(NamedAnswer, frozen=True, kw_only=True):
@@ -236,36 +236,36 @@ class JinaDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A document's index in the request, and its score."""
 
     index: int
-    """Its index in `documents`, from 0."""
+    """The index of the document in `documents`, from 0."""
     relevance_score: float
-    """The relevance to the query; higher is better."""
+    """The relevance to the query. Higher is more relevant."""
     document: JinaTextItem | None = None
     """The document, if `return_documents` was set."""
 
 
 class JinaDocuments(NamedAnswer, frozen=True, kw_only=True):
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
 
     results: list[JinaDocument]
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
 
 
 class VoyageDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A document's index in the request, and its score."""
 
     index: int
-    """Its index in `documents`, from 0."""
+    """The index of the document in `documents`, from 0."""
     relevance_score: float
-    """The relevance to the query; higher is better."""
+    """The relevance to the query. Higher is more relevant."""
     document: str | None = None
     """The document, if `return_documents` was set."""
 
 
 class VoyageDocuments(NamedAnswer, frozen=True, kw_only=True):
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
 
     data: list[VoyageDocument]
-    """The documents, highest score first."""
+    """The documents, from the highest score to the lowest."""
 
 
 def _texts(values: list[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Implements OpenAI's embeddings and moderations.
 
-The native `GET /v1/models` lists the models for OpenAI's clients, too.
+OpenAI's clients list models with the native route `GET /v1/models`.
 """
 
 from typing import Any, Literal
@@ -37,11 +37,12 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     model: str
     """The name of a model that makes vectors."""
     input: str | list[str | TokenId | list[TokenId]]
-    """A text, or a list of texts. Models that are configured for it also accept token ids, or
-    lists of token ids, from `POST /v1/tokenize` of the same model."""
+    """A text, or a list of texts. Some models are configured to accept token ids, too: a list of
+    token ids is one text, and a list of such lists is several texts. `POST /v1/tokenize` of the
+    same model returns token ids."""
     encoding_format: Literal["float", "base64"] = "float"
     """With `base64`, vectors are base64 strings of little-endian float32. OpenAI's clients use
-    it by default."""
+    `base64` by default."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     user: str | None = None
@@ -58,7 +59,7 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Accepts texts only, like most requests. Decoding is faster than with token ids."""
+    """Accepts only texts. Most requests have only texts, and this type is faster to decode."""
 
     input: str | list[str]  # type: ignore[assignment]  # a part of it
 
@@ -71,33 +72,33 @@ class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
     """A vector."""
 
     object: Literal["embedding"]
-    """Always the same."""
+    """A constant."""
     index: int
-    """The index of its text in the input."""
+    """The index of the vector's text in the input."""
     embedding: list[float] | str
     """The numbers, or a base64 string."""
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request, whether computed or cached."""
+    """The tokens of a request, computed or from the cache."""
 
     prompt_tokens: int
-    """Tokens of all texts, as the model reads them."""
+    """The number of tokens of all texts, as the model reads them."""
     total_tokens: int
-    """The same number."""
+    """The same number again."""
 
 
 class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors of all texts."""
 
     object: Literal["list"]
-    """Always the same."""
+    """A constant."""
     data: list[OpenAIEmbedding]
     """A vector for each text, in the order of the input."""
     model: str
     """The model that was used."""
     usage: OpenAIUsage
-    """Tokens of the request."""
+    """The number of tokens of the request."""
 
 
 class EmbeddingsRoute(InferenceRoute):

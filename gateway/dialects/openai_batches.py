@@ -78,7 +78,7 @@ _NEW_BATCH = {
 
 
 class FilesController(Controller):
-    """Keeps tenants' files."""
+    """Stores, returns and deletes tenants' files."""
 
     path = "/v1/files"
     response_headers = _PRIVATE
@@ -104,7 +104,7 @@ class FilesController(Controller):
         },
     )
     async def create_file(self, request: AnyRequest, files: Files) -> FileView:
-        """Store a file of JSON Lines, whose lines are the requests of a batch."""
+        """Store a file of JSON Lines. Each line is a request of a batch."""
         form = MultipartReader(
             partial(files.uploading, _principal(request)), check=partial(expiry_of, files)
         )
@@ -214,13 +214,16 @@ class FilesController(Controller):
     async def get_file_content(
         self, file_id: FromPath[str], request: AnyRequest, files: Files
     ) -> Stream:
-        """Return a file's content, as uploaded or as a batch wrote it."""
+        """Return the content of a file that was uploaded or that a batch has written."""
         content = await files.content(_principal(request), file_id)
         return Stream(content, media_type="application/octet-stream")
 
 
 class BatchesController(Controller):
-    """Runs batches: many requests within a day, at a separate price."""
+    """Runs batches.
+
+    A batch is many requests that are processed within a day, at a separate price.
+    """
 
     path = "/v1/batches"
     response_headers = _PRIVATE
@@ -320,12 +323,12 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Cancel a batch; it stays `cancelling` until its results so far are in files."""
+        """Cancel a batch. It stays `cancelling` until its results so far are in files."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 
 def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
-    """Return how many seconds a form asks to keep its file; `None` if it does not ask.
+    """Return for how many seconds a form asks to keep its file, or `None` if it does not say.
 
     Raises:
         InvalidRequest: the fields are malformed, or the time is too short or too long.

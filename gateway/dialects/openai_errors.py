@@ -19,7 +19,7 @@ from gateway.errors import (
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
-# Finds the name of the invalid field in an error message.
+# Finds, in an error message, the name of the field that is invalid.
 _FIELD = re.compile(
     r"at `\$\.([^`]+)`|field `([^`]+)`|the route: `([^`]+)`:|^`([a-z_]+)` (?:must|has|may)"
 )
@@ -42,11 +42,11 @@ class OpenAIErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """What was wrong, and what to do."""
     type: str
-    """OpenAI's type of the error."""
+    """The type of the error in OpenAI's terms."""
     param: str | None
-    """The invalid field of the body, if there is one."""
+    """The name of the invalid field in the body, if a field is invalid."""
     code: str
-    """A stable code for programs."""
+    """An error code for programs. It stays the same between versions."""
 
 
 class OpenAIError(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class ProblemAndError(Problem, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OpenAIErrorFormat(ErrorFormat):
-    """Writes errors of OpenAI's routes, where an invalid item has status 400."""
+    """Writes errors of OpenAI's routes. On these, the status for an invalid item is 400."""
 
     media = "application/json"
     type = OpenAIError
@@ -109,6 +109,6 @@ def _detail(error: GatewayError) -> OpenAIErrorDetail:
 
 
 def _field(error: GatewayError) -> str | None:
-    """Return the body field or query parameter that an error message names as invalid."""
+    """Return the name of the field or query parameter that an error message calls invalid."""
     found = _FIELD.search(error.detail) if isinstance(error, InvalidRequest) else None
     return found and next(name for name in found.groups() if name)

@@ -22,10 +22,10 @@ from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usag
 
 
 class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text. Input parts of other types are refused."""
+    """A text. Objects of other types are refused."""
 
     type: Literal["text"]
-    """Always the same."""
+    """A constant."""
     text: str
     """The text."""
 
@@ -36,7 +36,7 @@ class OpenAIModerationsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: str | list[str | OpenAITextPart]
     """A text, or a list of texts."""
     model: str = ""
-    """A model that is configured for moderation. May be omitted if only one is."""
+    """A model that is configured for moderation. May be omitted if there is only one such model."""
 
 
 class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
     category_scores: dict[str, float]
     """The score of each category."""
     category_applied_input_types: dict[str, list[str]]
-    """Always `text` for each category."""
+    """`text` for each category."""
 
 
 class OpenAIModerations(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,8 @@ class ModerationsRoute(InferenceRoute):
         texts = [part if isinstance(part, str) else part.text for part in parts]
         name = body.model or _only_model(source.document)
         entry = source.document.models.get(name, ModelConfig())
-        # Without this check, a model that is served later would return results without categories.
+        # The model may be served only after its configuration was published. Without this check, it
+        # could then return results without categories.
         if not entry.moderation:
             raise _refusal(source, name)
         _check_labels(source.served(name), entry)
@@ -114,7 +115,7 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
     """Return the error for a model that is not configured for moderation.
 
     Raises:
-        PermissionDenied: the key may not know the model.
+        PermissionDenied: the key must not learn whether the model exists.
     """
     if source.principal is not None:
         check_model(source.principal, name)
@@ -127,12 +128,13 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
 
 
 def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
-    """Refuse a configuration with labels that the model does not have: they could never be flagged.
+    """Refuse a configuration with labels that the model does not have.
 
-    The document is checked when it is published, but the model may be served only later.
+    Such labels could never be flagged. Publishing a document checks its labels, but the model may
+    be served only later.
 
     Raises:
-        InvalidRequest: names the first such label.
+        InvalidRequest: the model does not have a label. The message names the first such label.
     """
     if model is None:
         return
@@ -155,7 +157,7 @@ def _only_model(document: Document) -> str:
 
 
 def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
-    """Return the categories of a text; a category's score is the highest score of its labels."""
+    """Return the categories of a text. A category has the highest score of its labels."""
     scores = dict.fromkeys(entry.moderation.values(), 0.0)
     for found in labels_in(result):
         category = entry.moderation.get(found.label)

@@ -1,4 +1,4 @@
-"""Decodes stored results, which dialects write in their own format."""
+"""Decodes stored results, so that dialects can write them in their own formats."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ _score = msgspec.json.Decoder(_Score).decode
 
 
 def labels_in(result: bytes) -> list[StoredLabel]:
-    """Return the labels of a `classify` or `zero-shot` result, highest score first."""
+    """Return the labels of a `classify` or `zero-shot` result, from the highest score on."""
     return _labels(result).labels
 
 
@@ -93,8 +93,7 @@ def entities_in(result: bytes) -> list[StoredEntity]:
 def tokens_in(result: bytes) -> StoredTokens:
     """Return the tokens of a `tokenize` result.
 
-    Each column is decoded separately, because decoding many tokens in one call holds the GIL for
-    long.
+    Each column is decoded separately. Decoding many tokens in one call would hold the GIL for long.
     """
     columns = _columns(result)
     return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
@@ -116,20 +115,20 @@ def choice_in(result: bytes) -> StoredChoice:
 
 
 def score_in(result: bytes) -> float:
-    """Return the score of a document of a `rerank` result."""
+    """Return the score in the `rerank` result of a document."""
     return _score(result).score
 
 
 def encoded_list(values: Iterable[Any]) -> bytes:
     """Return `values` as a JSON list. Each value is encoded separately.
 
-    Encoding a large response in one call would hold the GIL, and so block the event loop.
+    Encoding a large response in one call would hold the GIL for long, and so block the event loop.
     """
     return b"[%b]" % b",".join(map(_encode, values))
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return index and score of the `most` best documents of a `rerank` answer, best first."""
+    """Return the index and score of the `most` best documents of a `rerank` answer, best first."""
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

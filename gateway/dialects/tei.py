@@ -1,6 +1,7 @@
 """Implements the API of TEI (text-embeddings-inference).
 
-A TEI server has one model, so the path names the model here. A client's base URL is `/tei/{model}`.
+A TEI server has a single model. On the gateway, the path therefore names the model, and a client's
+base URL ends in `/tei/{model}`.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ from gateway.types import Answer, RequestId, Usage
 
 _encode = msgspec.json.encode
 _PAIR = 2
-# TEI writes each token as an object with five fields, and the native route in three lists.
+# TEI's responses are larger: each token is an object with five fields. The native route writes
+# three lists.
 _TOKEN_GROWTH = 2.5
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
@@ -43,10 +45,10 @@ class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
     """Turn texts into vectors, as in TEI's API."""
 
     inputs: str | list[str | TokenId | list[TokenId]]
-    """A text, or a list of texts. Models that are configured for it also accept token ids."""
+    """A text, or a list of texts. Some models are configured to accept token ids, too."""
 
     def given(self) -> list[Any]:
-        """Return the inputs, always as a list."""
+        """Return the inputs as a list, even if there is only one."""
         return self.inputs if isinstance(self.inputs, list) else [self.inputs]
 
     @override
@@ -74,13 +76,13 @@ class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
     """Label texts with a trained classifier, as in TEI's API."""
 
     inputs: str | list[str | list[str]]
-    """A text, a list of two texts (a pair), or a list of such lists of one text or a pair."""
+    """A text, a list of two texts (a pair), or a list of lists that each hold a text or a pair."""
     raw_scores: bool = False
     """Whether to return logits as scores."""
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     truncation_direction: _Direction = "right"
-    """Must be `right`: texts are truncated at the end."""
+    """Must be `right`. Sluicegate truncates texts only at the end."""
 
     @property
     def is_batch(self) -> bool:
@@ -112,17 +114,17 @@ class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
     """Order texts by relevance to a query, as in TEI's API."""
 
     query: str
-    """The query that texts are compared with."""
+    """The query with which texts are compared."""
     texts: list[str]
     """The texts to order."""
     raw_scores: bool = False
-    """Must be `false`: logits are not stored."""
+    """Must be `false`, because logits are not stored."""
     return_text: bool = False
     """Whether results include the texts."""
     truncate: bool = True
-    """With `false`, a text that is longer than the model reads is refused."""
+    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
     truncation_direction: _Direction = "right"
-    """Must be `right`: texts are truncated at the end."""
+    """Must be `right`. Sluicegate truncates texts only at the end."""
 
     @override
     def items(self) -> list[Any]:
@@ -142,7 +144,7 @@ class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class TeiRoute(InferenceRoute):
-    """Serves `POST` on one of TEI's paths, below the path of a model."""
+    """Serves `POST` on one of TEI's paths below the path of a model."""
 
     errors = TEI_ERRORS
 
@@ -170,7 +172,7 @@ class TeiRoute(InferenceRoute):
         return ModelCall(model, inputs)
 
     def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
-        """Return the body type for these fields."""
+        """Return the type of a body that has `fields`."""
         return self.body
 
     @override
@@ -181,7 +183,9 @@ class TeiRoute(InferenceRoute):
 
 
 class TeiHostRoute(TeiRoute):
-    """Serves one of TEI's paths without a model, for clients that drop the path of their base URL.
+    """Serves one of TEI's paths without a model in the path.
+
+    Some clients drop the path of their base URL, and with it the model.
 
     The API key determines the model: exactly one of the key's models must have the task.
     """
@@ -203,7 +207,7 @@ class TeiHostRoute(TeiRoute):
 
 
 class TeiModelRoute(TeiRoute):
-    """Serves `POST` on the path of a model, which runs the model's task."""
+    """Serves `POST` on the path of a model. The request runs the model's task."""
 
     reads_models = True
 
@@ -217,7 +221,10 @@ class TeiModelRoute(TeiRoute):
 
 
 class TeiRefusedRoute(TeiRoute):
-    """Refuses a TEI path that no backend supports, and says what to use instead."""
+    """Refuses a path of TEI that Sluicegate does not support.
+
+    The error says what to use instead.
+    """
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, Task.EMBED, FeatureExtractionInputs)

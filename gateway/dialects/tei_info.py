@@ -1,4 +1,4 @@
-"""Serves the routes that describe a model and its health, as TEI does for its one model."""
+"""Serves the routes that describe a model and its health, as a TEI server does for its model."""
 
 from typing import Any
 
@@ -27,15 +27,16 @@ class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_sha: str
     """The digest of the files that determine the model's results."""
     model_dtype: str
-    """The numeric precision it runs with, such as `fp32`."""
+    """The numeric precision of the model, such as `fp32`."""
     model_type: dict[str, Any]
-    """`classifier` with its labels, `embedding` or `reranker`; empty for models of other tasks."""
+    """`classifier` with its labels, `embedding` or `reranker`. Empty if the model has other
+    tasks."""
     max_input_length: int
     """The most tokens that the model reads of a text."""
     max_client_batch_size: int
-    """The most items of a request."""
+    """The most items that a request may have."""
     auto_truncate: bool = True
-    """Whether texts are truncated by default."""
+    """Whether texts are truncated if the request does not say otherwise."""
 
 
 def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
@@ -44,7 +45,7 @@ def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
     async def describe(
         model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> TeiInfo:
-        """Return a model; status 404 if there is no model with this name."""
+        """Return a model, or status 404 if there is no model with this name."""
         found = _served(model, request, models, runtimes).info
         return TeiInfo(
             model_id=found.name,

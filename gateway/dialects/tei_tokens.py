@@ -13,12 +13,12 @@ from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
 from gateway.types import Answer
 
 _AT_ONCE: Final = 4096
-"""Tokens that are encoded in one call, because encoding holds the GIL."""
+"""The most tokens that are encoded in one call, because encoding holds the GIL."""
 _encode = msgspec.json.encode
 
 
 class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A token in TEI's format; `start` and `stop` are byte offsets in the text."""
+    """A token in TEI's format. `start` and `stop` are byte offsets in the text."""
 
     id: int
     text: str
@@ -35,7 +35,7 @@ class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     """Whether to include tokens that the tokenizer adds to each text."""
     prompt_name: None = None
-    """Must be `null`: prompts are not supported."""
+    """Must be `null`, because prompts are not supported."""
 
     @override
     def items(self) -> list[Any]:
@@ -83,7 +83,7 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
 def _write_tokens(written: bytearray, text: str, result: bytes) -> None:
     """Append the tokens of a text to `written`, as a JSON list and a comma.
 
-    Only `_AT_ONCE` tokens are objects at a time.
+    To save memory, at most `_AT_ONCE` tokens exist as objects at a time.
     """
     found = tokens_in(result)
     places = [*accumulate((len(character.encode()) for character in text), initial=0)]

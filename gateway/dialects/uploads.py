@@ -1,4 +1,4 @@
-"""Receives files of `multipart/form-data` as a stream, without keeping them in memory."""
+"""Receives files in `multipart/form-data` as a stream, without keeping them in memory."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -20,9 +20,9 @@ _LONGEST_NAME: Final = 255
 
 
 class MultipartReader:
-    """Receives one form: `fields` holds its values by name, `upload` its file.
+    """Receives one form. `fields` holds the form's values by name, and `upload` its file.
 
-    `check` raises an error for invalid fields, before the file is stored.
+    `check` is called before the file is stored, and raises an error if fields are invalid.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class MultipartReader:
         self.upload: Upload | None = None
         self._begin = begin
         self._check = check
-        self._segment: Any = None  # the parser has no types
+        self._segment: Any = None  # Any: the parser has no types
         self._value = b""
 
     async def receive(self, content_type: str, chunks: AsyncIterator[bytes]) -> Upload:
-        """Return the file's upload after its content was stored.
+        """Store the file's content, and return the file's upload.
 
         Raises:
             InvalidRequest: the body is not a form with a file.
@@ -64,7 +64,7 @@ class MultipartReader:
         return self.upload
 
     async def _take(self, part: Any, stack: AsyncExitStack) -> None:
-        """Process the head of a segment, bytes of a segment, or `None` at its end."""
+        """Process a part of the form: its head, some of its bytes, or `None` at its end."""
         if isinstance(part, MultipartSegment):
             self._segment, self._value = part, b""
             if part.filename is not None:

@@ -1,4 +1,4 @@
-"""Defines the interface with which the request path publishes usage events."""
+"""Defines the interface through which the request path publishes usage events."""
 
 from typing import Protocol
 
@@ -6,18 +6,18 @@ from gateway.types import RequestEvent
 
 
 class EventPublisher(Protocol):
-    """Records an event for each answered request in order, without waiting for a network."""
+    """Records an event for each answered request, in order. Does not wait for a network."""
 
     def publish(self, event: RequestEvent) -> None:
         """Record `event`. After this returns, the event survives the end of the process.
 
         Raises:
-            EventLogUnavailable: the event is not recorded, so the response must not be sent.
+            EventLogUnavailable: the event was not recorded, so the response must not be sent.
         """
         ...
 
     def reserve_bytes(self, size: int) -> None:
-        """Reserve space for an event of `size` bytes, which `publish_encoded` will record.
+        """Reserve space for an event of `size` bytes. `publish_encoded` will record the event.
 
         Raises:
             EventLogUnavailable: there is no space.
@@ -29,5 +29,5 @@ class EventPublisher(Protocol):
         ...
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Record an event in msgpack, using space that was reserved for exactly its size."""
+        """Record an event that is encoded in msgpack. Exactly its size must have been reserved."""
         ...

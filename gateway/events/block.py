@@ -1,6 +1,7 @@
-"""Packs up to a thousand events of one log into a block, which is an entry of `sg:events`.
+"""Packs up to a thousand events of one log into a block. A block is an entry of the event stream.
 
-The payload is a msgpack list of the log's records. Shipping copies their bytes without decoding.
+The payload of a block is a msgpack list of the log's records. Shipping copies the bytes of the
+records without decoding them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from gateway.types import RequestEvent
 
 STREAM: Final = "sg:events"
 SHIPPED: Final = "{sg:events}:shipped"
-"""A Redis hash with the last shipped sequence number of each log, in the stream's hash slot."""
+"""The key of a Redis hash with the last sequence number of each log that was shipped. It is in the
+same hash slot as the stream."""
 
 _packer = msgspec.msgpack.Encoder().encode
 
@@ -22,7 +24,10 @@ class MalformedBlock(Exception):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the events `first` to `last` of a log. If `lost`, these events cannot be read."""
+    """Holds the events `first` to `last` of a log.
+
+    If `lost` is set, these events cannot be read.
+    """
 
     log_id: str
     first: int
@@ -32,30 +37,30 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of sequence numbers that the block covers."""
+        """The number of events that the block covers, by their sequence numbers."""
         return self.last - self.first + 1
 
     def fields(self) -> list[bytes | str | int]:
-        """Return the fields of the block's stream entry, names and values alternating."""
+        """Return the fields of the stream entry for the block: names and values in turn."""
         fields: list[bytes | str | int] = ["log", self.log_id, "first", self.first]
         fields += ["last", self.last, "payload", self.payload]
         return [*fields, "lost", 1] if self.lost else fields
 
 
 def pack(log_id: str, first: int, payloads: Sequence[bytes]) -> Block:
-    """Return a block of consecutive records that begin at `first`."""
+    """Return a block of consecutive records. The first one has the sequence number `first`."""
     last = first + len(payloads) - 1
     payload = _packer([msgspec.Raw(p) for p in payloads])
     return Block(log_id=log_id, first=first, last=last, payload=payload)
 
 
 def gap(log_id: str, first: int, last: int) -> Block:
-    """Return a block that reports the events `first` to `last` as lost."""
+    """Return a block that says that the events `first` to `last` are lost."""
     return Block(log_id=log_id, first=first, last=last, payload=b"", lost=True)
 
 
 def from_fields(fields: Mapping[bytes, bytes]) -> Block:
-    """Return the block of a stream entry, without decoding its payload.
+    """Return the block in a stream entry. Its payload is not decoded.
 
     Raises:
         MalformedBlock: a field is missing or wrong.
@@ -76,7 +81,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
 
 
 class PartialBlock(NamedTuple):
-    """Holds a malformed block's readable events, their sequence numbers, and its other records."""
+    """Holds the readable events of a malformed block, their sequence numbers, and other records."""
 
     events: list[RequestEvent]
     numbers: list[int]
@@ -110,8 +115,8 @@ class Unpacker:
     def decode_partially(self, block: Block) -> PartialBlock:
         """Return the events of a malformed `block`, and the records that are not events.
 
-        Records beyond the block's last sequence number count as not events, because another block
-        has events with these numbers.
+        Records beyond the block's last sequence number do not count as events, because another
+        block has events with these numbers.
         """
         found = PartialBlock([], [], [])
         try:

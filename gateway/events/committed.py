@@ -1,4 +1,4 @@
-"""Stores the last mark up to which the ledger had committed a log, beside its segments."""
+"""Stores, beside a log's segments, the mark up to which the ledger has committed the log."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ _MARK: Final = struct.Struct("<Q")
 
 
 class CommittedMark:
-    """Stores the last known committed sequence number of the log in `directory`.
+    """Stores the last sequence number that the ledger is known to have committed, for one log.
 
-    A ledger with a lower mark was restored from a backup. If the file cannot be written, only this
-    process has `value`.
+    If the ledger has a lower mark, it was restored from a backup. If the file in the log's
+    `directory` cannot be written, only this process knows `value`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -24,7 +24,7 @@ class CommittedMark:
             (self.value,) = _MARK.unpack(self._path.read_bytes())
 
     def set(self, value: int) -> None:
-        """Store `value`, which may be lower than before."""
+        """Store `value`. It may be lower than the stored value."""
         if value == self.value:
             return
         self.value = value

@@ -1,4 +1,7 @@
-"""Counts runs of equal hits, each recorded as one event with consecutive request ids."""
+"""Counts runs of equal cache hits.
+
+A run has consecutive request ids and is recorded as one event.
+"""
 
 from collections.abc import Iterator
 
@@ -7,13 +10,16 @@ from gateway.types import ID_DIGITS, RequestEvent
 
 
 class HitRun:
-    """Counts hits of one caller, route, task, model, revision and tier, with ids from `first` on.
+    """Counts hits that have the same caller, route, task, model, revision and cache tier.
 
-    `count` hits belong to the present event-loop iteration, which may have up to `max_count` hits.
-    `started` is the loop's time when the first of these hits began; `began` is the same moment on a
-    finer clock. `route` and `source` are labels of metrics. `reserved_ids` counts the reserved ids
-    that are left. When no id is left, `gateway.api.request_events` doubles `ids_at_once`, up to a
-    maximum, and reserves so many ids.
+    Request ids are consecutive from `first` on. `count` is the number of hits in the present
+    event-loop iteration, and `max_count` is the most hits that it may have. `started` is when the
+    first of these hits began, on the event loop's clock. `began` is the same moment on a finer
+    clock. `route` and `source` are labels of metrics.
+
+    `reserved_ids` is the number of reserved ids that are left. When no id is left,
+    `gateway.api.request_events` doubles `ids_at_once`, up to a maximum, and reserves this number of
+    ids.
     """
 
     __slots__ = (
@@ -26,7 +32,7 @@ class HitRun:
         self.route = route
         self.source = source
         self.pattern = event
-        """The event of all these hits, except for id, time and duration."""
+        """The event that all these hits have in common, except for id, time and duration."""
         self.model = event.model
         self.revision = event.revision
         self.arm = event.arms[0].arm if event.arms else ""
@@ -34,7 +40,7 @@ class HitRun:
         self.started = self.began = 0.0
 
     def add(self) -> int:
-        """Count one more hit, for which there is space; return the number of its id."""
+        """Count one more hit, for which space was reserved; return the number in its id."""
         number = self.first + self.count
         self.count += 1
         return number

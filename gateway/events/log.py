@@ -1,7 +1,8 @@
-"""Writes a worker's events to an append-only log before their requests are answered.
+"""Writes a worker's events to an append-only log, before the requests are answered.
 
-A write copies the event into a memory-mapped file. It makes no system call, and `kill -9` loses
-nothing. A power cut or machine crash loses events that `LogSync` has not yet synced to the disk.
+A write copies the event into a memory-mapped file, without a system call. If the process is killed,
+no event is lost. A power cut or a crash of the machine destroys the events that `LogSync` has not
+yet synced to the disk.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from gateway.events import segment
 from gateway.events.syncing import LogSync, SyncStatistics
 from gateway.types import RequestEvent
 
-# Errors of a full disk, a disk quota, or the process's limit on file sizes.
+# The errors if the disk is full, a disk quota is used up, or a limit on file sizes is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RETRY = 0.1
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts recorded and refused events since the log was opened.
 
-    `unsynced` is the number of seconds that the oldest event has waited for a sync.
+    `unsynced` is for how many seconds the oldest event has waited to be synced.
     """
 
     published: int
@@ -48,15 +49,18 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLog:
-    """Implements `EventPublisher` with a new folder in `directory`: `name` and a random suffix.
+    """Implements `EventPublisher` with files in a new folder.
 
-    Belongs to one thread. If the process dies, the shipper takes over the folder; `close` marks the
-    log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a write
-    to mapped memory kills the process. While the disk is full, events are refused. `sync` syncs
-    events to the disk soon; without it, the kernel decides when.
+    The folder is in `directory`. Its name is `name` with a random suffix. Only one thread may use
+    the log. `close` marks the log as finished. If the process dies without calling `close`, the
+    shipper takes over the folder.
+
+    `allocate` reserves the blocks of a file in advance, because a write to mapped memory would kill
+    the process on a full disk. While the disk is full, events are refused. `sync` makes sure that
+    events are soon synced to the disk. Without `sync`, the kernel decides when to write them.
 
     Raises:
-        EventLogUnavailable: the log cannot be created, for another reason than a full disk.
+        EventLogUnavailable: the log cannot be created, and the reason is not a full disk.
     """
 
     def __init__(
@@ -89,9 +93,9 @@ class EventLog:
         self._syncing = sync
         if sync is not None:
             sync.follow(lambda: self._sequence)
-        self._map = mmap.mmap(-1, 1)  # a segment without space
+        self._map = mmap.mmap(-1, 1)  # stands for a segment without space
         self._position = segment_bytes
-        # There must always be space for a mark after the last record and the reserved space.
+        # After the last record and the reserved space, there must always be space for a mark.
         self._limit = segment_bytes - segment.MARK.size
         try:
             self._start_segment()
@@ -150,7 +154,7 @@ class EventLog:
         )
 
     def refusal_reason(self) -> str:
-        """Return why events are refused, or ""; tries a full disk again."""
+        """Return why events are refused, or "" if they are not. Tries again to use a full disk."""
         if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):
                 self._start_segment()
@@ -164,7 +168,7 @@ class EventLog:
         if self._lock >= 0:
             if self._syncing is not None:
                 self._syncing.close()
-            self._mark(segment.FINISHED)  # the shipper may delete the log from now on
+            self._mark(segment.FINISHED)  # from now on, the shipper may delete the log
             os.close(self._lock)
         self._map.close()
         self._limit = 0
@@ -176,10 +180,10 @@ class EventLog:
         self.close()
 
     def _start_segment(self) -> None:
-        """Start a new segment, and a new folder if there is none yet.
+        """Start a new segment. Create the folder first if it does not exist yet.
 
         Raises:
-            OSError: there is no space; nothing has changed.
+            OSError: there is no space. Nothing has changed.
         """
         try:
             file, memory = self._open() if self._lock < 0 else self._segment(self._directory)
@@ -206,7 +210,10 @@ class EventLog:
             _log.warning("the event log has space again; requests are no longer refused")
 
     def _open(self) -> tuple[int, mmap.mmap]:
-        """Create the folder under a hidden name, so that no reader sees it without its lock."""
+        """Create the folder.
+
+        It has a hidden name until it is locked, so that no reader sees it before.
+        """
         hidden = self._root / f".{self.id}"
         lock = -1
         try:
@@ -225,7 +232,7 @@ class EventLog:
         return first
 
     def _segment(self, directory: Path) -> tuple[int, mmap.mmap]:
-        """Create the next segment: reserve all its blocks and write its header."""
+        """Create the next segment: reserve all its blocks, and write its header."""
         number = self._segments
         path = directory / f".{segment.file_name(number)}"
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -245,7 +252,7 @@ class EventLog:
         return file, memory
 
     def _make_room(self, size: int) -> int:
-        """Start a segment with space for `size` bytes; return the offset of their end."""
+        """Start a segment with space for `size` bytes; return the offset where these bytes end."""
         end = segment.HEADER.size + size
         if self._closed:
             raise self._refusal("the event log is closed: the worker is shutting down")

@@ -1,4 +1,4 @@
-"""Reads an event log from its files, while it is written or after its writer has died."""
+"""Reads an event log from its files, even while the log is written or after its writer has died."""
 
 import fcntl
 import os
@@ -28,9 +28,9 @@ class LogPosition(NamedTuple):
 
 
 class RecordBatch(NamedTuple):
-    """Holds records with consecutive sequence numbers from `first`; `end` is the next position.
+    """Holds records with consecutive sequence numbers. The first record has the number `first`.
 
-    `more` says that something is already written there.
+    `end` is the position after the records. `more` says that something is already written there.
     """
 
     first: int
@@ -44,7 +44,7 @@ class RecordBatch(NamedTuple):
         return self.first + len(self.payloads) - 1
 
     def after(self, sequence: int) -> "RecordBatch":
-        """Return the batch without the records up to `sequence`."""
+        """Return the batch without the records whose sequence numbers are `sequence` or less."""
         skipped = sequence + 1 - self.first
         if skipped <= 0:
             return self
@@ -52,7 +52,7 @@ class RecordBatch(NamedTuple):
 
 
 def list_logs(directory: Path) -> list[Path]:
-    """Return the folders of the logs in `directory`; other entries are ignored."""
+    """Return the folders of the logs in `directory`. Other entries are ignored."""
     try:
         found = [p for p in directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(p for p in found if any(map(_is_of_log, p.iterdir())))
@@ -65,7 +65,7 @@ def _is_of_log(path: Path) -> bool:
 
 
 class LogReader:
-    """Reads batches of records from the log in `directory`, and deletes segments.
+    """Reads batches of records from the log in `directory`, and deletes the log's segments.
 
     Raises:
         UnreadableLog: the files have another format.
@@ -80,9 +80,9 @@ class LogReader:
         self._firsts: dict[int, int] = {}
         self._position = LogPosition(0, segment.HEADER.size)
         self.sequence = 0
-        """The last sequence number that was accepted or passed by `seek`."""
+        """The last sequence number that `accept` or `seek` has moved past."""
         self.ended = False
-        """Whether all records were accepted and no more will be written."""
+        """Whether all records were accepted, and no more records will be written."""
         self.seek(0)
 
     @property
@@ -91,10 +91,13 @@ class LogReader:
         return self._directory.name
 
     def read(self, limit: int) -> RecordBatch | None:
-        """Return at most `limit` next records; the same records until they are accepted."""
-        if self.ended:  # most logs that are only retained have ended
+        """Return at most `limit` next records.
+
+        Until they are accepted, return the same ones again.
+        """
+        if self.ended:  # true for most logs that are only kept for a while
             return None
-        # Checked first, because a scan after the writer's end finds all records.
+        # This is checked before the scan: once the writer has ended, a scan finds all records.
         is_writer_gone = self._writer_gone()
         while True:
             found = self._scan(limit)
@@ -121,10 +124,10 @@ class LogReader:
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Return the estimated number of the last record of an ended log; 0 if no record was lost.
+        """Return the last sequence number that an ended log had, or 0 if no record was lost.
 
-        A machine crash destroys unsynced records. The estimate is then higher than the number of
-        the last record that was read.
+        A crash of the machine destroys records that were not synced. The result is an estimate, and
+        is higher than the number of the last record that could be read.
         """
         if not self.ended or self._is_finished:
             return 0
@@ -134,7 +137,10 @@ class LogReader:
         return mark.expected
 
     def unread_bytes(self) -> int:
-        """Return the bytes of records after the position, approximately for long backlogs."""
+        """Return the bytes of records after the present position.
+
+        For a long backlog, it is an estimate.
+        """
         if self.ended:
             return 0
         self._list()
@@ -167,10 +173,10 @@ class LogReader:
         self.ended = False
 
     def committed_segments(self, committed: int) -> list[int]:
-        """Return the segments that were read and have no record after `committed`, in order."""
+        """Return, in order, the segments that were read and whose records all are committed."""
         self._list()
-        # The current segment counts, too: the reader may have read all of it before its mark was
-        # written.
+        # The current segment may be among them, because the reader may have read all its records
+        # before its mark was written.
         numbers = sorted(n for n in self._firsts if n <= self._position.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
         if self.ended and self.sequence <= committed:
@@ -187,10 +193,10 @@ class LogReader:
         self._firsts.pop(number, None)
 
     def truncate(self) -> Path | None:
-        """Free the blocks that are reserved after the last record of an ended log.
+        """Free the blocks of an ended log that are reserved after its last record.
 
         Returns:
-            The truncated segment, if there is one.
+            The segment that was truncated, if there was something to free.
         """
         if not self.ended or self._truncated:
             return None
@@ -209,10 +215,10 @@ class LogReader:
         return not self._firsts
 
     def deleted_up_to(self) -> int:
-        """Return the sequence number up to which segments were deleted; 0 if none was."""
+        """Return the last sequence number in deleted segments, or 0 if no segment was deleted."""
         self._list()
         number = min(self._firsts, default=0)
-        # A segment that a crash emptied was not deleted, and its records are lost.
+        # If a crash has emptied a segment, the segment was not deleted. Its records are lost.
         if not number or (self._directory / segment.file_name(number - 1)).exists():
             return 0
         return self._firsts[number] - 1
@@ -222,7 +228,10 @@ class LogReader:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _scan(self, limit: int, position: LogPosition | None = None) -> segment.Scan:
-        """Scan from `position`, by default the current one, if anything is written there."""
+        """Scan from `position` on, if anything is written there.
+
+        The default is the present position.
+        """
         number, offset = position or self._position
         try:
             file = os.open(self._directory / segment.file_name(number), os.O_RDONLY)
@@ -255,7 +264,7 @@ class LogReader:
                 self._firsts[number] = first
 
     def _first(self, path: Path) -> int | None:
-        """Return the first sequence number of a segment; `None` if a crash emptied it."""
+        """Return the first sequence number of a segment, or `None` if a crash has emptied it."""
         with path.open("rb") as file:
             header = file.read(segment.HEADER.size)
         if not any(header):
@@ -268,7 +277,10 @@ class LogReader:
         return int(first)
 
     def _writer_gone(self) -> bool:
-        """Return whether no process holds the log's lock. A writer that is gone never returns."""
+        """Return whether no process holds the log's lock.
+
+        In that case, nobody will write to the log.
+        """
         if self._is_writer_gone:
             return True
         try:

@@ -1,7 +1,7 @@
-"""Defines the format of an event log's files, which `log` writes and `reader` reads.
+"""Defines the format of an event log's files. `log` writes the files, and `reader` reads them.
 
-A log is a folder of segments `00000000.log`, `00000001.log` and so on. Each has a fixed size and is
-filled with zeros:
+A log is a folder of segments `00000000.log`, `00000001.log` and so on. Each segment has a fixed
+size. The rest after its content is zeros:
 
     header  64 bytes: magic, version, segment number, first sequence number, log id
     record  length, checksum, sequence number, then `length` bytes: a msgpack `RequestEvent`
@@ -9,7 +9,7 @@ filled with zeros:
     mark    in place of a length: the log continues in the next segment, or ends here
 
 A length of zero means that nothing is written there yet. The checksum covers the whole record. It
-detects a record that was incomplete when its process or machine died.
+shows whether a record was incomplete when its process or machine died.
 """
 
 import struct
@@ -35,19 +35,19 @@ class ScanEnd(Enum):
     """The reason why a scan ended."""
 
     LIMIT = auto()
-    """The limit was reached, or the next sequence number is not consecutive."""
+    """The limit was reached, or the next record's sequence number is not consecutive."""
     CUT = auto()
-    """The buffer ends within a record; the file may continue."""
+    """The buffer ends within a record. The file may continue."""
     UNWRITTEN = auto()
-    """Zeros: nothing is written here yet."""
+    """Zeros follow: nothing is written here yet."""
     TORN = auto()
-    """A record does not match its checksum, because it is being written or was never completed."""
+    """A record does not match its checksum. It is being written, or was never completed."""
     CONTINUED = auto()
     FINISHED = auto()
 
 
 class Scan(NamedTuple):
-    """Holds consecutive records: first sequence number, payloads, and their size in bytes."""
+    """Holds consecutive records: the first sequence number, the payloads, and the size in bytes."""
 
     first: int
     payloads: list[bytes]
@@ -56,12 +56,15 @@ class Scan(NamedTuple):
 
 
 def file_name(number: int) -> str:
-    """Return the file name of segment `number`. Names sort like numbers."""
+    """Return the file name of segment `number`.
+
+    Sorted by name, files are in the order of numbers.
+    """
     return f"{number:08d}{SUFFIX}"
 
 
 def file_number(name: str) -> int | None:
-    """Return the segment number of a file name; `None` for other files."""
+    """Return the number of the segment with this file name, or `None` for another file."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and stem.isdecimal() else None
 

@@ -1,9 +1,10 @@
-"""Syncs an event log to the disk in a thread, because a power cut loses unsynced records.
+"""Syncs an event log to the disk in a thread. A power cut destroys records that were not synced.
 
-The number of lost records would also be unknown. Before each sync, the thread therefore estimates
-the last sequence number before the next sync, from the records since the last sync. It writes the
-estimate to `synced.mark`. A new boot id distinguishes a machine crash from the end of a process.
-After a crash, the shipper reports the missing records up to the estimate as a gap.
+After a power cut, it would also be unknown how many records are lost. Before each sync, the thread
+therefore estimates which sequence number the log will have reached at the next sync, from the
+number of records since the last one. It writes the estimate to `synced.mark`. If the machine's boot
+id has changed, the machine has crashed, and not only a process. The shipper then reports the
+missing records up to the estimate as lost.
 """
 
 import contextlib
@@ -20,30 +21,31 @@ import msgspec
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MAX_FILES: Final = 64
-"""The most segments that wait for a sync. Older segments are left to the kernel."""
+"""The most segments that wait for a sync. The kernel itself writes older segments to the disk at
+some time."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
-"""Seconds for which a process that ends waits for the last sync."""
+"""A process that ends waits at most this many seconds for its last sync."""
 _log = logging.getLogger(__name__)
 _encode: Final = msgspec.json.encode
 
 
 class SyncStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts failed syncs; the oldest record has waited `unsynced` seconds for a sync."""
+    """Counts failed syncs. The oldest record has waited `unsynced` seconds to be synced."""
 
     failures: int = 0
     unsynced: float = 0.0
 
 
 class SyncedMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the estimated last sequence number of a log, and the boot id at that time."""
+    """Holds the estimated last sequence number of a log, and the boot id when it was written."""
 
     expected: int
     boot: str
 
 
 def boot_id() -> str:
-    """Return an id that changes with each boot of the machine; empty if unknown."""
+    """Return an id that changes with each boot of the machine, or "" if it is unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -51,7 +53,7 @@ def boot_id() -> str:
 
 
 def read_mark(directory: Path) -> SyncedMark | None:
-    """Return the mark of the log in `directory`; `None` if it cannot be read."""
+    """Return the mark of the log in `directory`, or `None` if it cannot be read."""
     try:
         return msgspec.json.decode((directory / MARK_NAME).read_bytes(), type=SyncedMark)
     except (OSError, msgspec.DecodeError):
@@ -61,8 +63,8 @@ def read_mark(directory: Path) -> SyncedMark | None:
 class LogSync:
     """Syncs the files of one log every `interval` seconds, if there are new records.
 
-    `follow`, `add` and `close` belong to the log's thread. Only `close` waits for the disk, for at
-    most two seconds.
+    Only the log's thread may call `follow`, `add` and `close`. Only `close` waits for the disk, for
+    at most two seconds.
     """
 
     def __init__(
@@ -79,12 +81,12 @@ class LogSync:
         self._boot = boot_id() if boot is None else boot
         self._clock = clock
         self._files: dict[int, int] = {}
-        """Open segments by their number, because descriptors are reused. The current segment is
-        last."""
+        """The open segments, by a number of their own, because file descriptors are reused. The
+        current segment is the last one."""
         self._added = 0
         self._directory: Path | None = None
         self._folders: tuple[Path, ...] = ()
-        """Folders with new entries."""
+        """The folders that have new entries, which must be synced, too."""
         self._mark = -1
         self._noted = -1
         self._synced = 0
@@ -100,7 +102,7 @@ class LogSync:
         self._sequence = sequence
 
     def add(self, file: int, directory: Path) -> None:
-        """Sync the segment `file` from now on. The descriptor is closed here."""
+        """Sync the segment `file` from now on. This object closes the descriptor."""
         with self._adding:
             self._added += 1
             self._files[self._added] = file
@@ -112,7 +114,10 @@ class LogSync:
             self._thread.start()
 
     def close(self) -> None:
-        """Sync the remaining records and end the thread, later if the disk hangs."""
+        """Sync the remaining records and end the thread.
+
+        If the disk hangs, the thread ends later.
+        """
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_LAST_SYNC)
@@ -159,7 +164,7 @@ class LogSync:
             return
         try:
             self._note(directory, expected)
-        finally:  # on a full disk, space is reserved for records but not for the mark
+        finally:  # on a full disk, there is reserved space for records, but not for the mark
             for file in files.values():
                 self._sync(file)
         for folder in folders:
@@ -168,12 +173,12 @@ class LogSync:
             last = max(files)
             if last == self._added:
                 self._folders = ()
-            # Later records are in the last segment, or in segments that were added meanwhile.
+            # Later records are in the last segment, or in segments that were added since.
             for number in self._files.keys() & files.keys() - {last}:
                 os.close(self._files.pop(number))
 
     def _note(self, directory: Path, expected: int) -> None:
-        """Write and sync the mark, before the records."""
+        """Write and sync the mark. This happens before the records are synced."""
         if self._mark < 0:
             self._mark = os.open(directory / MARK_NAME, os.O_CREAT | os.O_WRONLY, 0o600)
         text = _encode(SyncedMark(expected=expected, boot=self._boot))

@@ -1,7 +1,7 @@
-"""Encodes events that differ from an earlier event only in id, time, duration and count.
+"""Encodes events that differ from an earlier event only in their id, time, duration and count.
 
-A memory hit repeats an earlier hit, with the same tenant, key, model and usage. The event is
-encoded once; after that, only the fields that differ are packed.
+A cache hit in memory often repeats an earlier hit, with the same tenant, key, model and usage. The
+event is encoded once. After that, only the fields that differ are encoded.
 """
 
 import struct
@@ -20,9 +20,10 @@ _encode = msgspec.msgpack.encode
 
 
 class EventTemplate:
-    """Holds the encoding of `event`, without its id, time, duration and count.
+    """Holds the encoding of `event` without its id, time, duration and count.
 
-    Ids have at most 31 bytes. `size` is the size of a payload with an id as long as the event's.
+    An id has at most 31 bytes. `size` is the size of a payload whose id is as long as the id of
+    `event`.
     """
 
     __slots__ = ("_after", "_end", "_middle", "_start", "size")
@@ -36,7 +37,7 @@ class EventTemplate:
         self.size = len(self.payload(event.id, 0, 0.0, 1))
 
     def payload(self, id_: RequestId, time: int, duration: float, count: int) -> bytes:
-        """Return the event as msgpack; `time` is in nanoseconds, `duration` in seconds."""
+        """Return the event as msgpack. `time` is in nanoseconds, and `duration` is in seconds."""
         text = id_.encode()
         return b"%b%c%b%b%b%b%b%b%b" % (
             self._start,

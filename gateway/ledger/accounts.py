@@ -29,7 +29,7 @@ _models: Final = msgspec.json.Decoder(tuple[str, ...])
 class Accounts:
     """Reads and changes tenants and keys. All calls block.
 
-    `actor` is the person or program that the audit names as the author of a change.
+    `actor` is the person or program that makes a change. The audit log names it.
     """
 
     def __init__(self, store: Store, audit: Audit) -> None:
@@ -54,7 +54,7 @@ class Accounts:
             return tenant_of(_get(connection, schema.tenants, tenant, "tenant"))
 
     def tenants(self) -> list[Tenant]:
-        """Return all tenants by id."""
+        """Return all tenants, sorted by id."""
         with self._store.reading() as connection:
             rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.id))
             return [tenant_of(row) for row in rows]
@@ -69,7 +69,9 @@ class Accounts:
             return tenant_of(_get(connection, schema.tenants, tenant, "tenant"))
 
     def set_limits(self, tenant: str, rules: Collection[Rule], *, actor: str = "system") -> Tenant:
-        """Replace a tenant's limits. Without `rules`, the document's limits apply to the tenant.
+        """Replace a tenant's limits.
+
+        If `rules` is empty, the configuration document's limits apply to the tenant.
 
         Raises:
             NotFound: the tenant does not exist.
@@ -121,7 +123,7 @@ class Accounts:
     def create_keys(
         self, specs: Sequence[KeySpec], *, new_tenants: bool = False, actor: str = "system"
     ) -> list[Key]:
-        """Create all keys in one transaction. `new_tenants` also creates tenants that are missing.
+        """Create all keys in one transaction. With `new_tenants`, also create the missing tenants.
 
         Raises:
             NotFound: a tenant does not exist, and `new_tenants` is not set.
@@ -146,7 +148,7 @@ class Accounts:
         return [_key(SimpleNamespace(**row)) for row in rows]
 
     def keys(self, tenant: str | None = None) -> list[Key]:
-        """Return the keys of `tenant` (`None`: of all tenants), oldest first.
+        """Return the keys of `tenant`, or of all tenants if it is `None`, oldest first.
 
         Revoked and expired keys are included.
         """
@@ -165,7 +167,9 @@ class Accounts:
         return None if row is None else _key(row)
 
     def set_key_limits(self, key: str, rules: Collection[Rule], *, actor: str = "system") -> Key:
-        """Replace a key's limits. Without `rules`, the document's limits apply to the key.
+        """Replace a key's limits.
+
+        If `rules` is empty, the configuration document's limits apply to the key.
 
         Raises:
             NotFound: the key does not exist.
@@ -174,7 +178,7 @@ class Accounts:
         return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
 
     def set_key_bounds(self, key: str, bounds: KeyBounds, *, actor: str = "system") -> Key:
-        """Replace the origins and routes that a key is limited to.
+        """Replace the web origins and API routes to which a key is limited.
 
         Raises:
             NotFound: the key does not exist.
@@ -185,12 +189,13 @@ class Accounts:
     def rotate(
         self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
     ) -> Key:
-        """Give a key a new secret, at the request of a caller that holds the present secret.
+        """Give a key a new secret for a caller that authenticated with the present secret.
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
-        caller sent. That secret stays valid for `keep` seconds, but not beyond its former expiry or
-        the key's. Any other secret of the key ends at once: a caller that repeats a rotation has
-        lost the response that contained it.
+        caller sent. The sent secret stays valid for `keep` seconds, or until its own expiry or the
+        key's expiry if that is earlier. Any other secret of the key becomes invalid at once. There
+        is another secret if a caller repeats a rotation because the response with the new secret
+        was lost.
 
         Raises:
             NotFound: the key does not exist.
@@ -201,21 +206,23 @@ class Accounts:
         values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
         table = schema.keys
         with self._store.writing() as connection:
-            # Locked, so that a second rotation with the same secret sees the result of the first.
+            # Locks the key, so that a second rotation with the same secret sees the result of the
+            # first.
             before = _get(connection, table, key, "key", for_update=True)
             if not _is_valid(before, former_hash, now):
                 raise AuthenticationFailed("This secret has expired. Send the key's newest secret.")
             ends = [before.expires, before.former_expires if before.hash != former_hash else None]
             values["former_expires"] = min([until, *(end for end in ends if end is not None)])
             connection.execute(update(table).where(table.c.id == key).values(**values))
-            # The audit does not need the hashes.
+            # The hashes stay out of the audit log.
             self._record(connection, actor, "key.rotate", key, tenant=before.tenant)
             return _key(_get(connection, table, key, "key"))
 
     def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
         """Give a key a new secret, at the request of an operator.
 
-        The newest secret so far stays valid for `keep` seconds. Any older secret ends at once.
+        The secret that was newest until now stays valid for `keep` seconds. Any older secret
+        becomes invalid at once.
 
         Raises:
             NotFound: the key does not exist.
@@ -236,7 +243,7 @@ class Accounts:
             return _key(_get(connection, table, key, "key"))
 
     def revoke(self, key: str, *, actor: str = "system") -> Key:
-        """Revoke a key for ever. A second call changes nothing.
+        """Revoke a key for ever. Revoking a revoked key changes nothing.
 
         Raises:
             NotFound: the key does not exist.
@@ -256,7 +263,7 @@ class Accounts:
     def _record(
         self, connection: Connection, actor: str, action: str, key: str, **detail: object
     ) -> None:
-        """Write an audit entry and announce the change to workers, in the caller's transaction."""
+        """In the caller's transaction, write an audit entry and announce the change to workers."""
         self._audit.add(connection, actor=actor, action=action, subject=key, detail=detail)
         record_change(self._store, connection, keys=[key])
 

@@ -1,4 +1,4 @@
-"""Counts the tenants that a change of limits or prices in the document would affect."""
+"""Counts the tenants that a change of limits or prices would affect, before it is published."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ class AffectedTenants:
         self._limit = limit
 
     def by_limits(self, *, of_tenants: bool, of_keys: bool) -> TenantCount:
-        """Return the tenants to whom the document's default limits apply.
+        """Return the tenants to whom the configuration document's default limits apply.
 
         With `of_tenants`, these are tenants without limits of their own. With `of_keys`, these are
         tenants that have a key without limits of its own.
@@ -47,9 +47,10 @@ class AffectedTenants:
         return self._count(select(_tenants.c.id.label("tenant")).where(or_(*applies)))
 
     def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
-        """Return the tenants that have used one of `models` since the month (UTC) began.
+        """Return the tenants that have used one of `models` this month (UTC).
 
-        With `all_but`, tenants that have used any model outside `all_but` are included, too.
+        With `all_but`, the result includes tenants that have used any model that is not in
+        `all_but`.
         """
         if not models:
             return TenantCount(count=0, first=[])

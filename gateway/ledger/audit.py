@@ -15,7 +15,7 @@ _RECENT: Final = 10_000
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects audit entries. An empty field matches every entry."""
+    """Selects the audit entries that match all fields. An empty field matches every entry."""
 
     actor: str = ""
     kind: str = ""
@@ -72,7 +72,7 @@ class Audit:
     def entries(
         self, *, limit: int = 100, before: int | None = None, of: AuditFilter = EVERYTHING
     ) -> list[AuditEntry]:
-        """Return at most `limit` entries, the newest first, that are older than entry `before`."""
+        """Return at most `limit` entries older than the entry `before`, from the newest on."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
         if before is not None:
@@ -91,7 +91,7 @@ class Audit:
             ]
 
     def actors(self) -> list[str]:
-        """Return the authors of the latest 10,000 changes, in alphabetical order."""
+        """Return the names of all who made the latest 10,000 changes, in alphabetical order."""
         table = schema.audit
         newest = select(func.max(table.c.number)).scalar_subquery()
         query = select(table.c.actor).distinct().where(table.c.number > newest - _RECENT)

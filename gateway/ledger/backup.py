@@ -10,10 +10,10 @@ from gateway.ledger.postgresql import parse_url
 
 
 def back_up(url: str, target: Path) -> None:
-    """Write a copy of the ledger to the new file `target`; blocks.
+    """Write a copy of the ledger to a new file `target`. The call blocks.
 
-    Other processes can write to the ledger meanwhile. `target` appears once the copy is complete
-    and has passed SQLite's integrity check.
+    During the backup, other processes can write to the ledger. `target` appears only when the copy
+    is complete and has passed SQLite's integrity check.
 
     Raises:
         ConfigurationError: the ledger is not a SQLite file, or `target` exists.
@@ -34,12 +34,12 @@ def back_up(url: str, target: Path) -> None:
     except (sqlite3.Error, OSError) as error:
         raise DependencyUnavailable(f"the ledger was not backed up: {error}") from error
     finally:
-        with contextlib.suppress(OSError):  # the cause was reported above
+        with contextlib.suppress(OSError):  # the original error was reported above
             partial.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Only the owner may ever read the copy, because it holds the hashes of secrets.
+    # The copy contains hashes of secrets, so at no time may anybody but the owner read it.
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     with (
         contextlib.closing(
@@ -47,7 +47,7 @@ def _copy(source: Path, target: Path) -> None:
         ) as old,
         contextlib.closing(sqlite3.connect(target)) as new,
     ):
-        # All pages in one step: SQLite restarts a stepwise backup after every write.
+        # Copies all pages in one step. SQLite restarts a backup in several steps after every write.
         old.backup(new)
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":

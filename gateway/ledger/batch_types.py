@@ -5,12 +5,15 @@ from enum import StrEnum
 import msgspec
 
 FAILED = "f"
-"""Suffix of the id of a failed line's usage event. If the line succeeds later, it gets a new event
-without this suffix."""
+"""If a line of a batch job fails, the id of its usage event ends in this suffix. If the line
+succeeds later, it gets another event, whose id does not have the suffix."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a tenant's file. The file storage holds its content under the same id."""
+    """Describes a tenant's file.
+
+    The file storage holds the content of the file under the same id.
+    """
 
     id: str
     tenant: str
@@ -45,43 +48,44 @@ _ENDED = frozenset(
 
 
 class BatchFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Says why a batch job or one of its lines failed."""
+    """Describes why a batch job or one of its lines failed."""
 
     code: str
-    """A stable code for programs."""
+    """An error code that stays the same between versions, for programs."""
     message: str
-    """What was wrong, and what to do."""
+    """A text for people: what was wrong, and what to do."""
     line: int | None = None
     """The line's number in the input file, counted from 1."""
     param: str | None = None
-    """The invalid field of the line."""
+    """The name of the invalid field in the line."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Counts the results of one chunk of input lines.
 
-    The file storage holds these results under `token`.
+    The file storage holds the results under `token`.
     """
 
     token: str
     completed: int
     failed: int
     expired: int = 0
-    """The failed lines that had not run when the batch job expired."""
+    """How many of the failed lines had not run when the batch job expired."""
     size: int = 0
     """The size of the results in bytes."""
 
     def counts(self, kind: str) -> int:
-        """Return the number of lines for the `output` file or the `error` file."""
+        """Return how many lines this chunk adds to a file. `kind` is `output` or `error`."""
         return self.completed if kind == "output" else self.failed
 
 
 class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a batch job and its progress.
 
-    `parts` are the chunks of input that are finished, in the order of the input. Every chunk but
-    the last has `part_lines` lines. `moments` maps each state to the time when the batch job
-    entered it. `total` is the number of input lines; it is `None` until the input has been read.
+    `parts` are the finished chunks of the input, in the order of the input. Every chunk has
+    `part_lines` lines; the last one may have fewer. `moments` maps each state to the time when the
+    batch job entered the state. `total` is the number of input lines, or `None` until the input has
+    been read.
     """
 
     id: str
@@ -102,11 +106,11 @@ class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     output_file: str | None = None
     error_file: str | None = None
     is_clean: bool = False
-    """The batch job has ended, and its intermediate results are deleted."""
+    """Whether the batch job has ended and its intermediate results are deleted."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a process must still run the batch job or clean up after it."""
+        """Whether a process must still run the batch job, or delete its intermediate results."""
         return not self.is_clean
 
     @property

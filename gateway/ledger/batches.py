@@ -1,4 +1,4 @@
-"""Stores batch jobs with their progress, and the lease of the process that runs each of them."""
+"""Stores batch jobs, their progress, and which process has the lease to run each of them."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
@@ -20,14 +20,14 @@ _decode: Final = msgspec.json.Decoder(RequestBatch).decode
 
 
 class LeaseLost(Exception):
-    """Another process holds the lease of the batch job. Nothing was changed."""
+    """The change was not made, because another process holds the lease of the batch job."""
 
 
 class BatchStore:
     """Reads and changes batch jobs. All calls block.
 
-    Only the process that holds the lease of a batch job runs it. `holder` is the name of this
-    process. A new process with the same name takes over the leases at once.
+    Only the process that holds the lease of a batch job runs the batch job. `holder` is the name of
+    this process. After a restart, a process with the same name takes over the leases at once.
     """
 
     def __init__(self, store: Store) -> None:
@@ -38,10 +38,11 @@ class BatchStore:
         return self._store.clock() // SECOND
 
     def create(self, batch: RequestBatch, *, most_open: int, most_bytes: int) -> None:
-        """Add a batch job that waits for a process to run it.
+        """Add a batch job. It waits until a process claims it.
 
         Raises:
-            RateLimited: the tenant has `most_open` open batch jobs, or `most_bytes` of files.
+            RateLimited: the tenant already has `most_open` open batch jobs or `most_bytes` of
+                files.
             NotFound: the input file does not exist any more.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
@@ -70,7 +71,7 @@ class BatchStore:
             return _decode(_row(connection, tenant, batch).state)
 
     def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
-        """Return at most `limit` batch jobs that follow the batch job `after`, newest first.
+        """Return at most `limit` batch jobs older than the batch job `after`, newest first.
 
         Raises:
             NotFound: the batch job `after` does not exist.
@@ -86,7 +87,7 @@ class BatchStore:
             return [_decode(state) for state in states]
 
     def cancel(self, tenant: str, batch: str) -> RequestBatch:
-        """Set a batch job to `cancelling`; its finished results are kept.
+        """Set a batch job's state to `cancelling`. Its finished results are kept.
 
         Raises:
             NotFound: the tenant has no such batch job.
@@ -105,11 +106,14 @@ class BatchStore:
     def claim(
         self, holder: str, *, seconds: float, running: Collection[RequestBatch], most: int
     ) -> RequestBatch | None:
-        """Take the lease of an open batch job that no process runs; return `None` if there is none.
+        """Take the lease of an open batch job that no process runs.
 
-        `running` are the batch jobs that the holder already runs. The tenant with the fewest of
-        these batch jobs comes first, with its oldest open batch job. If `most` or more are running,
-        only tenants without a running batch job get one.
+        `running` are the batch jobs that the holder already runs. The holder gets the oldest open
+        batch job of the tenant with the fewest running batch jobs. If `most` or more batch jobs are
+        running, tenants that have a running batch job are left out.
+
+        Returns:
+            The batch job, or `None` if no batch job is available.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]
@@ -140,7 +144,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew the leases that `holder` still has; return the states of their batch jobs by id."""
+        """Renew the leases that `holder` still has; return these batch jobs' states by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)
@@ -152,7 +156,7 @@ class BatchStore:
     def change(
         self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
     ) -> RequestBatch:
-        """Replace the stored batch job by the result of `change`.
+        """Replace a stored batch job by what `change` makes of it.
 
         Raises:
             LeaseLost: `holder` does not have the lease.
@@ -170,7 +174,7 @@ class BatchStore:
         *,
         files: Sequence[StoredFile] = (),
     ) -> RequestBatch:
-        """End a batch job: store the result of `change`, add `files`, and queue a webhook.
+        """End a batch job: store what `change` makes of it, add `files`, and queue a webhook.
 
         Raises:
             LeaseLost: `holder` does not have the lease.
@@ -186,7 +190,7 @@ class BatchStore:
 
 
 def in_status(batch: RequestBatch, status: BatchState, now: int) -> RequestBatch:
-    """Return `batch` with the state `status`, which it entered at `now`."""
+    """Return a copy of `batch` that entered the state `status` at the time `now`."""
     moments = batch.moments | {status.value: now}
     return msgspec.structs.replace(batch, status=status, moments=moments)
 

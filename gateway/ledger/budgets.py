@@ -31,8 +31,8 @@ _MOST_THRESHOLDS: Final = 10
 _HIGHEST: Final = 1000
 _TENANTS_PER_QUERY: Final = 1000
 _SUMMED_FOR: Final = 900 * 1_000_000_000
-"""Nanoseconds for which the cost of a month's earlier hours is cached. Late events in these hours
-appear in the cost after at most this time."""
+"""Nanoseconds for which the cost of a month's earlier hours is cached. An event that arrives late
+for one of these hours therefore appears in the cost after this time at the latest."""
 _MOST_SUMS: Final = 1000
 _log = logging.getLogger(__name__)
 _tenants: Final = schema.tenants
@@ -54,15 +54,15 @@ class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Budgets:
     """Reads and changes budgets. All calls block. Only one thread at a time may call `watch`.
 
-    A tenant's cost is the sum of its invoice before rounding. Costs in other currencies than the
-    budget's do not count.
+    A tenant's cost is the sum of its invoice before rounding. Only costs in the budget's currency
+    count.
     """
 
     def __init__(self, store: Store, audit: Audit, prices: PublishedPrices) -> None:
         self._store = store
         self._audit = audit
         self._prices = prices
-        # `watch` sums all tenants with a budget together. `status` sums one tenant.
+        # `watch` caches the costs of all tenants with a budget. `status` caches each tenant's cost.
         self._sum_of_all = lru_cache(maxsize=1)(self._former_costs)
         self._sum_of_one = lru_cache(maxsize=_MOST_SUMS)(self._former_costs)
         self._has_warned = False
@@ -77,7 +77,8 @@ class Budgets:
     ) -> Tenant:
         """Replace a tenant's budget; `None` removes it.
 
-        If the former budget refused requests, they are admitted until `watch` runs again.
+        If the former budget was used up and refused requests, requests are admitted again at least
+        until `watch` runs next.
 
         Raises:
             NotFound: the tenant does not exist.
@@ -91,7 +92,7 @@ class Budgets:
             if row is None:
                 raise NotFound(f"there is no tenant `{tenant[:80]}`")
             if wanted is not None:
-                # With another amount, every threshold can be reached again this month.
+                # If the amount changes, every threshold can be reached once more this month.
                 is_other = or_(
                     _alerts.c.amount != _nanos(wanted.amount),
                     _alerts.c.currency != wanted.currency,
@@ -111,9 +112,9 @@ class Budgets:
             return tenant_of(changed)
 
     def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
-        """Return what is left of a tenant's budget this month, `None` without a budget.
+        """Return what is left of a tenant's budget this month, or `None` if it has no budget.
 
-        Usage events that arrive more than an hour late count after up to 15 minutes.
+        An event that arrives more than an hour late may take up to 15 minutes to count.
         """
         with self._store.reading() as connection:
             text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))
@@ -137,10 +138,10 @@ class Budgets:
         )
 
     def watch(self) -> list[BudgetEvent]:
-        """Compare this month's costs with all budgets; return thresholds that are newly reached.
+        """Compare this month's costs with all budgets; return the thresholds newly reached.
 
-        Each threshold is recorded once a month, and a webhook is queued in the same transaction.
-        Tenants whose budget is used up are marked, so that workers refuse their requests.
+        Each threshold is recorded once a month, and a webhook is queued in the same transaction. A
+        tenant whose budget is used up is marked, so that workers refuse its requests.
         """
         now = self._store.clock()
         month = _month(now)
@@ -176,10 +177,12 @@ class Budgets:
         exhausted_until: int | None,
         spent: int,
     ) -> list[int]:
-        """Record reached thresholds and refusal, unless the budget has changed meanwhile.
+        """Record the thresholds that were reached, and until when requests are refused.
+
+        Nothing is recorded if the budget has changed since the costs were computed.
 
         Returns:
-            The thresholds that no other process has recorded before.
+            The thresholds that were not recorded before by another process.
         """
         own = _tenants.c.id == tenant
         with self._store.writing() as connection:
@@ -236,7 +239,11 @@ class Budgets:
     def _former_costs(
         self, tenants: frozenset[str], month: str, slot: int, entries: tuple[PriceConfig, ...]
     ) -> tuple[int, Costs]:
-        """Return a time at least an hour before `slot`, and the month's costs before that time."""
+        """Return the month's costs until an hour before `slot`.
+
+        The first value is the time until which costs are summed: the end of an hour, or the
+        beginning of the month.
+        """
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)
         return until, self._costs(tenants, since, until, PriceList(entries))
@@ -248,7 +255,7 @@ class Budgets:
         month: str,
         entries: tuple[PriceConfig, ...],
     ) -> Costs:
-        """Return the costs of a month: `former` costs plus the costs since then."""
+        """Return a month's costs: the `former` costs, and the costs since their end."""
         since, costs = former
         recent = self._costs(tenants, since, month_bounds(month)[1], PriceList(entries))
         return {key: costs.get(key, 0) + recent.get(key, 0) for key in {*costs, *recent}}
@@ -299,10 +306,10 @@ class Budgets:
 
 
 def _later(mark: int | None, other: int | None, now: int) -> int | None:
-    """Return the later end of two refusals, or `None` if both are past.
+    """Return the later of two times until which requests are refused, or `None` if both are past.
 
-    A month's cost only grows. A process that still computes a lower cost than another process must
-    not end the refusal.
+    A month's cost only grows. A process that has seen fewer events, and so computes a lower cost
+    than another process, must not end the refusal.
     """
     later = max(mark or 0, other or 0)
     return later if later > now else None

@@ -1,4 +1,4 @@
-"""Lists dead letters (records that could not be counted), and counts or discards them."""
+"""Lists dead letters (usage records that could not be counted), and counts or discards them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -26,7 +26,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     """When billing stored the dead letter."""
     log_id: str
-    """The event log that the record came from, empty if unknown."""
+    """The event log that the record came from, or an empty string if it is unknown."""
     reason: str
     size: int
     """The size of the content in bytes."""
@@ -41,7 +41,7 @@ class DeadLetters:
         self._recorder = recorder
 
     def entries(self, *, limit: int = 100, before: int | None = None) -> list[DeadLetter]:
-        """Return at most `limit` dead letters, newest first, with numbers below `before`."""
+        """Return the newest `limit` dead letters whose numbers are below `before`, newest first."""
         size = func.length(_letters.c.payload).label("size")
         columns = [*(_letters.c[name] for name in _SHOWN), size]
         query = select(*columns).order_by(_letters.c.number.desc()).limit(limit)
@@ -55,7 +55,7 @@ class DeadLetters:
         return self._recorder.dead_letters()
 
     def payload(self, number: int) -> bytes:
-        """Return the unchanged content of a dead letter.
+        """Return the content of a dead letter as it was received.
 
         Raises:
             NotFound: the dead letter does not exist.
@@ -66,7 +66,7 @@ class DeadLetters:
     def count_events(self, number: int, events: Sequence[RequestEvent], *, actor: str) -> int:
         """Count the `events` of a dead letter and remove it, in one transaction.
 
-        Events whose ids are counted already are skipped.
+        Events whose ids have been counted before are skipped.
 
         Returns:
             The number of requests that were counted.
@@ -85,7 +85,7 @@ class DeadLetters:
         return counted
 
     def remove_replayed(self, number: int, *, counted: int, actor: str) -> None:
-        """Remove a dead letter whose events the caller has recorded as a block."""
+        """Remove a dead letter after the caller has recorded its events as a block."""
         with self._store.writing() as connection:
             detail: dict[str, object] = {"counted": counted}
             self._remove(connection, number, actor, "dead_letter.replay", detail)

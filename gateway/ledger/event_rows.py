@@ -14,11 +14,12 @@ _used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
-"""The most units or requests of one event. Sums of millions of events still fit a 64-bit column."""
+"""The most units or requests that one event may have. A 64-bit column then holds the sum of
+millions."""
 
 
 def is_valid(event: RequestEvent) -> bool:
-    """Return whether the columns of `usage_events` can hold the values of `event`."""
+    """Return whether the values of `event` fit into the columns of `usage_events`."""
     used = _used_by(event)
     count, status, time = event.count, event.status, event.time
     return (
@@ -46,9 +47,10 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     """Return rows for `events`; each row holds a run of events.
 
-    Events form a run if their ids are consecutive, their seconds are equal, and all their columns
-    in `_KIND` are equal. A row has the run's first id, its earliest time and its sums. Prices
-    change at whole seconds only, so one price applies to all events of a run.
+    Events form a run if their ids are consecutive, their times lie in the same second, and their
+    values of all columns in `_KIND` are equal. The row of a run has the first event's id, the
+    earliest time, and the sums of the events' units. Prices change only at whole seconds, so one
+    price applies to all events of a run.
     """
     rows: list[dict[str, Any]] = []
     used: list[list[tuple[int, ...]]] = []  # for each row, the usage of its events

@@ -1,4 +1,4 @@
-"""Stores the names, sizes and times of tenants' files. The file storage holds their contents."""
+"""Stores the names, sizes and times of tenants' files. The contents are in the file storage."""
 
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ class FileStore:
         self._store = store
 
     def begin(self, file: StoredFile, *, most: int, most_bytes: int) -> None:
-        """Add a file whose upload begins; it is invisible until `finish`.
+        """Add a file whose upload begins. It stays invisible until `finish` is called.
 
         Raises:
             RateLimited: the tenant would exceed `most` files or `most_bytes` bytes.
@@ -61,7 +61,9 @@ class FileStore:
         purpose: str | None = None,
         is_ascending: bool = False,
     ) -> list[StoredFile]:
-        """Return at most `limit` files that follow `after`, newest first unless `is_ascending`.
+        """Return at most `limit` files that follow the file `after`.
+
+        Files are sorted from the newest to the oldest, or the other way round if `is_ascending`.
 
         Raises:
             NotFound: the file `after` does not exist.
@@ -81,7 +83,8 @@ class FileStore:
     def hide(self, tenant: str, file: str) -> None:
         """Hide a file before the caller deletes its content and calls `forget`.
 
-        If the deletion fails, `expired` returns the file later, so that it is tried again.
+        If the deletion fails, `expired` returns the file later, so that the deletion is tried
+        again.
 
         Raises:
             NotFound: the tenant has no such file.
@@ -100,8 +103,8 @@ class FileStore:
     def expired(self, *, limit: int = 100) -> list[str]:
         """Return the ids of files whose content should be deleted.
 
-        These are expired files that no batch job reads, and files that have been hidden for an
-        hour: their upload or their deletion never finished.
+        These are expired files that no batch job reads, and files that have been invisible for an
+        hour because their upload or their deletion never finished.
         """
         now = self._store.clock()
         used = select(_batches.c.input_file).where(_batches.c.is_open == 1)
@@ -118,7 +121,7 @@ class FileStore:
 
 
 def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0) -> None:
-    """Check that a tenant may store `more` bytes, in the caller's transaction.
+    """In the caller's transaction, check that a tenant may store `more` bytes in addition.
 
     Raises:
         RateLimited: the tenant's files would exceed `most` bytes.
@@ -129,7 +132,7 @@ def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0
 
 
 def add_file(connection: Connection, file: StoredFile, *, is_stored: bool = True) -> None:
-    """Add a file to the list, in the caller's transaction."""
+    """In the caller's transaction, add a file to the list."""
     row = {
         "id": file.id,
         "tenant": file.tenant,

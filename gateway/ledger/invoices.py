@@ -1,4 +1,4 @@
-"""Makes monthly invoices: one line per model and price, and each line is rounded once. Pure."""
+"""Makes monthly invoices with pure functions. Each line is the usage of one model at one price."""
 
 import calendar
 import re
@@ -17,7 +17,7 @@ _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of one unit of each kind, as decimal strings."""
+    """The price of one unit, for each kind of unit, as a decimal string."""
 
     hit: str
     computed: str
@@ -30,25 +30,28 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     price: str
-    """The price's version: `model@since`."""
+    """The model that the price is for, and the date from which it applies: `model@since`."""
     currency: str
     unit_prices: UnitPrices
     units: Units
     exact: str
-    """The cost of the units, unrounded, as a decimal string."""
+    """The cost of the units before rounding, as a decimal string."""
     amount: str
-    """`exact`, rounded half-even to the smallest unit of the currency."""
+    """`exact`, rounded to the smallest unit of the currency; halves are rounded to even."""
 
 
 class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of the lines' rounded amounts in one currency."""
+    """The sum of the rounded amounts of all lines in one currency."""
 
     currency: str
     amount: str
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's invoice for a month in UTC. Equal events and prices always give equal invoices."""
+    """A tenant's invoice for a month in UTC.
+
+    The same events and prices always give the same invoice.
+    """
 
     tenant: str
     month: str
@@ -57,12 +60,12 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def month_bounds(month: str) -> tuple[int, int]:
-    """Return when `month`, such as `2026-09`, begins and ends, as Unix times in nanoseconds.
+    """Return when a month such as `2026-09` begins and ends, as Unix times in nanoseconds.
 
     Raises:
-        InvalidRequest: `month` is not a month.
+        InvalidRequest: `month` does not have this form.
     """
-    # Only one spelling is accepted: `2026-9` would look like another invoice.
+    # Only one spelling of a month is accepted, because `2026-9` would look like another invoice.
     if not _MONTH.fullmatch(month):
         raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`")
     year, number = map(int, month.split("-"))
@@ -73,11 +76,11 @@ def month_bounds(month: str) -> tuple[int, int]:
 
 
 def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
-    """Return the invoice for a tenant's usage in one month; `found` must not be grouped."""
+    """Return the invoice for a tenant's usage `found` in one month, which must not be grouped."""
     sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:
-            continue  # requests that were refused before their model was known are free
+            continue  # a request is free if it was refused before its model was known
         group = (each.model, each.price.since, each.price.version)
         former = sums.get(group)
         units = each.units if former is None else former.units + each.units

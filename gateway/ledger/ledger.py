@@ -1,4 +1,4 @@
-"""Opens the ledger, the database of tenants, keys, usage, prices and audit."""
+"""Opens the ledger: the SQL database of tenants, API keys, usage, prices and audit entries."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -34,7 +34,7 @@ from gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:
-    """Gives access to the ledger in the SQL database at `url`. Safe in several threads.
+    """Gives access to the ledger in the SQL database at `url`. Several threads may use it.
 
     All calls block. Every call raises `DependencyUnavailable` if the database cannot be reached;
     the caller may then repeat the call. Every call raises `LedgerEmpty` if the database has no
@@ -67,21 +67,22 @@ class Ledger:
     def create(
         cls, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> Self:
-        """Return the ledger at `url`, and create it if the database has none; blocks.
+        """Return the ledger at `url`; create a ledger first if the database has none.
 
         Raises:
-            DependencyUnavailable: the database cannot be reached, or its restore is unfinished.
+            DependencyUnavailable: the database cannot be reached, or a restore from a backup has
+                not finished.
         """
         ledger = cls(url, clock=clock, timeout=timeout)
         try:
             ledger._store.create()
-        except BaseException:  # the caller has no ledger that it could close
+        except BaseException:  # the caller gets no object that it could close
             ledger.close()
             raise
         return ledger
 
     def check(self) -> None:
-        """Migrate the tables to the newest schema; blocks.
+        """Migrate the tables to the newest schema.
 
         Raises:
             LedgerEmpty: the database has no ledger.
@@ -100,11 +101,12 @@ class Ledger:
         models: Collection[str] | None = None,
         tenants: Collection[str] | None = None,
     ) -> list[GroupUsage]:
-        """Return the usage of `tenant` (`None`: of `tenants`) from `since` to before `until`.
+        """Return the usage of one tenant, or of several, from `since` to before `until`.
 
-        `None` for `tenants` or `models` means all of them. If usage is grouped by model, requests
-        that were refused before their model was known are left out. Cost is computed with the
-        published prices, or with `prices` if no price is published.
+        If `tenant` is `None`, the usage of `tenants` is returned. `None` for `tenants` or `models`
+        stands for all of them. If usage is grouped by model, requests that were refused before
+        their model was known are left out. Cost is computed with the published prices, or with
+        `prices` if no price is published.
 
         Raises:
             InvalidRequest: a time has no time zone, or `since` is after `until`.
@@ -128,13 +130,13 @@ class Ledger:
     def request(
         self, tenant: str, request_id: str, *, models: Collection[str] | None = None
     ) -> RecordedRequest | None:
-        """Return the recorded request with this id if `tenant` sent it to one of `models`."""
+        """Return the recorded request with this id, if `tenant` sent it to one of `models`."""
         return find_request(self._store, tenant, request_id, models=models)
 
     def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
     ) -> list[RevisionCost]:
-        """Return the usage and cost of each revision that answered while `model` was at `revision`.
+        """Return usage and cost of each revision that served items while `model` was at `revision`.
 
         Cost is computed with the published prices, or with `prices` if no price is published.
         """
@@ -146,7 +148,7 @@ class Ledger:
         Cost is computed with the published prices, or with `prices` if no price is published.
 
         Raises:
-            InvalidRequest: `month` is not a month.
+            InvalidRequest: `month` does not have this form.
             NotFound: the tenant does not exist.
         """
         since, until = month_bounds(month)
@@ -165,7 +167,7 @@ class Ledger:
         return PriceList(self.prices.entries() or default)
 
     def server_time(self) -> float | None:
-        """Return the database server's Unix time in seconds, `None` for SQLite.
+        """Return the database server's Unix time in seconds, or `None` for SQLite.
 
         Raises:
             DependencyUnavailable: the database does not answer.

@@ -1,9 +1,9 @@
 """Migrates the ledger's tables to this program's schema, while older programs keep running.
 
 A change of the schema takes two releases ("expand and contract"). The first release adds tables, or
-columns with a default. Older programs ignore them, so `compatible_from` stays. A later release
-removes tables or columns that no supported program uses, and raises `compatible_from`. A new table
-needs no statement here: `schema.metadata` creates it.
+columns with a default value. Older programs ignore the additions, so `compatible_from` does not
+change. A later release removes tables or columns that no supported program uses, and raises
+`compatible_from`. A new table is not listed here, because `schema.metadata` creates it.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema, usage_marks
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
-"""Inserts the rows whose primary keys do not exist yet, like `Store.insert_new`."""
+"""Inserts the rows whose primary keys are new, like `Store.insert_new`."""
 
 
 class LedgerEmpty(DependencyUnavailable):
-    """The database has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
+    """The database has no ledger. It was emptied, or `sluicegate ledger init` was never run."""
 
 
 class Migration(NamedTuple):
-    """Adds columns to the tables of the version before `version`.
+    """Adds the columns that are new in the schema's `version`.
 
-    Programs that know version `compatible_from` or a newer one may use the tables afterwards.
+    After the migration, programs made for version `compatible_from` or later may use the tables.
     """
 
     version: int
     compatible_from: int
     columns: tuple[tuple[str, str], ...] = ()
-    """Pairs of a table's name and the definition of its new column."""
+    """Pairs: the name of a table, and the SQL definition of its new column."""
 
 
 MIGRATIONS: Final = (
@@ -92,7 +92,7 @@ EMPTY: Final = (
 
 
 def is_current(connection: Connection) -> bool:
-    """Return whether this program can use the tables without a migration; only reads.
+    """Return whether this program can use the tables without a migration. Writes nothing.
 
     Raises:
         LedgerEmpty: there are no tables.
@@ -111,7 +111,9 @@ def is_current(connection: Connection) -> bool:
 def migrate(
     connection: Connection, *, insert_new: InsertNew, now: int, creates: bool = False
 ) -> None:
-    """Migrate older tables in the caller's transaction; with `creates`, also create missing ones.
+    """In the caller's transaction, migrate older tables.
+
+    With `creates`, create the tables if there are none.
 
     Raises:
         LedgerEmpty: there are no tables, and `creates` is not set.
@@ -130,21 +132,21 @@ def migrate(
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
-        # 0 in a new ledger, which no older program uses.
+        # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for table in schema.metadata.sorted_tables:
         for index in table.indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))
     insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
-    # Programs of version 2 read only this table, and accept their own version.
+    # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
     for name, column in migration.columns:
-        if name in existing:  # a table that was created just now has the column
+        if name in existing:  # a table that was just created has the column already
             connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
 
 
@@ -155,7 +157,7 @@ def _tables(connection: Connection) -> set[str]:
 
 
 def _newest(connection: Connection, tables: set[str]) -> int | None:
-    """Return the recorded version of the tables, `None` if there is none."""
+    """Return the recorded schema version of the tables, or `None` if there is none."""
     for table in (schema.schema_migrations, schema.schema_version):
         if table.name in tables:
             newest = connection.scalar(select(func.max(table.c.version)))

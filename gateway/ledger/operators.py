@@ -22,20 +22,20 @@ _roles: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an operator and its key, without the key's secret."""
+    """Describes an operator and the operator's key, without the key's secret."""
 
     name: str
     roles: tuple[str, ...]
     created: datetime
     expires: datetime | None
-    """When the key expires; `null`: never."""
+    """When the key expires. `null` means never."""
     revoked: datetime | None
     former_expires: datetime | None = None
-    """Until when the secret from before the last rotation is valid."""
+    """Until when the former secret is valid, which the last rotation replaced."""
 
 
 class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The hash of a valid secret. `expires` is a Unix time in nanoseconds, `None`: never."""
+    """The hash of a valid secret, which expires at a Unix time in nanoseconds (`None`: never)."""
 
     key_hash: str
     operator: str
@@ -44,7 +44,10 @@ class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorStore:
-    """Reads and changes operators. `actor` is a change's author in the audit. All calls block."""
+    """Reads and changes operators. All calls block.
+
+    `actor` is the person or program that makes a change. The audit log names it.
+    """
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store = store
@@ -62,7 +65,7 @@ class OperatorStore:
         """Create an operator with a key; `key_hash` is the hash of the key's secret.
 
         Raises:
-            Conflict: the name is or was in use, or there are too many operators.
+            Conflict: an operator has or had this name, or there are too many operators.
             InvalidRequest: the name is invalid, or `expires` is in the past.
         """
         row = self._row(name, roles, key_hash, expires)
@@ -83,13 +86,13 @@ class OperatorStore:
             return _account(_get(connection, name))
 
     def accounts(self) -> list[OperatorAccount]:
-        """Return all operators, also revoked ones, sorted by name."""
+        """Return all operators, including revoked ones, sorted by name."""
         with self._store.reading() as connection:
             rows = connection.execute(select(_table).order_by(_table.c.name))
             return [_account(row) for row in rows]
 
     def valid_keys(self) -> list[ValidOperatorKey]:
-        """Return the hashes of all secrets that are neither revoked nor expired."""
+        """Return the hashes of all operators' secrets that are neither revoked nor expired."""
         query = select(_table).where(_table.c.revoked.is_(None)).limit(MAX_OPERATORS)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
@@ -112,7 +115,7 @@ class OperatorStore:
     def rotate(
         self, name: str, *, key_hash: str, keep: float, actor: str = "system"
     ) -> OperatorAccount:
-        """Give an operator a new secret, by its hash.
+        """Give an operator a new secret, whose hash is `key_hash`.
 
         The former secret stays valid for `keep` seconds, but not beyond the key's expiry.
 
@@ -132,7 +135,7 @@ class OperatorStore:
             return _account(_get(connection, name))
 
     def revoke(self, name: str, *, actor: str = "system") -> OperatorAccount:
-        """Revoke an operator for ever. A second call changes nothing.
+        """Revoke an operator for ever. Revoking a revoked operator changes nothing.
 
         Raises:
             NotFound: the operator does not exist.
@@ -198,7 +201,7 @@ def _encode(roles: Collection[str]) -> str:
 
 
 def _keys_of(row: Row[Any]) -> list[ValidOperatorKey]:
-    """Return the newest secret of an operator, and the former secret if there is one."""
+    """Return an operator's newest secret, and the former secret if there is one."""
     roles = _roles.decode(row.roles)
     secrets = [(row.hash, row.expires)]
     if row.former_hash is not None:

@@ -1,4 +1,4 @@
-"""Finds a recorded request by its id, also if its row holds a run of requests."""
+"""Finds a recorded request by its id, even if its row holds several requests."""
 
 import re
 from collections.abc import Collection
@@ -23,12 +23,12 @@ def find_request(
 ) -> RecordedRequest | None:
     """Return the recorded request with this id.
 
-    Return `None` if there is none, if it belongs to another tenant, or if its model is not in
+    Return `None` if no request has this id, if another tenant sent it, or if its model is not in
     `models`.
 
-    One row can hold several requests in sequence (a run). The row has the id of the first request;
-    the ids of the others follow it by ones.
-    The line of a batch job has a row of its own, whose id ends in `FAILED` if the line failed.
+    One row can hold a run: several requests whose ids are consecutive numbers. The row has the id
+    of the first request. The line of a batch job has its own row, whose id ends in `FAILED` if the
+    line failed.
     """
     if not _ANY.fullmatch(request_id):
         return None
@@ -62,7 +62,7 @@ def find_request(
 
 
 def _is_among(request_id: str, row: Row[Any]) -> bool:
-    """Return whether the run of requests in `row` contains the request `request_id`."""
+    """Return whether the run in `row` contains the request `request_id`."""
     if len(row.id) != len(request_id) or not _FORM.fullmatch(row.id):
         return False
     return int(request_id[-ID_DIGITS:], 16) < int(row.id[-ID_DIGITS:], 16) + int(row.requests)

@@ -1,4 +1,4 @@
-"""Connects to PostgreSQL with time limits, for servers that are unreachable or frozen."""
+"""Connects to PostgreSQL, with time limits in case a server is unreachable or frozen."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from gateway.errors import ConfigurationError
 
-# Options of libpq in seconds; `tcp_user_timeout` is in milliseconds. With them, a connection that
-# the network has cut off fails after about ten seconds.
+# Options of libpq in seconds; only `tcp_user_timeout` is in milliseconds. With these options, a
+# connection fails about ten seconds after the network was cut.
 _CONNECTING: Final = {
     "connect_timeout": 3,
     "keepalives": 1,
@@ -26,25 +26,25 @@ _CONNECTING: Final = {
     "tcp_user_timeout": 10_000,
 }
 _SESSION: Final = {
-    # PostgreSQL overestimates the cost of the ledger's queries and would compile their plans, which
-    # takes longer than to run them.
+    # PostgreSQL overestimates the cost of the ledger's queries. It would compile them, and
+    # compiling takes longer than running them.
     "jit": "off",
-    # The same timeouts for the server, so that it releases the locks of a client that is cut off.
+    # Timeouts for the server, so that it releases the locks of a client that the network cut off.
     "idle_in_transaction_session_timeout": "15s",
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "2",
 }
 CONNECTIONS: Final = 5
-"""The most connections of a process. A further caller waits for one to be returned."""
+"""The most connections that a process opens. A further caller waits until a connection is free."""
 _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
 _LONGEST_CHECK: Final = 3.0
-"""Seconds in which a server must answer the check of a connection. A frozen or unreachable server
-must not delay the switch to its successor."""
+"""Maximum seconds for the check whether a connection works. The check is short, so that a frozen or
+unreachable server does not delay the switch to its successor."""
 _SEVERAL_HOSTS: Final = re.compile(
     r"(?P<begin>postgresql(?:\+\w+)?://"
-    # User and password, split as SQLAlchemy does: the password may contain `,`, `/` and `?`.
+    # User and password. As in SQLAlchemy's URLs, the password may contain `,`, `/` and `?`.
     r"(?:[^:/]*(?::[^@]*)?@|(?![^:/]*(?::[^@]*)?@)))"
     r"(?P<hosts>[^/?@]*,[^/?@]*)(?P<rest>(?:[/?].*)?)"
 )
@@ -55,9 +55,9 @@ _READ_ONLY: Final = "25006"
 
 
 def parse_url(text: str) -> URL:
-    """Parse the URL of a ledger, which may name several PostgreSQL servers (`host:port,host:port`).
+    """Parse a ledger's URL. It may name several PostgreSQL servers: `host:port,host:port`.
 
-    With several servers, only the one that accepts writes is used, unless the URL sets
+    Of several servers, the program uses the one that accepts writes, unless the URL sets
     `target_session_attrs`.
 
     Raises:
@@ -66,7 +66,7 @@ def parse_url(text: str) -> URL:
     try:
         url = _parse(text)
     except (exc.ArgumentError, ValueError):
-        # The message shows neither the text nor the cause, because both contain the password.
+        # The message leaves out the text and the original error, because both contain the password.
         raise ConfigurationError(
             "`SLUICEGATE_LEDGER_URL` is not a database URL such as"
             " `postgresql+psycopg://user:password@host:5432,other:5432/sluicegate`;"
@@ -78,7 +78,7 @@ def parse_url(text: str) -> URL:
 
 
 def _parse(text: str) -> URL:
-    """Parse a URL. SQLAlchemy itself does not accept several servers, as libpq does."""
+    """Parse a URL. Unlike libpq, SQLAlchemy does not accept several servers in a URL."""
     several = _SEVERAL_HOSTS.fullmatch(text)
     if several is None:
         return make_url(text)
@@ -96,9 +96,10 @@ def _parse(text: str) -> URL:
 def make_engine(url: URL, *, timeout: float) -> Engine:
     """Return an engine whose statements take at most `timeout` seconds.
 
-    The server cancels a statement that takes longer. If the server does not answer, the engine
-    shuts the connection down. If one connection has ended, or its server has become a standby, the
-    engine replaces all connections when they are used next. It has at most `CONNECTIONS`.
+    The server cancels a statement that takes longer. If the server does not respond, the engine
+    shuts the connection down. If a connection has ended, or its server has become a standby, the
+    engine replaces every connection when that connection is used next. The engine has at most
+    `CONNECTIONS` connections.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
@@ -106,7 +107,7 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
         url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=timeout, connect_args=options
     )
     event.listen(engine, "do_connect", partial(_connect, timeout=timeout))
-    # This timer also bounds the queries that SQLAlchemy itself sends on the first connection.
+    # This timer also limits the queries that SQLAlchemy sends by itself on the first connection.
     event.listen(engine, "connect", _on_made, insert=True)
     event.listen(engine, "connect", _on_checkin)
     event.listen(engine, "checkout", partial(_on_checkout, longest=timeout + _BEYOND_STATEMENT))
@@ -116,7 +117,7 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
 
 
 def lift_limits(connection: Connection) -> None:
-    """Remove the time limits of this transaction, because a migration may change large tables."""
+    """Remove the time limits of this transaction. A migration may change large tables."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     _stop(connection.connection)
 
@@ -142,7 +143,7 @@ def _connect(
             for name, value in _SESSION.items():
                 cursor.execute(f"SET {name} = '{value}'")
             connection.commit()
-    except BaseException:  # the connection is unusable, whatever the error
+    except BaseException:  # after any error, the connection is unusable
         connection.close()
         raise
     return connection
@@ -163,14 +164,15 @@ def _on_checkout(
     *,
     longest: float,
 ) -> None:
-    """Check that the connection is alive, and start the timer that bounds its use."""
+    """Check that the connection works, and start the timer that limits how long it is used."""
     try:
         with _in_time(connection):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
             connection.rollback()
-    except Exception as error:  # of any driver: the pool makes new connections
-        # All connections of the pool lead to the same server, and each check would take as long.
+    except Exception as error:  # every driver has its own errors; the pool opens new connections
+        # All connections of the pool lead to the same server. Checking each one would take as long
+        # as this check did.
         raise exc.InvalidatePoolError from error
     _keep(entry, _timer(connection, longest))
 
@@ -180,7 +182,7 @@ def _on_made(connection: Any, entry: ConnectionPoolEntry) -> None:  # Any: the d
 
 
 def _keep(entry: ConnectionPoolEntry, timer: Timer) -> None:
-    if entry.record_info is None:  # the connection has left the pool: nobody could stop the timer
+    if entry.record_info is None:  # it has left the pool, so nobody could stop its timer
         timer.cancel()
     else:
         entry.record_info[_TIMER] = timer
@@ -197,7 +199,7 @@ def _stop(entry: ConnectionPoolEntry | PoolProxiedConnection) -> None:
 
 
 def _on_error(context: ExceptionContext) -> None:
-    """Replace the connections after a server that was the primary has refused a write."""
+    """Replace all connections if the server refused a write because it has become a standby."""
     if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
         context.is_disconnect = True
 
@@ -220,7 +222,7 @@ def _timer(connection: Any, seconds: float) -> Timer:
 
 
 def _shut_down(connection: Any) -> None:
-    """Shut the connection's socket down, so that a thread that waits for the server fails."""
-    # The connection may have ended meanwhile.
+    """Shut the connection's socket down. A thread that waits for the server then gets an error."""
+    # The connection may have ended already.
     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Stores the published prices. A price that is in effect never changes."""
+"""Stores the published prices. A price that has taken effect never changes."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,16 +15,19 @@ from gateway.ledger.store import Store
 
 _FREE: Final = PriceConfig()
 _FIELDS: Final = PriceConfig.__struct_fields__
-# Stands for every model without a price of its own; a document cannot use this name.
+# Stands for every model that has no price of its own. No model can have this name.
 _UNNAMED: Final = ""
 _LOCK: Final = "prices"
 
 
 class PublishedPrices:
-    """Stores the prices of published documents. Usage and invoices are computed with them alone.
+    """Stores the prices of published configuration documents.
 
-    A price that is in effect cannot be edited or removed. A price may begin in the past if it does
-    not change the cost of recorded usage. Publishing a document replaces its future prices.
+    Usage and invoices are computed only with these prices.
+
+    A price that has taken effect cannot be edited or removed. A new price may start in the past if
+    it does not change the cost of recorded usage. A newly published document replaces the future
+    prices of the document before it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,7 +39,7 @@ class PublishedPrices:
             return _stored(connection)
 
     def check(self, wanted: Sequence[PriceConfig]) -> None:
-        """Check that a document with the prices `wanted` may be published.
+        """Check that a configuration document with the prices `wanted` may be published.
 
         Raises:
             ConfigurationError: publishing it would change the cost of past usage.
@@ -53,17 +56,19 @@ class PublishedPrices:
     ) -> None:
         """Store the prices of a document that replaces a document with the prices `former`.
 
-        Future prices in `former` but not in `wanted` are deleted. Other future prices stay, because
-        another gateway region published them. `agreed` is the time when the document was published,
-        if this call repeats that publication after the ledger was restored from a backup: prices
-        that were in the future at that time are accepted.
+        Future prices that are in `former` but not in `wanted` are deleted. Other future prices
+        stay, because another gateway region published them.
+
+        After the ledger was restored from a backup, a gateway publishes its document once more.
+        `agreed` is then the time of the first publication, and prices that were in the future at
+        that time are accepted.
 
         Raises:
             ConfigurationError: the cost of past usage would change. Nothing was stored.
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:
-            # Gateways that start at the same time publish the same prices.
+            # A lock, because gateways that start at the same time publish the same prices.
             self._store.lock_subject(connection, _LOCK)
             stored = _stored(connection)
             _check(connection, stored, wanted, now, agreed=agreed)
@@ -88,14 +93,14 @@ def _check(
     agreed: int | None = None,
 ) -> None:
     """Raise `ConfigurationError` if `wanted`, published at `agreed`, changes past costs."""
-    if not stored:  # this is the first document
+    if not stored:  # this is the first document that is published
         return
     _check_in_effect(stored, wanted, now)
     past = now if agreed is None else min(agreed, now)
     late = [entry for entry in {*wanted} ^ {*stored} if starts_at(entry) <= past]
     if not late:
         return
-    # No event is older than 1970, and a column cannot hold every earlier time.
+    # No event is older than 1970, and the column cannot hold all times before.
     since = max(0, min(map(starts_at, late)))
     model = _affected(connection, stored, wanted, since=since, until=now + 1)
     if model is not None:
@@ -110,11 +115,11 @@ def _check(
 def _check_in_effect(
     stored: Iterable[PriceConfig], wanted: Iterable[PriceConfig], now: int
 ) -> None:
-    """Raise `ConfigurationError` if a price that is in effect was changed or removed."""
+    """Raise `ConfigurationError` if `wanted` changes or removes a price that has taken effect."""
     by_date = {(entry.model, entry.since): entry for entry in wanted}
     for old in stored:
         new = by_date.get((old.model, old.since))
-        # The default price of documents without prices may be replaced.
+        # A document without prices has the price 0, which may be replaced.
         if old in (new, _FREE) or starts_at(old) > now:
             continue
         change = "removed" if new is None else f"changed ({_difference(old, new)})"
@@ -133,7 +138,7 @@ def _affected(
     since: int,
     until: int,
 ) -> str | None:
-    """Return a model whose past usage would cost something else with the prices `wanted`."""
+    """Return a model whose past usage would have another cost with the prices `wanted`."""
     old, new = PriceList(stored), PriceList(wanted)
     edges = {
         edge for prices in (old, new) for period in prices.periods(since, until) for edge in period

@@ -1,4 +1,4 @@
-"""Finds the price of a model at a time, and computes and rounds costs. Pure."""
+"""Finds the price of a model at a time, and computes and rounds costs, with pure functions."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
 _EXACT: Final = 9
 _PRICED: Final = ("hit", "computed", "row", "token")
-# ISO 4217: the currencies whose smallest unit is not a hundredth.
+# The currencies whose smallest unit is not a hundredth (ISO 4217).
 _NO_DECIMALS: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
 _THREE_DECIMALS: Final = "BHD IQD JOD KWD LYD OMR TND"
 _DIGITS: Final = dict.fromkeys(_NO_DECIMALS.split(), 0) | dict.fromkeys(_THREE_DECIMALS.split(), 3)
@@ -32,25 +32,27 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The price's name on invoices. It is the same for every document with this price."""
+        """The price's name on invoices. It does not depend on the document that has the price."""
         kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
         return f"{self.entry.model}@{self.entry.since}{kind}"
 
     def for_batches(self) -> "Price":
-        """Return the price for batch jobs: `batch_percent` of each unit's price, rounded."""
+        """Return the price for batch jobs: `batch_percent` of the price of each unit, rounded."""
         percent = self.entry.batch_percent
         units = {name: (getattr(self.entry, name) * percent + 50) // 100 for name in _PRICED}
         entry = msgspec.structs.replace(self.entry, **units)
         return Price(entry=entry, since=self.since, is_batch=True)
 
     def for_tokens(self) -> "Price":
-        """Return the price for tasks that run no model, such as counting tokens: 0."""
+        """Return the price for tasks that run no model, such as counting tokens. They are free."""
         entry = msgspec.structs.replace(self.entry, **dict.fromkeys(_PRICED, 0))
         return Price(entry=entry, since=self.since, is_free=True)
 
 
 def starts_at(entry: PriceConfig) -> int:
-    """Return the Unix time in nanoseconds from which a price applies. A date means midnight UTC.
+    """Return the Unix time in nanoseconds from which a price applies.
+
+    A date without a time means midnight UTC.
 
     Raises:
         ConfigurationError: `since` is neither a date nor a time.
@@ -65,16 +67,19 @@ def starts_at(entry: PriceConfig) -> int:
 
 
 class PriceList:
-    """Finds the price of a model at a time: its latest own price, else the latest price of `*`."""
+    """Finds the price of a model at a time.
+
+    That is the latest price of the model itself, or else the latest price of the model `*`.
+    """
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
         self.models = sorted({entry.model for entry in entries} - {ANY_MODEL})
-        """The models that have a price of their own at any time."""
+        """The models that have their own price at some time."""
 
     def at(self, model: str, time: int) -> Price:
-        """Return the price of `model` at `time`. Usage before the first price is free."""
+        """Return the price of `model` at `time`. Before the first price, usage is free."""
         for name in (model, ANY_MODEL):
             for price in self._prices:
                 if price.entry.model == name and price.since <= time:
@@ -85,7 +90,7 @@ class PriceList:
         )
 
     def periods(self, since: int, until: int) -> list[tuple[int, int]]:
-        """Split the time from `since` to `until` at each change of any price."""
+        """Split the time from `since` to `until` wherever the price of any model changes."""
         inside = {p.since for p in self._prices if since < p.since < until}
         edges = sorted({since, *inside, until})
         return list(pairwise(edges))
@@ -94,7 +99,7 @@ class PriceList:
 def amount(units: Units, price: PriceConfig) -> int:
     """Return the exact cost in 10^-9 of a currency unit.
 
-    A collapsed item costs as much as a hit. A failed item is free.
+    A coalesced item (`collapsed`) costs as much as a cache hit. A failed item is free.
     """
     return (
         (units.hit + units.collapsed) * price.hit
@@ -105,7 +110,10 @@ def amount(units: Units, price: PriceConfig) -> int:
 
 
 def round_amount(exact: int, currency: str) -> int:
-    """Round `exact` half-even to the smallest unit of `currency`; both amounts are in 10^-9."""
+    """Round an amount to the smallest unit of `currency`; halves are rounded to even.
+
+    The amount and the result are in 10^-9 of a currency unit.
+    """
     step = int(NANO // 10 ** digits(currency))
     steps, rest = divmod(exact, step)
     odd_tie = rest * 2 == step and steps % 2 == 1
@@ -118,7 +126,10 @@ def digits(currency: str) -> int:
 
 
 def decimal(nanos: int, places: int = _EXACT) -> str:
-    """Format an amount in 10^-9 as a decimal number; digits beyond `places` are cut off."""
+    """Format `nanos` (10^-9 of a currency unit) as a decimal number.
+
+    The number is cut off after `places` decimal places.
+    """
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANO)
     return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")

@@ -1,14 +1,16 @@
 """Reads principals for workers: all of them at first, and later only the changed ones.
 
-A principal is a tenant, a key and their limits. Every change of tenants or keys gets the next
-number, and writes a row of `account_changes` that names the changed keys or tenant. The counter's
-row in `changes` stays locked until the change commits, so changes become visible in the order of
-their numbers.
+A principal is a tenant, an API key and their limits. Changes of tenants and keys are numbered. Each
+change writes a row to `account_changes` that names the changed keys or the changed tenant. The row
+in `changes` that holds the last number stays locked until the change commits. So changes become
+visible in the order of their numbers.
 
-A worker that knows the state of one number reads the keys and tenants that later rows name. The
-worker reads everything if a row is missing: programs before schema 7 write none, and old rows are
-deleted. It also reads everything if the row of its number has another random token, because then
-the ledger was replaced or restored from a backup.
+A worker remembers the number of the last change that it has read. It then reads only the keys and
+tenants that later rows name. It reads everything again in two cases:
+
+- A row is missing. Programs before schema 7 write no rows, and old rows are deleted.
+- The row with the remembered number has another random token. Then the ledger was replaced, or
+  restored from a backup.
 """
 
 import secrets
@@ -32,7 +34,7 @@ _keys: Final = schema.keys
 _tenants: Final = schema.tenants
 _ids: Final = msgspec.json.Decoder(tuple[str, ...])
 _names: Final = msgspec.json.Decoder(frozenset[str])
-# Most keys have equal limits and names of models, so the cache lets them share a few objects.
+# Most keys have the same limits and the same models. The caches let them share a few objects.
 decode_rules: Final = lru_cache(maxsize=4096)(msgspec.json.Decoder(tuple[Rule, ...]).decode)
 _decode_names: Final = lru_cache(maxsize=4096)(_names.decode)
 
@@ -56,15 +58,16 @@ class AccountsVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Updates a reader's principals to `version` or a later version."""
+    """Brings a reader's principals to `version`, or to a later version."""
 
     version: AccountsVersion
     is_everything: bool
-    """Whether `principals` are complete, so that the reader must drop all others."""
+    """Whether `principals` are all principals. The reader must then drop those that it has."""
     keys: frozenset[KeyId] = frozenset()
-    """Changed keys: the reader must drop its principals of these keys."""
+    """The changed keys. The reader must drop the principals that it has of these keys."""
     principals: Iterator[tuple[str, Principal]]
-    """New principals, each with the hash of a secret. Iterating reads the ledger."""
+    """Pairs of a secret's hash and the new principal that the secret belongs to. Iterating reads
+    the ledger."""
 
 
 class PrincipalReader:
@@ -79,13 +82,13 @@ class PrincipalReader:
             return _version(connection)
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
-        """Return the changes since a version, `None` if there are none.
+        """Return the changes since a version, or `None` if nothing has changed.
 
-        If the changes are unknown, all principals are returned. The expiry of a key is not a
-        change: readers check it themselves.
+        If it is unknown what has changed, all principals are returned. The expiry of a key is not a
+        change; readers check it themselves.
         """
         with self._store.reading() as connection:
-            # The version is read first, so that the principals are at least as new.
+            # The version is read first, so that the principals are at least as new as the version.
             version = _version(connection)
             if version == since:
                 return None
@@ -102,7 +105,10 @@ class PrincipalReader:
         )
 
     def _all(self) -> Iterator[tuple[str, Principal]]:
-        """Yield all principals, page by page: one transaction over a million would take long."""
+        """Yield all principals, with one transaction for each page of keys.
+
+        There may be a million keys, and one transaction over all of them would take long.
+        """
         last: str | None = ""
         while last is not None:
             in_order = _keys.c.id > last
@@ -116,13 +122,13 @@ class PrincipalReader:
                 yield from self._read(_valid.where(some))
 
     def _read(self, query: Select[Any]) -> Generator[tuple[str, Principal], None, str | None]:
-        """Yield the principals of a query, and return the last key's id."""
+        """Yield the principals that a query finds, and return the id of the last key."""
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
         now = self._store.clock()
-        tenants: dict[str, str] = {}  # so that all keys of a tenant share one string
+        tenants: dict[str, str] = {}  # all keys of a tenant then share one string object
         for row in rows:
-            # Unpacked, because attribute access would take as long as the rest of the loop.
+            # Unpacked, because reading the attributes would take as long as the rest of the loop.
             key, tenant, hash_, rules, models, expires, origins, routes, former, until, *own = row
             principal = Principal(
                 tenant=TenantId(tenants.setdefault(tenant, tenant)),
@@ -145,10 +151,10 @@ class PrincipalReader:
 def record_change(
     store: Store, connection: Connection, *, keys: Collection[str] = (), tenant: str | None = None
 ) -> None:
-    """Record that `keys`, or all keys of `tenant`, change in the caller's transaction."""
+    """Record that the caller's transaction changes `keys`, or all keys of `tenant`."""
     store.add_to(connection, schema.changes, [{"subject": _SUBJECT, "count": 1}], ["count"])
     number = _version(connection).number
-    # Rows with later numbers remain if a ledger was restored incompletely.
+    # After an incomplete restore of the ledger, rows with later numbers may exist.
     is_void = or_(_log.c.number <= number - KEPT_CHANGES, _log.c.number >= number)
     connection.execute(delete(_log).where(is_void))
     row: dict[str, Any] = {"number": number, "token": secrets.token_hex(8), "tenant": tenant}
@@ -172,7 +178,7 @@ def _version(connection: Connection) -> AccountsVersion:
 def _rows_between(
     connection: Connection, since: AccountsVersion, until: AccountsVersion
 ) -> list[Row[Any]]:
-    """Return the changes after `since` up to `until`; empty if they are not known completely."""
+    """Return the changes after `since` up to `until`, or an empty list if some are unknown."""
     is_between = _log.c.number.between(since.number, until.number)
     rows = connection.execute(select(_log).where(is_between).order_by(_log.c.number)).all()
     if len(rows) != until.number - since.number + 1 or len(rows) < 2:  # noqa: PLR2004

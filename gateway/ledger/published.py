@@ -1,6 +1,7 @@
-"""Stores copies of each gateway region's documents and drained backends, in case Redis loses them.
+"""Stores what each gateway region has published, in case Redis loses it.
 
-This module does not parse the documents.
+That is the region's configuration documents and the names of its drained backends. This module does
+not parse the documents.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,12 +16,12 @@ _KEPT = 50
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a gateway region's newest generation and its drained backends."""
+    """Holds the number of a gateway region's newest document, and the region's drained backends."""
 
     generation: int = 0
-    """The number of the newest document, 0 if there is none."""
+    """The generation (number) of the newest document, or 0 if there is none."""
     drains: int = 0
-    """The version of `drained`."""
+    """The version of the list `drained`."""
     drained: frozenset[str] = frozenset()
 
 
@@ -51,9 +52,9 @@ class PublishedState:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store the `documents` (by generation) that are not stored yet.
+        """Store those of `documents` that are not stored yet. They are keyed by generation.
 
-        Delete those that are 50 or more generations older than the newest of the region.
+        Documents 50 or more generations older than the region's newest document are deleted.
         """
         table = schema.published_documents
         rows = [

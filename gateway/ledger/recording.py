@@ -1,4 +1,8 @@
-"""Records usage events exactly once: events and high-water marks change in one transaction."""
+"""Records each usage event exactly once.
+
+One transaction stores events and, for each event log, the number up to which records are stored
+(the high-water mark).
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +23,7 @@ from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
-# Built once, because building a statement takes as long as running it.
+# These statements are built only once, because building one takes as long as running it.
 _marks: Final = schema.high_water
 _of_log: Final = _marks.c.log_id == bindparam("of_log")
 _locked_mark: Final = select(_marks.c.sequence).where(_of_log).with_for_update()
@@ -32,9 +36,12 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds which records of an event log the ledger has: all up to `mark`, and some `ranges`.
+    """Holds the numbers of an event log's records that the ledger has.
 
-    The ids of events cannot replace this check, because the roll-up deletes ids (see `rollup`).
+    These are all numbers up to `mark`, and the `ranges` beyond it.
+
+    The ids of events cannot show which events are recorded, because the roll-up deletes ids (see
+    `rollup`).
     """
 
     mark: int
@@ -46,7 +53,7 @@ class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnrecordableBlock(Exception):
-    """The database refuses a block of events because of its content. Retries are useless."""
+    """The database refuses a block of events because of its content. A retry would fail, too."""
 
 
 class EventRecorder:
@@ -56,11 +63,11 @@ class EventRecorder:
         self._store = store
 
     def record(self, blocks: Sequence[EventBlock]) -> Recorded:
-        """Record blocks of events in one transaction; events that are recorded already are skipped.
+        """Record blocks of events in one transaction. Events that are already recorded are skipped.
 
         Raises:
             DependencyUnavailable: nothing was written; the caller should retry.
-            UnrecordableBlock: nothing was written, and a retry would fail, too.
+            UnrecordableBlock: nothing was written, and the caller should not retry.
         """
         try:
             with self._store.writing(in_bulk=True) as connection:
@@ -69,15 +76,15 @@ class EventRecorder:
             raise UnrecordableBlock(f"the database refuses it: {type(error).__name__}") from error
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return a sequence number for each log.
+        """Return the high-water mark of each log.
 
-        All records of the log up to this number are committed.
+        The ledger has committed all records of the log up to this sequence number.
         """
         ids = list(log_ids)
         table = schema.high_water
         marks: dict[str, int] = {}
         with self._store.reading() as connection:
-            # Databases limit the number of values in a statement.
+            # Several queries, because databases limit the number of values in a statement.
             for start in range(0, len(ids), _LOGS_AT_ONCE):
                 named = table.c.log_id.in_(ids[start : start + _LOGS_AT_ONCE])
                 rows = connection.execute(select(table).where(named))
@@ -98,8 +105,8 @@ class EventRecorder:
     def insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
         """Insert events that are not recorded yet; return the number of their requests.
 
-        Consecutive similar events become one row, which has the first event's id only. The ids of
-        the other events are not stored; sequence numbers show that these events are recorded.
+        Similar events with consecutive ids become one row, which has only the first event's id.
+        Sequence numbers show that the other events are recorded, too.
         """
         rows = self._insert(connection, events)
         add_hours(self._store, connection, rows)
@@ -108,7 +115,7 @@ class EventRecorder:
     def _insert(
         self, connection: Connection, events: Sequence[RequestEvent]
     ) -> list[dict[str, Any]]:
-        """Insert new events; return their rows, which the caller must add to `usage_hours`."""
+        """Insert new events. Return their rows; the caller must add these to `usage_hours`."""
         if not events:
             return []
         table = schema.usage_events
@@ -119,7 +126,7 @@ class EventRecorder:
             attempt.commit()
             add_revision_usage(self._store, connection, events)
             return rows
-        # Some are recorded already, which is rare: retry with a row for each event.
+        # In the rare case that some events are already recorded, retry with one row for each event.
         attempt.rollback()
         rows = [row_of(e) for e in events]
         added = [self._store.insert_new(connection, table, [row]) for row in rows]
@@ -130,7 +137,8 @@ class EventRecorder:
 
     def _record(self, connection: Connection, blocks: Sequence[EventBlock]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        # Locked before any log, so that all transactions lock in the same order.
+        # The marks of the sums are locked before any log, so that all transactions lock in one
+        # order.
         now = self._store.clock()
         oldest = min((e.time for block in blocks for e in block.events), default=now)
         hold_marks(connection, oldest, now=now)
@@ -147,7 +155,8 @@ class EventRecorder:
             counted += new
             duplicates += sum(e.count for e in block.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
-            # If the block arrives again, an operator may have removed its dead letters already.
+            # If the block was recorded before, its dead letters are not stored again: an operator
+            # may have removed them since.
             wrong = [] if _holds_all(recorded, block) else block.wrong
             dead += self._add_dead_letters(connection, block.log_id, "not an event", wrong)
             dead += self._add_dead_letters(
@@ -156,12 +165,12 @@ class EventRecorder:
             if block.lost and block.last > recorded.mark:
                 lost += self._add_gap(connection, block)
             self._advance(connection, block, recorded)
-        # Last, because other transactions wait for these rows until this one commits.
+        # This comes last, because it locks rows for which other transactions wait until the commit.
         add_hours(self._store, connection, inserted)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
-        """Return which records of a log the ledger has; locks the log until the commit."""
+        """Lock a log until the commit, and return which of its records the ledger has."""
         name = {"of_log": log_id}
         mark = connection.execute(_locked_mark, name).scalar_one_or_none()
         if mark is None:
@@ -173,7 +182,7 @@ class EventRecorder:
     def _advance(
         self, connection: Connection, block: EventBlock, recorded: _RecordedRanges
     ) -> None:
-        """Move the log's mark to the end of `block`, or store a range if records are missing."""
+        """Move the log's mark to the end of `block`, or store a range if it follows a gap."""
         ranges = schema.ranges
         if block.last <= recorded.mark:
             return

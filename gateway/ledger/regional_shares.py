@@ -1,8 +1,8 @@
 """Stores gateway regions' shares of limits, their workers' leases, and grants of quotas.
 
-Every worker reports its demand about once a second. Reports are serialized transactions. A region
-is live while one of its workers has a lease; after that, other regions get its shares.
-`gateway.regional_limits.policy` decides how large each share is.
+Every worker reports its demand about once a second. The reports' transactions run one at a time. A
+region is live while one of its workers has a lease. When the last lease has expired, other regions
+get the region's shares. `gateway.regional_limits.policy` decides how large each share is.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _Entries: TypeAlias = dict[str, dict[str, ShareEntry]]
 _LOCK: Final = "shares"
 _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
-"""Nanoseconds. Shares of a bucket without demand for this time are not recomputed."""
+"""After a bucket had no demand for this many nanoseconds, its shares are no longer recomputed."""
 _OVERLAP: Final = 5 * _SECOND
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
@@ -40,11 +40,15 @@ class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     workers: int
     expires_in: float
-    """Seconds until the last lease of its workers expires."""
+    """Seconds until the leases of all its workers have expired, unless they are renewed."""
 
 
 class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a region's share of a bucket, for operators; `demand` is in units per second."""
+    """Describes a region's share of a bucket to operators.
+
+    The region applies the fraction `share` of the limit. Other regions must leave it the fraction
+    `held`. `demand` is in units per second.
+    """
 
     bucket: str
     region: str
@@ -54,15 +58,15 @@ class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionalShareStore:
-    """Implements `ShareStore` with SQL. All calls block, and may raise `DependencyUnavailable`."""
+    """Implements `ShareStore` with SQL. All calls block and may raise `DependencyUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Record demand; return the shares of the region, which are valid for `lease` seconds.
+        """Record a worker's demand; return its region's shares. They are valid for `lease` seconds.
 
-        `longest` is the time in seconds that a request may take.
+        A request may take `longest` seconds, and its units may stay reserved for that time.
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
@@ -86,7 +90,7 @@ class RegionalShareStore:
             )
 
     def leave(self, region: str, worker: str) -> None:
-        """Delete the lease of a stopped worker, unless it is the last worker of its region."""
+        """Delete the lease of a stopped worker, unless the worker is the last one of its region."""
         table = schema.region_workers
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
@@ -130,7 +134,7 @@ class RegionalShareStore:
         ]
 
     def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
-        """Renew a worker's lease, delete expired leases; return whether its region was live."""
+        """Renew a worker's lease, and delete expired leases; return whether the region was live."""
         workers, shares = schema.region_workers, schema.region_shares
         over = now - int(LEASE * _SECOND)
         connection.execute(delete(workers).where(workers.c.expires < over))
@@ -144,7 +148,10 @@ class RegionalShareStore:
         return report.region in living
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
-        """Insert a new region's entries: shares of 0, or of 1 if there is no other region."""
+        """Insert the entries of a new region.
+
+        Its shares are 0, or 1 if there is no other region.
+        """
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
         had = 0.0 if known else 1.0
@@ -161,7 +168,7 @@ class RegionalShareStore:
         )
 
     def _entries(self, connection: Connection, report: ShareReport, now: int) -> _Entries:
-        """Return the entries of buckets with recent demand; insert entries for new buckets."""
+        """Return the entries of all buckets with recent demand. New buckets get entries first."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
         wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
@@ -185,7 +192,11 @@ class RegionalShareStore:
         others: OtherRegions,
         now: int,
     ) -> ShareEntry:
-        """Write the region's entries that differ from `before`; return its entry for `REST`."""
+        """Compute the region's shares, and write the entries that differ from `before`.
+
+        Returns:
+            The region's entry for `REST`, which stands for all buckets without an entry.
+        """
         table = schema.region_shares
         decided = [
             decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
@@ -210,9 +221,10 @@ class RegionalShareStore:
     def _grant(
         self, connection: Connection, report: ShareReport, regions: int, now: int
     ) -> dict[str, int]:
-        """Grant units of quotas to the region; return its total grant for each quota.
+        """Grant more units of quotas to the region; return all units granted to it, by quota.
 
-        The steps get smaller as a quota is used up.
+        One call usually grants at most 5 % of a quota. The fewer units are left to grant, the fewer
+        are granted at once, so that some remain for other regions.
         """
         table = schema.quota_grants
         granted: dict[str, int] = {}
@@ -221,7 +233,8 @@ class RegionalShareStore:
             query = select(table.c.region, table.c.granted).where(of_period)
             known = {entry.region: entry.granted for entry in connection.execute(query)}
             own = known.get(report.region, 0)
-            if own <= demand.granted:  # else another worker of the region was granted more
+            # Otherwise the region has units that the worker does not know of.
+            if own <= demand.granted:
                 own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
                 mine = {"bucket": bucket, "period": demand.period, "region": report.region}
                 if not self._store.insert_new(connection, table, [mine | {"granted": own}]):
@@ -240,7 +253,7 @@ def _own(entries: _Entries, region: str) -> dict[str, ShareEntry]:
 
 
 def _count(entries: _Entries, report: ShareReport, now: int, longest: float) -> None:
-    """Add the reported demand to the region's entries."""
+    """Add the demand in `report` to the region's entries."""
     for bucket, demand in report.demand.items():
         counted = entries[bucket][report.region].with_demand(demand.units, now)
         linger = longest if demand.is_held else 0.0

@@ -1,4 +1,4 @@
-"""Renders invoices and usage as CSV. Pure."""
+"""Renders invoices and usage as CSV, with pure functions."""
 
 import csv
 import io
@@ -25,7 +25,10 @@ def invoice_csv(invoice: Invoice) -> str:
 
 
 def usage_csv(rows: Sequence[GroupUsage], group_by: Sequence[str]) -> str:
-    """Return usage as CSV. The header has a column for each of `group_by`, even without rows."""
+    """Return usage as CSV.
+
+    The header has a column for each of `group_by`, even if no rows follow.
+    """
     groups = [g for g in _GROUPS if g in group_by]
     head = [*groups, *_UNITS, "cost", "currency"]
     return _csv(head, map(msgspec.structs.asdict, rows))
@@ -40,5 +43,5 @@ def _csv(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def _escape_formula(cell: object) -> object:
-    """Prefix text that a spreadsheet would run as a formula."""
+    """Put a prefix before text that a spreadsheet would otherwise run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "\t") else cell

@@ -1,7 +1,8 @@
-"""Reserves disk space, so that a SQLite ledger can be opened on a full disk.
+"""Reserves disk space, so that a SQLite ledger can be opened when the disk is full.
 
-The first process that opens the ledger creates a shared-memory file (`ledger.db-shm`), and the last
-process deletes it. Without the reserve, a ledger could not be opened again once the disk is full.
+The first process that opens the ledger creates a shared-memory file (`ledger.db-shm`). The last
+process that closes the ledger deletes the file. On a full disk, the next process could not create
+it again.
 """
 
 import contextlib
@@ -12,22 +13,28 @@ from typing import Final
 from typing_extensions import override
 
 _BYTES: Final = 64 * 1024
-"""The shared-memory file takes 32 KiB, and the directory may grow by a block."""
+"""Enough for the shared-memory file (32 KiB) and for a directory that grows by a block."""
 
 
 class DiskReserve:
-    """Reserves disk space. This base class reserves none, for databases without a file."""
+    """Reserves disk space.
+
+    This base class is for databases without a file, and reserves nothing.
+    """
 
     def keep(self) -> None:
         """Reserve the space, unless it is reserved already or the disk is full."""
 
     def release(self) -> bool:
-        """Free the space; return whether any was reserved."""
+        """Free the space; return whether space was reserved."""
         return False
 
 
 class FileReserve(DiskReserve):
-    """Reserves space with the file at `path`, which all processes share. Never raises."""
+    """Reserves space with a file at `path`, which all processes share.
+
+    The methods raise no errors.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

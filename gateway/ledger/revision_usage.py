@@ -1,4 +1,4 @@
-"""Sums usage by revision, for models whose items a traffic split divides among revisions."""
+"""Sums usage by revision, for models that a traffic split serves with several revisions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _table: Final = schema.revision_usage
 def add_revision_usage(
     store: Store, connection: Connection, events: Iterable[RequestEvent]
 ) -> None:
-    """Add the usage of each revision in `events`, in the transaction that records the events."""
+    """In the transaction that records `events`, add each revision's usage to its sums."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for event in events:
         for usage in event.arms:
@@ -39,7 +39,7 @@ def add_revision_usage(
 def revision_costs(
     store: Store, model: str, revision: str, prices: PriceList
 ) -> list[RevisionCost]:
-    """Return the usage and cost of each revision that answered while `model` was at `revision`."""
+    """Return usage and cost of each revision that served items while `model` was at `revision`."""
     key = (_table.c.time, _table.c.arm)
     query = (
         select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))

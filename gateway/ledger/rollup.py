@@ -1,9 +1,9 @@
-"""Replaces old usage events by one row of sums for each hour and kind of usage.
+"""Replaces the usage events of past hours by one row of sums for each hour and kind of usage.
 
-A row of sums in `usage_events` looks like a run of requests. Therefore all queries return the same
-usage as before, including queries of older programs. The requests lose their ids and their times
-within the hour. From then on, only the logs' marks and ranges detect duplicates (see
-`EventRecorder`).
+A row of sums in `usage_events` looks like the row of a run of requests. All queries, including
+queries of older programs, therefore return the same usage as before. The requests' ids and their
+times within the hour are lost. From then on, duplicates are detected only by the marks and ranges
+of event logs (see `EventRecorder`).
 """
 
 import hashlib
@@ -19,23 +19,25 @@ from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
 
 _HOURS: Final = 100
-"""The most hours that one transaction scans. After a very late event, years may need a scan."""
+"""The most hours that one transaction scans. After a very late event, it has to scan the hours of a
+long time."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 
 
 class Rollup:
-    """Adds up the events of full hours. Several processes may do this at the same time."""
+    """Adds up the events of past hours. Several processes may do so at the same time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Add up at most `limit` rows of hours that end at or before `before` (Unix nanoseconds).
+        """Add up at most `limit` rows of one hour that ended by `before` (Unix nanoseconds).
 
         Returns:
-            The number of rows that were replaced; 0 if the scanned hours had none.
+            The number of rows that were replaced. It is 0 if the scanned hours had no rows to
+            replace.
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
@@ -58,11 +60,11 @@ class Rollup:
             return len(rows)
 
     def sum_day(self) -> bool:
-        """Update `usage_sums` by one day; return whether another day may be due."""
+        """Add one day to `usage_sums`; return whether another day may be due."""
         return sum_day(self._store)
 
     def keep_hours(self) -> bool:
-        """Repair or delete one hour of `usage_hours`; return whether another hour may be due."""
+        """Recompute or delete one hour of `usage_hours`; return whether another hour may be due."""
         return keep_hours(self._store)
 
 
@@ -83,14 +85,15 @@ def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMap
 
 
 def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
-    """Return rows of sums for `rows`, all of which belong to the hour that begins at `start`."""
+    """Return rows of sums of `rows`, which all belong to the hour that begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
         kind = tuple(row[name] for name in _KIND)
         is_summed = row["is_summed"]
         if is_summed:
-            # Rows in `usage_hours` get another id, because older programs, which do not know
-            # `is_summed`, add their rows to the id of the kind alone.
+            # A row whose events are in `usage_hours` (`is_summed`) gets another id than a row whose
+            # events are not. Older programs do not know `is_summed`: they add to the row whose id
+            # depends only on the kind of usage.
             kind = (*kind, is_summed)
         sums = found.get(kind)
         if sums is None:

@@ -1,4 +1,7 @@
-"""Defines the ledger's tables. Times are Unix times in nanoseconds; money is in 10^-9 of a unit."""
+"""Defines the ledger's tables.
+
+Times are Unix times in nanoseconds. Money is in 10^-9 of a currency unit.
+"""
 
 from typing import Any, Final
 
@@ -21,7 +24,7 @@ metadata: Final = MetaData()
 
 # SQLite assigns row numbers only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
-# A literal, because a database does not use a partial index for a parameter.
+# A literal, because a database does not use a partial index if a parameter holds the value.
 _NOT_SUMMED: Final = text("is_summed = 0")
 _USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
@@ -36,7 +39,8 @@ def _price_columns() -> list[Column[Any]]:
 schema_version: Final = Table(
     "schema_version", metadata, Column("version", Integer, primary_key=True)
 )
-"""The oldest compatible version. Programs up to schema 2 compare it with their own version."""
+"""The oldest schema version that can use the tables. Programs up to schema 2 compare it with their
+own version."""
 
 schema_migrations: Final = Table(
     "schema_migrations",
@@ -45,7 +49,8 @@ schema_migrations: Final = Table(
     Column("compatible_from", Integer, nullable=False),
     Column("applied", BigInteger, nullable=False),
 )
-"""The migrations that made the tables; see `migrations`. `applied` is 0 in a new ledger."""
+"""The migrations that were applied to the tables; see `migrations`. A new ledger records `applied`
+as 0."""
 
 tenants: Final = Table(
     "tenants",
@@ -57,7 +62,7 @@ tenants: Final = Table(
     Column("budget", Text),
     Column("exhausted_until", BigInteger),
 )
-"""`budget` is JSON; requests of the tenant are refused until `exhausted_until`."""
+"""Tenants. `budget` is JSON. The tenant's requests are refused until `exhausted_until`."""
 
 keys: Final = Table(
     "keys",
@@ -89,7 +94,7 @@ operators: Final = Table(
     Column("former_hash", String(128)),
     Column("former_expires", BigInteger),
 )
-"""Operators with keys; `roles` is a JSON list."""
+"""Operators and their keys. `roles` is a JSON list."""
 
 changes: Final = Table(
     "changes",
@@ -97,7 +102,7 @@ changes: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
-"""Counts the changes of data that workers keep in memory."""
+"""The number of changes of each kind of data that workers keep in memory."""
 
 account_changes: Final = Table(
     "account_changes",
@@ -107,8 +112,8 @@ account_changes: Final = Table(
     Column("tenant", String(64)),
     Column("keys", Text, nullable=False),
 )
-"""The last changes of accounts: each names the changed keys (a JSON list of ids), or the tenant
-whose settings changed. The token is random; see `gateway.ledger.principals`."""
+"""The latest changes of accounts. Each row names the changed keys as a JSON list of ids, or the
+tenant whose settings changed. The token is random; see `gateway.ledger.principals`."""
 
 budget_alerts: Final = Table(
     "budget_alerts",
@@ -120,7 +125,7 @@ budget_alerts: Final = Table(
     Column("amount", BigInteger, nullable=False),
     Column("currency", String(8), nullable=False),
 )
-"""Thresholds of budgets that were reached, each of which queued a webhook."""
+"""Thresholds of budgets that were reached. Each of them has queued a webhook."""
 
 usage_events: Final = Table(
     "usage_events",
@@ -151,9 +156,9 @@ usage_events: Final = Table(
         "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
     ),
 )
-"""A row holds a usage event, or a run of `requests` events whose ids are consecutive from `id` on.
-The numbers of a run are sums. `is_summed` is 1 if the row was added to `usage_hours`, and 0 if an
-older program inserted the row."""
+"""A row holds one usage event, or a run of events: `requests` events with consecutive ids, of which
+`id` is the first. The units in the row of a run are sums. `is_summed` is 1 if the row was added to
+`usage_hours`, and 0 if an older program inserted the row."""
 
 revision_usage: Final = Table(
     "arm_usage",
@@ -175,7 +180,8 @@ serving_plans: Final = Table(
     Column("plan", Text, nullable=False),
     Column("previous", Text, nullable=False),
 )
-"""Operators' plans for models, as JSON; `null` if the model's folder decides how it is served."""
+"""Operators' plans for models, as JSON. `null` means that the model's folder decides how the model
+is served."""
 
 usage_rollups: Final = Table(
     "usage_rollups",
@@ -187,7 +193,10 @@ usage_rollups: Final = Table(
 
 
 def _table_of_sums(name: str, begin: str) -> Table:
-    """Return a table of sums of usage; the column named `begin` says where each sum begins."""
+    """Return a table of sums of usage.
+
+    Its column named `begin` holds the first hour or day of a sum.
+    """
     return Table(
         name,
         metadata,
@@ -198,18 +207,19 @@ def _table_of_sums(name: str, begin: str) -> Table:
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("is_free", Integer, primary_key=True, autoincrement=False),
         *(Column(each, BigInteger, nullable=False) for each in ("requests", "items", *_USED)),
-        # SQLite then stores rows in the order of the primary key, which is how they are read.
+        # SQLite then stores rows in the order of the primary key, and queries read them in this
+        # order.
         sqlite_with_rowid=False,
     )
 
 
 usage_sums: Final = _table_of_sums("usage_sums", "day")
-"""Sums of usage over `length` days from `day` on, counted from 1970. The tenant `*` stands for all
-tenants together. See `gateway.ledger.usage_sums`."""
+"""Sums of usage over `length` days. `day` is the first of these days, counted from 1970. The tenant
+`*` stands for all tenants together. See `gateway.ledger.usage_sums`."""
 
 usage_hours: Final = _table_of_sums("usage_hours", "hour")
-"""Sums of usage over `length` hours, 1 or 24, from `hour` on, counted from 1970. The tenant `*`
-stands for all tenants together. See `gateway.ledger.usage_hours`."""
+"""Sums of usage over `length` hours (1 or 24). `hour` is the first of these hours, counted from
+1970. The tenant `*` stands for all tenants together. See `gateway.ledger.usage_hours`."""
 
 high_water: Final = Table(
     "high_water",
@@ -217,7 +227,7 @@ high_water: Final = Table(
     Column("log_id", String(128), primary_key=True),
     Column("sequence", BigInteger, nullable=False),
 )
-"""For each event log, the sequence number up to which the ledger has all records."""
+"""The high-water mark of each event log: the ledger has all records up to this sequence number."""
 
 ranges: Final = Table(
     "ranges",
@@ -226,7 +236,8 @@ ranges: Final = Table(
     Column("first", BigInteger, primary_key=True),
     Column("last", BigInteger, nullable=False),
 )
-"""Records beyond the high-water mark: blocks that were recorded before an earlier block."""
+"""Ranges of records beyond the high-water mark. They were recorded before records that precede
+them."""
 
 gaps: Final = Table(
     "gaps",
@@ -295,8 +306,8 @@ region_workers: Final = Table(
     Column("seen", BigInteger, nullable=False),
     Column("expires", BigInteger, nullable=False),
 )
-"""The gateway workers of each region. `expires` is the end of a worker's lease. `seen` is the time
-of the last report whose shares the worker applies."""
+"""The gateway workers of each region. A worker's lease ends at `expires`. The worker applies the
+shares that it got in response to its report at the time `seen`."""
 
 region_shares: Final = Table(
     "region_shares",
@@ -326,8 +337,8 @@ quota_grants: Final = Table(
     Column("region", String(32), primary_key=True),
     Column("granted", BigInteger, nullable=False),
 )
-"""Units of a quota granted to each region. `period` is the end of the quota's period, in Unix
-seconds."""
+"""How many units of a quota are granted to each region. The quota's period ends at `period`, a Unix
+time in seconds."""
 
 files: Final = Table(
     "files",
@@ -343,8 +354,8 @@ files: Final = Table(
     Index("files_tenant_created", "tenant", "created"),
     Index("files_expires", "expires"),
 )
-"""Tenants' files. The file storage holds their contents. `is_stored` is 0 while a file is uploaded
-or deleted."""
+"""Tenants' files. The file storage holds their contents. While a file is being uploaded or deleted,
+`is_stored` is 0."""
 
 batches: Final = Table(
     "batches",
@@ -360,7 +371,8 @@ batches: Final = Table(
     Index("batches_tenant_created", "tenant", "created"),
     Index("batches_is_open", "is_open"),
 )
-"""Batch jobs; `state` is JSON. The process `holder` runs the batch job until the time `lease`."""
+"""Batch jobs. `state` is JSON. The process `holder` has the lease to run the batch job until the
+time `lease`."""
 
 webhook_deliveries: Final = Table(
     "webhook_deliveries",
@@ -373,7 +385,7 @@ webhook_deliveries: Final = Table(
     Column("due", BigInteger, nullable=False),
     Index("webhook_deliveries_due", "due"),
 )
-"""Webhooks that are not delivered yet; `due` is the time of the next attempt."""
+"""Webhooks that are not delivered yet. The next attempt to deliver one is due at the time `due`."""
 
 audit: Final = Table(
     "audit",

@@ -1,4 +1,4 @@
-"""Stores operators' plans: which revisions serve a model, instead of the choice in its folder."""
+"""Stores operators' plans. A plan says which revisions serve a model, and overrides its folder."""
 
 from typing import Any, Final
 
@@ -25,14 +25,14 @@ class ServingPlanStore:
         self._audit = audit
 
     def load(self) -> ServingPlans:
-        """Return all plans, with the version of the last change."""
+        """Return all plans, and the version that the last change gave them."""
         with self._store.reading() as connection:
             rows = connection.execute(select(_table)).all()
         plans = {row.model: plan for row in rows if (plan := _decode(row.plan)) is not None}
         return ServingPlans(version=max((row.version for row in rows), default=0), plans=plans)
 
     def plan(self, model: str) -> StoredPlan:
-        """Return the plan of a model, and its predecessor."""
+        """Return a model's present plan and its previous plan."""
         with self._store.reading() as connection:
             row = connection.execute(select(_table).where(_table.c.model == model)).first()
         return StoredPlan() if row is None else _stored(row)
@@ -40,7 +40,7 @@ class ServingPlanStore:
     def change(
         self, model: str, wanted: StoredPlan, *, actor: str, action: str, detail: dict[str, object]
     ) -> StoredPlan:
-        """Store a plan and its predecessor, if the stored plan still has `wanted.version`.
+        """Store a model's plan and previous plan, if the stored plan still has `wanted.version`.
 
         Raises:
             Conflict: somebody else has changed the plan.
@@ -53,7 +53,7 @@ class ServingPlanStore:
             if (0 if found is None else found.version) != wanted.version:
                 raise Conflict(f"somebody else has changed the plan of `{model}`; read it again")
             newest = connection.scalar(select(func.max(_table.c.version))) or 0
-            # A time, so that versions grow even after the ledger was restored from a backup.
+            # The version is a time, so that versions grow even after a restore from a backup.
             version = max(newest + 1, now)
             if found is None:
                 connection.execute(insert(_table), row | {"model": model, "version": version})

@@ -27,10 +27,10 @@ _WRITES: Final = "sluicegate_writes"
 _FILE: Final = "sluicegate_file"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
-# The mask of the primary code in extended codes of SQLite.
+# Masks the primary error code in SQLite's extended error codes.
 _PRIMARY: Final = 0xFF
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-# The number of the advisory lock of PostgreSQL under which tables are created and migrated.
+# The number of PostgreSQL's advisory lock that creations and migrations of tables take.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
 _FILE_MISSING: Final = (
     "the ledger's file is missing: restore it from a backup, or create a new one with"
@@ -42,13 +42,15 @@ _MISSING_IN_SQLITE: Final = ("no such table", "no such column", "has no column n
 
 
 class Store:
-    """Opens transactions, and migrates older tables before the first one. Safe in several threads.
+    """Opens transactions, and migrates older tables before the first transaction.
+
+    Several threads may use a store.
 
     Only `create` makes the tables of a new ledger. All other methods raise `LedgerEmpty` if there
-    are no tables, also if tables or the SQLite file disappear while the program runs.
+    are no tables, even if the tables or the SQLite file disappear while the program runs.
 
     `clock` returns the Unix time in nanoseconds. A transaction waits at most `timeout` seconds for
-    others.
+    other transactions.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], int], timeout: float = 10.0) -> None:
@@ -70,10 +72,11 @@ class Store:
         self.clock = clock
 
     def create(self) -> None:
-        """Create the ledger if there is none; blocks.
+        """Create the ledger if the database has none. The call blocks.
 
         Raises:
-            DependencyUnavailable: the database cannot be reached, or its restore is unfinished.
+            DependencyUnavailable: the database cannot be reached, or a restore from a backup has
+                not finished.
         """
         with self._translated():
             if self._is_sqlite and self._url.database:
@@ -83,7 +86,7 @@ class Store:
             self._prepare(creates=True)
 
     def check(self) -> None:
-        """Migrate older tables; blocks.
+        """Migrate older tables. The call blocks.
 
         Raises:
             LedgerEmpty: there are no tables.
@@ -94,7 +97,9 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction for reading. Each statement sees a consistent state.
+        """Open a transaction for reading.
+
+        Each statement sees a consistent state, but two statements may see different states.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -114,7 +119,7 @@ class Store:
             InvalidRequest: a value does not fit its column.
         """
         with self.reading() as connection:
-            if not self._is_sqlite:  # every transaction of SQLite sees one state
+            if not self._is_sqlite:  # in SQLite, every transaction sees one state
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
 
@@ -122,7 +127,7 @@ class Store:
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
         """Open a transaction for writing. An exception in the block rolls it back.
 
-        A transaction that is `in_bulk` lets waiting short transactions go first.
+        A transaction with `in_bulk` waits until short transactions have run.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -135,17 +140,17 @@ class Store:
             priority = contextlib.nullcontext() if in_bulk else self._priority.prioritized()
             with priority, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
-            self._reserve.keep()  # the disk has room now, even if it was full before
+            self._reserve.keep()  # the write has succeeded, so a disk that was full has room again
 
     def insert_new(
         self, connection: Connection, table: sqlalchemy.Table, rows: list[dict[str, Any]]
     ) -> int:
-        """Insert the rows whose primary keys do not exist yet; return their number."""
+        """Insert the rows whose primary keys are new; return the number of inserted rows."""
         if not rows:
             return 0
         if self._is_sqlite:
             return connection.execute(_insert_into_sqlite(table), rows).rowcount
-        # Drivers of PostgreSQL do not return the number.
+        # PostgreSQL's drivers do not return the number of inserted rows.
         return len(connection.execute(_insert_into_postgresql(table), rows).all())
 
     def add_to(
@@ -160,7 +165,8 @@ class Store:
             return
         columns = tuple(rows[0])
         if self._is_sqlite:
-            # Without SQLAlchemy, which takes longer to bind a row than SQLite takes to insert it.
+            # SQLAlchemy is not used here: it takes longer to bind a row than SQLite takes to insert
+            # it.
             statement, values_of = _add_in_sqlite(table, columns, tuple(summed))
             connection.exec_driver_sql(statement, list(map(values_of, rows)))
             return
@@ -170,7 +176,7 @@ class Store:
 
     def lock_subject(self, connection: Connection, subject: str) -> int:
         """Lock `subject` until the transaction ends; return the database's time in nanoseconds."""
-        if self._is_sqlite:  # writers are exclusive, and the database has no clock
+        if self._is_sqlite:  # a writer locks the whole database, and SQLite has no clock of its own
             return self.clock()
         table = schema.changes
         self.insert_new(connection, table, [{"subject": subject, "count": 0}])
@@ -179,7 +185,7 @@ class Store:
         return int(_server_time(connection) * _SECOND)
 
     def server_time(self) -> float | None:
-        """Return the database server's Unix time in seconds, `None` for SQLite.
+        """Return the database server's Unix time in seconds, or `None` for SQLite.
 
         Raises:
             DependencyUnavailable: the database does not answer.
@@ -228,7 +234,7 @@ class Store:
     def _is_current(self, *, creates: bool) -> bool:
         """Return whether the tables need no migration.
 
-        This only reads, so that keys can be read on a full disk or from a read-only server.
+        The check only reads, so that it works on a full disk or a read-only server.
         """
         try:
             with self._engine.begin() as connection:
@@ -240,7 +246,8 @@ class Store:
 
     def _migrate(self, connection: Connection, *, creates: bool) -> None:
         if not self._is_sqlite:
-            # `IF NOT EXISTS` does not protect against concurrent creations of a table.
+            # The lock is needed because `IF NOT EXISTS` can fail if two processes create a table at
+            # once.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
@@ -253,7 +260,7 @@ class Store:
         try:
             yield
         except exc.IntegrityError:
-            # The database works: the values are wrong.
+            # The database works, but it refused the values.
             raise
         except (OverflowError, exc.DataError) as error:
             raise InvalidRequest(
@@ -263,7 +270,8 @@ class Store:
         except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
             reason = getattr(error, "orig", None) or error
             if _lacks_something(reason):
-                # The ledger was emptied or replaced by an older one. The next call checks again.
+                # The ledger was emptied or replaced by an older one. The next call checks the
+                # tables again.
                 self._ready.clear()
                 raise LedgerEmpty(migrations.EMPTY, retry_after=1.0) from error
             raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
@@ -333,7 +341,7 @@ def _add_in_postgresql(
 def _unbounded(column: Any) -> Any:  # Any: of any type of value
     """Return the column's type without a length.
 
-    A cast to a type with a length would cut a long string off. An insert must refuse a long string.
+    A cast to a type with a length would silently shorten a long string. An insert must refuse it.
     """
     return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 
@@ -346,7 +354,10 @@ def _lacks_something(reason: BaseException) -> bool:
 
 
 def _unavailable(reason: BaseException) -> str:
-    """Return a message that says why the ledger cannot be used, without details of the driver."""
+    """Return a message that says why the ledger cannot be used.
+
+    It leaves out the driver's details.
+    """
     code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
     if code in _NO_ROOM:
         return f"the ledger's file cannot be used ({reason}): check whether its disk is full"
@@ -361,7 +372,8 @@ def _without_creating(
     Raises:
         LedgerEmpty: the file does not exist.
     """
-    # Read before the file is opened: if another file replaces it, the next checkout notices.
+    # The file's identity is read before the file is opened. If another file replaces it in between,
+    # the next checkout notices.
     entry.info[_FILE] = _identity(path)
     if entry.info[_FILE] is None:
         raise LedgerEmpty(_FILE_MISSING, retry_after=1.0)
@@ -370,7 +382,7 @@ def _without_creating(
 
 
 def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -> None:
-    """Make the pool open the file again if `path` is missing or is another file now."""
+    """Make the pool open the file anew if the file at `path` is missing or was replaced."""
     if entry.info.get(_FILE) != _identity(path):
         raise exc.InvalidatePoolError
 
@@ -387,7 +399,7 @@ def _on_connect(
     connection: sqlite3.Connection, _: object, *, timeout: float, reserve: DiskReserve
 ) -> None:
     """Configure a connection for concurrent processes and durable commits."""
-    # Without this, the driver begins a transaction only at the first write, after the reads.
+    # Otherwise the driver begins a transaction at the first write, and not before the first read.
     connection.isolation_level = None
     cursor = connection.cursor()
     _enable_write_ahead(cursor, until=time.monotonic() + timeout, reserve=reserve)
@@ -400,7 +412,7 @@ def _on_connect(
 def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskReserve) -> None:
     """Enable the write-ahead log; retry while another process creates the database.
 
-    SQLite's own timeout does not apply to this statement: it fails at once if the database is
+    SQLite's own timeout does not apply to this statement, which fails at once if the database is
     locked. On a full disk, the function frees the reserved space and tries once more.
     """
     while True:
@@ -410,7 +422,7 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
             code = error.sqlite_errorcode & _PRIMARY
             if code in _NO_ROOM and reserve.release():
                 continue
-            # A full disk is reported at once.
+            # A full disk is no reason to wait: it is reported at once.
             busy = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() >= until:
                 raise
@@ -420,6 +432,9 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
 
 
 def _on_begin(connection: Connection) -> None:
-    """Take SQLite's write lock at the start: a transaction that has read may fail to get it."""
+    """Take SQLite's write lock at once.
+
+    A transaction that has read first may fail to get the lock.
+    """
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -16,13 +16,13 @@ _keys: Final = schema.keys
 
 
 class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of tenants."""
+    """Describes a tenant in a list of tenants."""
 
     tenant: Tenant
     keys: int
     """The number of keys that are neither revoked nor expired."""
     exhausted_until: int | None
-    """Until when requests are refused because the budget is used up, in Unix nanoseconds."""
+    """Until when requests are refused because the budget is used up: a Unix time in nanoseconds."""
 
     @property
     def created(self) -> datetime:
@@ -49,7 +49,10 @@ class TenantPages:
         self._store = store
 
     def page(self, *, search: str = "", offset: int = 0, limit: int = 50) -> TenantPage:
-        """Return tenants whose id or name contains `search`, sorted by id, from `offset` on."""
+        """Return `limit` tenants whose id or name contains `search`.
+
+        They are sorted by id. The first `offset` tenants are left out.
+        """
         now = self._store.clock()
         is_valid = or_(_keys.c.expires.is_(None), _keys.c.expires > now)
         keys = (

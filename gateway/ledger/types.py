@@ -12,12 +12,13 @@ from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The amount of money that a tenant may or wants to spend in a month (UTC)."""
+    """The amount of money that a tenant plans to spend in a month (UTC), or may spend at most."""
 
     amount: str
     """A decimal number, such as `250.00`."""
     currency: str = ""
-    """An ISO 4217 code that a price uses. Optional if all prices have the same currency."""
+    """An ISO 4217 code. At least one price must have this currency. Optional if all prices have the
+    same currency."""
     thresholds: tuple[int, ...] = (80, 100)
     """Percentages of the amount. A webhook reports each threshold that is reached."""
     refuse: bool = False
@@ -36,7 +37,7 @@ class BudgetReport(Budget, frozen=True, kw_only=True, forbid_unknown_fields=Fals
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. If `limits` is empty, the document's limits apply."""
+    """A tenant. If `limits` is empty, the configuration document's limits apply."""
 
     id: TenantId
     name: str
@@ -46,7 +47,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key without its secret. `models` of `None` allows all models."""
+    """An API key without its secret. If `models` is `None`, the key allows all models."""
 
     id: KeyId
     tenant: TenantId
@@ -57,15 +58,15 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires: datetime | None
     revoked: datetime | None
     origins: tuple[str, ...] | None = None
-    """Origins of the web pages that may use the key; `null`: all."""
+    """Origins of the web pages that may use the key. `null` allows all origins."""
     routes: tuple[str, ...] | None = None
-    """Paths that the key may be used for; `null`: all."""
+    """Paths of the API that the key may be used for. `null` allows all paths."""
     former_expires: datetime | None = None
-    """Until when the secret from before the last rotation is valid."""
+    """Until when the former secret is valid, which the last rotation replaced."""
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits a key to origins and routes, such as a key for browsers; `None` allows all."""
+    """Limits a key, such as a key for browsers, to origins and routes. `None` allows all."""
 
     origins: tuple[str, ...] | None = None
     routes: tuple[str, ...] | None = None
@@ -75,7 +76,10 @@ NO_BOUNDS: Final = KeyBounds()
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a key to create, with its secret's hash. `models` of `None` allows all models."""
+    """Describes a key to create, with its secret's hash.
+
+    If `models` is `None`, it allows all models.
+    """
 
     tenant: str
     key_hash: str
@@ -87,11 +91,11 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the decoded records `first` to `last` of one event log.
+    """Holds the events that were decoded from the records `first` to `last` of one event log.
 
-    `wrong` holds the bytes of records that cannot be decoded as events. `numbers` are the sequence
-    numbers of the events; it is empty if they are consecutive from `first` on. `lost` means that a
-    crash destroyed the records.
+    `numbers` holds the events' sequence numbers, or nothing if these are consecutive from `first`
+    on. `wrong` holds the bytes of records that are not valid events. `lost` says that a crash
+    destroyed the records.
     """
 
     log_id: str
@@ -109,7 +113,7 @@ class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts records by what the ledger did with them."""
+    """Says how many records were counted, known before (`duplicates`), unreadable or lost."""
 
     counted: int
     duplicates: int
@@ -155,7 +159,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """The usage of one group. Only the fields that the query grouped by are set."""
+    """The usage of one group. Of the fields to group by, only those that the query used are set."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
@@ -170,7 +174,7 @@ class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a recorded request. `usage` is unknown if its row holds several requests."""
+    """Describes a recorded request. If its row holds several requests, `usage` is `None`."""
 
     id: str
     time: datetime
@@ -185,7 +189,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the items that the revision `arm` of a model answered, and their cost."""
+    """Holds the number and the cost of the items that one revision (`arm`) of a model answered."""
 
     arm: str
     hit: int

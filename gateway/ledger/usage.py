@@ -1,4 +1,4 @@
-"""Sums usage from events and from stored sums, and computes its cost."""
+"""Computes usage and its cost from events and from stored sums."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import add, itemgetter
@@ -32,9 +32,9 @@ _events: Final = schema.usage_events.c
 
 
 class _Sums(NamedTuple):
-    """Describes a table of sums: its columns, and its time column `start`.
+    """Describes a table of sums: its columns, and which of them holds the time (`start`).
 
-    `groups` says how many units of `start` make up a day or an hour.
+    `groups` holds the length of a day or an hour in the unit of `start`.
     """
 
     columns: ReadOnlyColumnCollection[str, Column[Any]]
@@ -51,7 +51,7 @@ _HOURS: Final = _Sums(
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds the usage of one model under one price; `group` has the values of `group_by`."""
+    """Holds one group's usage of one model at one price. `group` has the values of `group_by`."""
 
     group: tuple[str, ...]
     model: str
@@ -70,17 +70,20 @@ def priced_usage(
     models: Collection[str] | None = None,
     adds_up_models: bool = False,
 ) -> list[PricedUsage]:
-    """Return usage of `tenants` and `models` (`None`: all) by group, model and price.
+    """Return the usage of `tenants` and `models` by group, model and price.
 
-    `since` and `until` (exclusive) are Unix times in nanoseconds. `adds_up_models` adds up all
-    models without a price of their own under an empty name, unless usage is grouped by model. A
-    year by day then has one row for each day, and not one for each day and model.
+    `None` stands for all tenants or all models. `since` and `until` (exclusive) are Unix times in
+    nanoseconds.
+
+    With `adds_up_models`, all models that have no price of their own are added up under an empty
+    name, unless usage is grouped by model. The query then returns fewer rows: for a year by day,
+    one row for each day instead of one for each day and model.
     """
     found: list[PricedUsage] = []
     count = len(group_by)
     named = prices.models if adds_up_models and GroupBy.MODEL not in group_by else None
     for start, end in prices.periods(since, until):
-        # Cached, because many rows share few labels and prices.
+        # Caches, because many rows share a few labels and prices.
         labels = [_Labels(group) for group in group_by]
         price_of = _PeriodPrices(prices, start)
         for row in _rows(store, tenants, start, end, group_by, models, named):
@@ -127,7 +130,10 @@ class _Labels(dict[Any, str]):
 
 
 class _PeriodPrices(dict[tuple[str, int, int], Price]):
-    """Caches the price at `start`, by model, by `batch`, and by whether the task is free."""
+    """Caches the price at `start`.
+
+    It depends on the model, on `batch`, and on whether it is free.
+    """
 
     def __init__(self, prices: PriceList, start: int) -> None:
         super().__init__()
@@ -160,7 +166,7 @@ def _rows(
         for table, blocks in ((_DAYS, sources.days), (_HOURS, sources.hours)):
             if blocks:
                 queries.append(_sums_in(table, blocks, tenants, group_by, models))
-        if not queries:  # the time is empty
+        if not queries:  # `since` equals `until`
             return []
         return connection.execute(_added_up(queries, group_by, named)).all()
 
@@ -216,7 +222,8 @@ def _of_models(
 def _added_up(
     queries: Sequence[Select[Any]], group_by: Sequence[GroupBy], named: Collection[str] | None
 ) -> Select[Any]:
-    # Columns are labelled by position, because `model` appears twice if usage is grouped by it.
+    # Columns are labelled by position, because two columns are called `model` if usage is grouped
+    # by model.
     count = len(group_by) + 3
     labels = [f"c{place}" for place in range(count + len(SUMMED))]
     labelled = [_labelled(query, labels, len(group_by), named) for query in queries]
@@ -231,7 +238,8 @@ def _labelled(
 ) -> Select[Any]:
     """Return `query` with labelled columns.
 
-    The column at the index `model` keeps only the models in `named`, and is empty for all others.
+    The column at the index `model` keeps the names of models in `named`. It is empty for all other
+    models.
     """
     columns: list[ColumnElement[Any]] = list(query.selected_columns)
     if named is not None:
@@ -243,7 +251,10 @@ def _labelled(
 
 
 def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[GroupUsage]:
-    """Add up priced usage by group and currency; a group may have rows in several currencies."""
+    """Add up priced usage by group and currency.
+
+    A group with several currencies has several rows.
+    """
     sums: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for each in found:
         place = (each.group, each.price.entry.currency)

@@ -7,11 +7,11 @@ import msgspec
 from sqlalchemy import ColumnElement, and_
 
 _LISTED: Final = 1_000
-"""The most values in a condition: databases limit the values of a statement."""
+"""The most values in a condition. Databases limit the number of values in a statement."""
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes adjacent blocks of one length from `first` to before `end`, in hours or days."""
+    """Describes adjacent blocks of one `length`, from `first` to before `end`, in hours or days."""
 
     length: int
     first: int
@@ -27,7 +27,8 @@ def blocks_between(first: int, end: int, lengths: Sequence[int]) -> list[Blocks]
     while first < end:
         place = max(i for i, n in enumerate(lengths) if first % n == 0 and first + n <= end)
         length = lengths[place]
-        # All blocks up to the next possible longer one in one step: there may be very many.
+        # There may be very many blocks, so one step adds all blocks up to where a longer block can
+        # begin.
         stop = end - (end - first) % length
         if place + 1 < len(lengths) and first % lengths[place + 1]:
             stop = min(stop, first - first % -lengths[place + 1])
@@ -48,9 +49,10 @@ def is_in(
 ) -> ColumnElement[bool]:
     """Return the condition that selects the rows of `blocks`.
 
-    The table's primary key begins with length, start and tenant. With `of_tenants`, the query also
-    selects tenants. The condition then lists the starts, up to a thousand, so that the database
-    finds each tenant's rows by the key. Otherwise, the condition is a range of starts.
+    The table's primary key begins with the columns length, start and tenant. Normally, the
+    condition is a range of starts. `of_tenants` says that the query selects tenants, too. The
+    condition then lists each start (at most a thousand), so that the database finds each tenant's
+    rows with the primary key.
     """
     starts = range(blocks.first, blocks.end, blocks.length)
     if of_tenants and len(starts) <= _LISTED:

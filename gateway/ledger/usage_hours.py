@@ -1,8 +1,11 @@
-"""Sums usage events by hour and by day for the last days, in the transaction that records them.
+"""Sums the usage events of the last days by hour and by day.
+
+The transaction that records events adds them to the sums.
 
 An older program does not update the sums, and its rows in `usage_events` have `is_summed = 0`. The
-sum of an hour or a day is correct unless the hour or day has such a row. The roll-up recomputes the
-incorrect hours, newest first. It deletes sums that are too old for the console.
+sum of an hour or a day is correct if none of its rows has `is_summed = 0`. The roll-up recomputes
+the incorrect hours, from the newest to the oldest. It deletes sums that are too old for the
+console.
 """
 
 import secrets
@@ -32,9 +35,9 @@ HOURS_OF_DAY: Final = 24
 HOUR_LENGTHS: Final = (1, HOURS_OF_DAY)
 """Lengths of blocks in hours. A block begins at a multiple of its length, counted from 1970."""
 ROLLUP_PREFIX: Final = "rollup-"
-"""Prefix of the ids of rows in `usage_events` that the roll-up made."""
+"""The ids of rows that the roll-up wrote to `usage_events` begin with this prefix."""
 _KEPT: Final = 10 * DAY
-"""Nanoseconds for which sums are kept. The console shows seven days."""
+"""Nanoseconds for which sums are kept. This covers the seven days that the console shows."""
 _FREE: Final = frozenset(map(str, TOKEN_TASKS))
 _COLUMNS: Final = ("length", "hour", *KIND, *SUMMED)
 _kind_of: Final = itemgetter("tenant", "model", "batch", "task")
@@ -42,7 +45,7 @@ _units_of: Final = itemgetter(*SUMMED)
 _events: Final = schema.usage_events.c
 _table: Final = schema.usage_hours
 _hours: Final = _table.c
-# A literal, because a database does not use a partial index for a parameter.
+# A literal, because a database does not use a partial index if a parameter holds the value.
 _is_not_summed: Final = _events.is_summed == literal_column("0")
 _newest: Final = select(func.max(_events.time)).where(_is_not_summed)
 _Place = tuple[int, int, str, str, int, int]  # length, hour and `KIND`
@@ -52,8 +55,8 @@ _Units = tuple[int, ...]  # in the order of `SUMMED`
 def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add new rows of `usage_events` to the sums, in the transaction that inserts the rows.
 
-    Call it last in a transaction: concurrent transactions change the same sums and wait for each
-    other.
+    Call it at the end of a transaction. Concurrent transactions change the same sums, so they wait
+    for each other from this call to the commit.
     """
     sums: dict[_Place, _Units] = {}
     for row in rows:
@@ -77,13 +80,13 @@ def _add(sums: dict[_Place, _Units], place: _Place, units: _Units) -> None:
 
 
 def summed_since(connection: Connection, marks: Marks) -> int:
-    """Return the Unix time in nanoseconds from which on the sums of all hours are correct."""
+    """Return a Unix time in nanoseconds. The sums of all hours from this time on are correct."""
     newest = _newest_not_summed(connection)
     return max(marks.kept_hours, 0 if newest is None else (newest // HOUR + 1) * HOUR)
 
 
 def keep_hours(store: Store) -> bool:
-    """Delete an old sum, or recompute the newest incorrect hour; return whether more may be due.
+    """Delete one old hour or recompute the newest incorrect one; return whether more may be due.
 
     An hour is recomputed only after the roll-up has added up its events, because one transaction
     must read the whole hour.
@@ -113,9 +116,9 @@ def _newest_not_summed(connection: Connection) -> int | None:
 
 def _sum_hour(connection: Connection, hour: int) -> None:
     of_hour = (_events.time >= hour * HOUR, _events.time < (hour + 1) * HOUR)
-    # The rows are marked before they are summed: a row that an older program inserts later stays
-    # unmarked, so that the hour is recomputed again. Rows of the roll-up get new ids, so that the
-    # roll-up of an older program cannot add to them.
+    # First the rows are marked as summed, then they are summed. A row that an older program inserts
+    # in between stays unmarked, so the hour is recomputed once more. Rows of the roll-up get new
+    # ids, so that the roll-up of an older program cannot add events to them.
     is_sum = _events.id.startswith(ROLLUP_PREFIX, autoescape=True)
     renamed = case((is_sum, _events.id + f"-{secrets.token_hex(8)}"), else_=_events.id)
     marked = update(schema.usage_events).where(*of_hour, _is_not_summed)
@@ -141,7 +144,7 @@ def _sum_day(connection: Connection, day: int) -> None:
 
 
 def _delete_hour(connection: Connection, *, before: int) -> bool:
-    """Delete the sums of the oldest hour if it is before the hour `before`."""
+    """Delete the oldest hour's sums if that hour is before `before`; return whether it was."""
     for length in HOUR_LENGTHS:
         first = select(func.min(_hours.hour)).where(_hours.length == length)
         hour = connection.scalar(first)

@@ -1,10 +1,10 @@
-"""Stores the times up to which usage events were added up by hour and by day.
+"""Stores the times (marks) up to which usage events were added up by hour and by day.
 
-Programs up to schema 8 know only the mark `usage`. Their roll-up moves it, and their late events
-set it back. This program keeps that mark at a time that is never reached. If the mark has changed,
-an older program has written to the ledger, and the sums by day may lack an event. The sums by day
-are then not used until they are recomputed. Sums by hour need no such mark: each row of
-`usage_events` says whether it is in the sums (see `usage_hours`).
+Programs up to schema 8 know only the mark named `usage`. Their roll-up moves this mark forward, and
+their late events set it back. This program sets the mark `usage` to a time that is never reached.
+If it finds another time there, an older program has written to the ledger, and the sums by day may
+lack an event. These sums are then not used until they are recomputed. Sums by hour need no such
+check, because each row of `usage_events` says whether it is in them (see `usage_hours`).
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ INITIAL: Final = (
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the marks, as Unix times in nanoseconds."""
+    """Holds the marks. They are Unix times in nanoseconds."""
 
     hours: int
     """The roll-up has added up all events before this time."""
@@ -53,23 +53,24 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
-    """Lock the marks if an event at the time `oldest` could be missed by a mark that moves.
+    """Lock the marks if an event at the time `oldest` could otherwise miss being added up.
 
-    A day is summed two days after its end at the earliest. Therefore only an event that is more
-    than a day late can be missed, and only such an event has to wait for the lock.
+    While this transaction records an event, another transaction may move a mark beyond the event's
+    time. The event would then be in no sum. A day is summed two days after its end at the earliest,
+    so the lock is needed only for events that are more than a day late.
     """
     if oldest < now - DAY:
         connection.execute(_locked)
 
 
 def reopen(connection: Connection, oldest: int, *, now: int) -> None:
-    """Set the marks back to the hour of `oldest`, so that a late event is added up."""
+    """Set the marks back to the hour of `oldest`, so that a late event gets into the sums."""
     hold_marks(connection, oldest, now=now)
     connection.execute(_set_back, {"hour": oldest - oldest % HOUR})
 
 
 def locked_marks(connection: Connection) -> Marks:
-    """Return the marks, locked against late events until the transaction ends.
+    """Return the marks, and lock them until the transaction ends, so that late events wait.
 
     The caller holds `LOCK`.
     """
@@ -85,22 +86,22 @@ def locked_marks(connection: Connection) -> Marks:
 
 
 def move_hours(connection: Connection, until: int) -> None:
-    """Set the time up to which the roll-up has added up all events."""
+    """Set the mark up to which the roll-up has added up all events."""
     _move(connection, _HOURS, until)
 
 
 def move_days(connection: Connection, until: int) -> None:
-    """Set the time up to which the sums by day cover all events."""
+    """Set the mark up to which the sums by day cover all events."""
     _move(connection, _DAYS, until)
 
 
 def move_kept_hours(connection: Connection, since: int) -> None:
-    """Set the time before which the sums by hour are deleted."""
+    """Set the mark before which the sums by hour are deleted."""
     _move(connection, _KEPT_HOURS, since)
 
 
 def read_marks(connection: Connection) -> Marks:
-    """Return the marks. `days` is 0 if an older program may have made the sums incorrect."""
+    """Return the marks. `days` is 0 if the sums by day may lack events of an older program."""
     found = {row.subject: int(row.until) for row in connection.execute(select(_marks))}
     days = found[_DAYS] if found[_FORMER] == _NEVER else 0
     return Marks(hours=found[_HOURS], days=days, kept_hours=found[_KEPT_HOURS])

@@ -15,14 +15,18 @@ from gateway.ledger.usage_marks import DAY, HOUR, read_marks
 from gateway.ledger.usage_sums import LENGTHS
 
 _SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
-"""The fields that stored sums can be grouped by. Other groupings read the events."""
+"""The fields by which stored sums can be grouped. A query that groups by another field reads
+events."""
 _events: Final = schema.usage_events.c
 _LARGEST: Final = 2**63 - 1
-_Span = tuple[int, int]  # nanoseconds: from the first to before the second
+_Span = tuple[int, int]  # nanoseconds: the start, and the end (exclusive)
 
 
 class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Lists disjoint spans of events, blocks of days and blocks of hours that cover a time."""
+    """Lists what to read to cover a time: spans of events, blocks of days and blocks of hours.
+
+    They do not overlap.
+    """
 
     events: list[_Span]
     days: list[Blocks] = []
@@ -32,7 +36,9 @@ class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
 def sources_of(
     connection: Connection, since: int, until: int, group_by: Sequence[GroupBy]
 ) -> UsageSources:
-    """Return the sources of usage from `since` to before `until` (Unix times in nanoseconds).
+    """Return the sources that cover the time from `since` to before `until`.
+
+    Both are Unix times in nanoseconds.
 
     Raises:
         InvalidRequest: a time is too large for the ledger.
@@ -63,10 +69,10 @@ def sources_of(
 
 
 def _end_of_hours(connection: Connection, until: int, length: int) -> tuple[int, int]:
-    """Return the hour at which stored sums must end, and the time from which events must be read.
+    """Return the hour where stored sums must end, and the time from which events must be read.
 
-    The sums may end after `until` if there are no events in between. So a query up to the present
-    can read a whole block of `length` nanoseconds.
+    Sums may end after `until` if no event lies between `until` and their end. A query up to the
+    present can therefore read the whole last block, which has `length` nanoseconds.
     """
     newest = connection.scalar(select(func.max(_events.time)))
     if newest is None or newest < until:

@@ -1,8 +1,8 @@
-"""Sums usage by day and by blocks of 2 to 128 days, so that a query over a year is fast.
+"""Sums usage by day and by blocks of 2 to 128 days, so that queries over a year are fast.
 
-A day is summed after the roll-up has added up its events, in one transaction for each day. After a
-late event, its day and all later days are read from the events until they are summed again (see
-`usage_marks`).
+One transaction sums one day, after the roll-up has added up the day's events. After a late event,
+queries read the event's day and all later days from the events, until these days are summed again
+(see `usage_marks`).
 """
 
 from itertools import pairwise
@@ -24,7 +24,7 @@ ALL_TENANTS: Final = "*"
 SUMMED: Final = Units.__struct_fields__
 KIND: Final = ("tenant", "model", "batch", "is_free")
 AGE: Final = 2 * DAY
-"""How long after its end a day is summed, in nanoseconds; see `usage_marks.hold_marks`."""
+"""A day is summed at least this many nanoseconds after its end; see `usage_marks.hold_marks`."""
 _events: Final = schema.usage_events.c
 _sums: Final = schema.usage_sums
 is_free: Final = case((_events.task.in_([str(task) for task in TOKEN_TASKS]), 1), else_=0)
@@ -43,7 +43,7 @@ def sum_day(store: Store) -> bool:
         if following == day:
             _insert_day(connection, day)
             following = day + 1
-        # Of all blocks that are complete now, only the blocks that contain `day` have events.
+        # Other blocks that are now complete contain only days without events, so they need no row.
         for shorter, length in pairwise(LENGTHS):
             start = day - day % length
             if start + length <= following:

@@ -1,4 +1,4 @@
-"""Stores webhooks that are not delivered yet, and the time of each one's next attempt."""
+"""Stores webhooks that are not delivered yet, and when each of them is tried next."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _table: Final = schema.webhook_deliveries
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook to deliver. Every attempt has the same id and the same body, `payload`."""
+    """A webhook to deliver. Every attempt sends the same id and the same body, `payload`."""
 
     id: str
     tenant: str
@@ -31,7 +31,7 @@ class DeliveryStore:
         self._store = store
 
     def take(self, *, seconds: float, limit: int = 20) -> list[Delivery]:
-        """Return deliveries that are due. No other caller gets them for `seconds`."""
+        """Return deliveries that are due. For `seconds` seconds, no other caller gets them."""
         with self._store.reading() as connection:
             is_due = _table.c.due <= self._store.clock()
             if connection.execute(select(_table.c.id).where(is_due).limit(1)).first() is None:
@@ -55,7 +55,10 @@ class DeliveryStore:
             connection.execute(update(_table).where(_table.c.id == delivery).values(due=due))
 
     def postpone(self, delivery: Delivery, *, after: float) -> None:
-        """Schedule the next attempt in `after` seconds; the present one does not count."""
+        """Schedule the next attempt in `after` seconds.
+
+        The present attempt does not count as failed.
+        """
         values = {
             "due": self._store.clock() + int(after * _SECOND),
             "attempts": delivery.attempts - 1,
@@ -65,7 +68,7 @@ class DeliveryStore:
             connection.execute(update(_table).where(own).values(**values))
 
     def remove(self, delivery: str) -> None:
-        """Remove a delivery that has succeeded or that is given up."""
+        """Remove a delivery that has succeeded, or that is not to be tried again."""
         with self._store.writing() as connection:
             connection.execute(delete(_table).where(_table.c.id == delivery))
 
@@ -73,7 +76,7 @@ class DeliveryStore:
 def add_delivery(
     connection: Connection, tenant: str, kind: str, data: Mapping[str, object], *, now: int
 ) -> None:
-    """Queue a webhook for a tenant, in the caller's transaction."""
+    """In the caller's transaction, queue a webhook for a tenant."""
     payload: dict[str, Any] = {
         "object": "event",
         "type": kind,

@@ -1,8 +1,9 @@
 """Gives short transactions on a SQLite ledger priority over billing's long transactions.
 
-SQLite has one lock for writing, and no queue for it. A process that commits and begins again at
-once can keep others out for seconds. Therefore a short transaction holds a shared lock on a file
-beside the database. A bulk writer waits for these locks before each of its transactions.
+SQLite has one lock for writing, and no queue for the lock. A process that begins its next
+transaction right after a commit can keep other processes out for seconds. Therefore a short
+transaction takes a shared lock on a file beside the database. A bulk writer, such as billing, waits
+before each of its transactions until nobody holds such a lock.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from typing import Final
 from typing_extensions import override
 
 _LONGEST: Final = 1.0
-"""Maximum seconds that a bulk writer waits: short transactions must not stop billing."""
+"""Maximum seconds that a bulk writer waits. Short transactions must not stop billing entirely."""
 _PAUSE: Final = 0.002
 
 
@@ -27,18 +28,18 @@ class WritePriority:
     """
 
     def prioritized(self) -> contextlib.AbstractContextManager[None]:
-        """Make callers of `give_way` wait until the context ends."""
+        """While the context lasts, make callers of `give_way` wait."""
         return contextlib.nullcontext()
 
     def give_way(self) -> None:
-        """Wait until nobody is `prioritized`, for at most a second. Blocks the thread."""
+        """Wait until nobody is inside `prioritized`, but at most a second. Blocks the thread."""
 
 
 class FileWritePriority(WritePriority):
     """Orders the processes of a machine by advisory locks on the file at `path`.
 
-    If the file cannot be opened or locked (another user's file, a full disk, a file system without
-    locks), there are no priorities.
+    There are no priorities if the file cannot be opened or locked. This happens if the file belongs
+    to another user, the disk is full, or the file system has no locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +51,8 @@ class FileWritePriority(WritePriority):
         """Hold a shared lock; see `WritePriority`."""
         with self._opened() as file:
             if file is not None:
-                # Bounded, because a suspended process could hold the exclusive lock for ever.
+                # The wait is limited, because a suspended process could hold the exclusive lock for
+                # ever.
                 _wait(lambda: _locks(file, fcntl.LOCK_SH))
             yield
 
@@ -63,7 +65,7 @@ class FileWritePriority(WritePriority):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        # Opened for each use: a lock belongs to the open file, which threads must not share.
+        # Opened anew for each use. A lock belongs to the opened file, so threads must not share it.
         try:
             file = os.open(self._path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
         except OSError:
@@ -76,7 +78,7 @@ class FileWritePriority(WritePriority):
 
 
 def _wait(holds: Callable[[], bool]) -> None:
-    """Wait until `holds` returns true, for at most a second."""
+    """Call `holds` until it returns true, but for at most a second."""
     until = time.monotonic() + _LONGEST
     while not holds() and time.monotonic() < until:
         time.sleep(_PAUSE)

@@ -16,23 +16,23 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bucket: str
     amount: int
     is_reserved: bool = False
-    """Whether the amount is an estimate, which is reserved until `UnitReservation.settle` is
-    called."""
+    """Whether the amount is an estimate. An estimate is reserved until `UnitReservation.settle`
+    charges the real amount."""
 
 
 class UnitReservation(Protocol):
-    """Reserves units for admitted work until the work ends."""
+    """Units that are reserved for admitted work until the work ends."""
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units and return the other reserved units to the bucket."""
+        """Charge `spent` units, and return the rest of the reserved units to the bucket."""
         ...
 
 
 class PolicyState(msgspec.Struct, frozen=True, gc=False):
-    """Holds the remaining units of a rule's bucket, as far as this worker knows.
+    """Holds the number of units that this worker believes to remain in a rule's bucket.
 
-    `reset` is the number of seconds until the bucket is full. If the rule refused the request,
-    `reset` is the number of seconds until the rule would admit it.
+    `reset` is the number of seconds until the bucket is full. If the rule refused a request,
+    `reset` is the number of seconds until the rule would admit that request.
     """
 
     rule: Rule
@@ -41,10 +41,12 @@ class PolicyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Says whether the limiter took all charges. A refused decision took no units.
+    """Says whether the limiter admitted a request and took all its charges.
 
-    `violated` is the rule with the longest wait. `retry_after` is infinite if the request can never
-    be admitted.
+    A refusal takes no units.
+
+    If several rules refused, `violated` is the rule that would admit the request last.
+    `retry_after` is infinite if the request can never be admitted.
     """
 
     allowed: bool
@@ -63,14 +65,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimiterStatistics(msgspec.Struct, kw_only=True):
-    """Counts a limiter's decisions and leases since it started."""
+    """Counts a limiter's decisions since the limiter started, and the leases that it has now."""
 
     admitted_by_lease: int = 0
     admitted_by_redis: int = 0
     admitted_by_share: int = 0
-    """Admitted by local buckets while Redis was down."""
+    """Requests that this worker's own buckets admitted while Redis was down or late."""
     local_decisions: int = 0
-    """Decisions by local buckets, whether they admitted or refused."""
+    """All decisions by this worker's own buckets, admissions and refusals."""
     refused: int = 0
     shadowed: int = 0
     """Charges that rules in shadow mode would have refused."""
@@ -89,13 +91,14 @@ class LimiterStatistics(msgspec.Struct, kw_only=True):
 
 
 class RepeatedCharge(Protocol):
-    """Takes the same charges each time it is called."""
+    """Takes one fixed set of charges each time it is called."""
 
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines, or take nothing and return `None`.
 
         After `None`, the caller must call `try_admit` or `admit`. The result is also `None` if a
-        rule in shadow mode would refuse, because only `try_admit` and `admit` report such rules.
+        rule in shadow mode would refuse the charges, because only `try_admit` and `admit` report
+        rules in shadow mode.
         """
         ...
 
@@ -103,17 +106,20 @@ class RepeatedCharge(Protocol):
 class RateLimiter(Protocol):
     """Takes charges from token buckets: either all charges of a request, or none.
 
-    In any `t` seconds, a bucket admits at most its capacity plus its refill in `t` seconds. The
-    methods raise no errors: while Redis is down, each worker admits a configured fraction of each
-    limit.
+    In any `t` seconds, a bucket admits at most its capacity plus the units that it refills in `t`
+    seconds. The methods raise no errors. While Redis is down, each worker decides alone and admits
+    a configured fraction of each limit.
     """
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from the units that this worker leases; return `None` if Redis must decide."""
+        """Decide with the units that this worker leases, or return `None` if Redis must decide."""
         ...
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, and call Redis if needed. A cancelled call may lose the units that it took."""
+        """Decide, and call Redis if needed.
+
+        If the call is cancelled, units that it took may be lost.
+        """
         ...
 
     def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
@@ -135,10 +141,10 @@ class RegionalLimits(Protocol):
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
     ) -> None:
-        """Record that callers requested `units` units, whether they were admitted or not.
+        """Record that callers requested `units` units, including units that were refused.
 
-        `level` is the bucket's level after the request. `ends` is the number of seconds until a
-        quota's period ends.
+        `level` is the bucket's level after the request. For a quota, `ends` is the number of
+        seconds until its period ends.
         """
         ...
 

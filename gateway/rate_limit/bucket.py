@@ -1,6 +1,6 @@
 """Computes the levels of token buckets with pure functions.
 
-The Lua script in `gateway.rate_limit.script` makes the same computation in Redis.
+The Lua script in `gateway.rate_limit.script` computes levels in Redis by the same rules.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,21 @@ from gateway.types import CONCURRENT, Rule
 # The largest rounding error of a sum of units.
 TOLERANCE = 1e-6
 _SOON = 1.0
-"""Seconds to wait for units that come back when work ends."""
+"""Seconds that a refused caller is told to wait if units come back only when other requests end."""
 _MONTHS = 12
 
 
 class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
-    """Limits a region to its share of a rule: `capacity` units of `full_limit`."""
+    """Limits a region to its share of a rule: `capacity` units out of the rule's `full_limit`."""
 
     full_limit: int
     unknown_level: int
-    """The level of a bucket that Redis does not know. It is below `capacity` after the share has
-    grown."""
+    """The level at which a bucket starts if Redis has no record of the bucket. It is below
+    `capacity` for a while after the region's share has grown, because other regions may have used
+    the difference."""
     grown_for: float = inf
-    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`
-    units."""
+    """Seconds since the region's share grew. A bucket that was last used before the share grew
+    refills to at most `unknown_level` units."""
 
     @property
     @override
@@ -46,9 +47,9 @@ def refilled(
 ) -> float:
     """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
-    The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count as units in
-    the bucket. If a limit was lowered below the reserved units, the bucket does not have to
-    refill the excess first.
+    The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count towards the
+    capacity. If the limit was lowered below the reserved units, the level falls to zero, but not
+    below.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)
@@ -60,7 +61,7 @@ def capacity(rule: Rule, fraction: float = 1.0) -> float:
 
 
 def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
-    """Return the state of `rule` at `level`. `ends` is the seconds until a quota's period ends."""
+    """Return the state of `rule` at `level`. A quota's period ends in `ends` seconds."""
     remaining = int(level + TOLERANCE) if level > 0 else 0
     reset = (rule.capacity - level) / rate(rule) if rule.window > 0 else ends
     return PolicyState(rule=rule, remaining=remaining, reset=max(0.0, reset))
@@ -73,9 +74,10 @@ def refusal(
     *,
     ends: Sequence[float] = (),
 ) -> Decision:
-    """Return the refusal of `charges`, of which at least one exceeds its bucket's level.
+    """Return the refusal of `charges`. At least one charge must exceed its bucket's level.
 
-    `ends` holds the seconds until each quota's period ends. Rules in shadow mode are left out.
+    `ends` holds, for each charge, the seconds until its quota's period ends. The refusal leaves out
+    rules in shadow mode.
     """
     policies: list[PolicyState] = []
     longest, violated = 0.0, None
@@ -96,7 +98,7 @@ def refusal(
 
 
 def period_ends(now: float) -> tuple[float, float]:
-    """Return the ends of the month of `now` and of the next month, in seconds since the epoch."""
+    """Return when the month of `now` and the month after it end, in seconds since the epoch."""
     today = datetime.fromtimestamp(now, UTC)
     months = today.year * _MONTHS + today.month
     first, second = (

@@ -1,10 +1,11 @@
 """Computes the charges of a request, and the buckets that they are charged to.
 
-A changed limit applies from the next request on. `RuntimeFollower` loads the document, which has
-the default limits and the limits of models. `PrincipalsFollower` then loads the limits of tenants
-and API keys. Charges use the rules at the moment of the request. A lease belongs to the rule under
-which it was requested (`Lease.is_under`). If the rule has changed, Redis decides, and adjusts the
-bucket's level by the change.
+A changed limit applies from the next request on. The configuration document has the default limits
+and the limits of models; `RuntimeFollower` loads it. `PrincipalsFollower` loads the limits of
+tenants and API keys. Charges use the rules at the moment of the request.
+
+A lease belongs to the rule under which it was requested (`Lease.is_under`). If the rule has changed
+since, Redis decides, and changes the bucket's level by as much as the limit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +32,9 @@ def charges_for(
     """Return the charges to the tenant and the API key of `principal`.
 
     The default rules apply to a tenant or a key without rules. Rules on rows and tokens are charged
-    0, so that response headers show their state. Results are cached: rules and principals cache
-    their hashes, so a lookup costs less than one new charge.
+    0 units here, so that response headers show the state of these rules. This function caches its
+    results. Rules and principals cache their hashes, so that a lookup costs less than building one
+    new charge.
     """
     amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
@@ -44,7 +46,10 @@ def charges_for(
 
 
 class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the document's rules on computed work, for tenants, keys and a model."""
+    """Holds the configuration document's rules on computed work.
+
+    They apply to tenants, to API keys and to one model.
+    """
 
     tenant: tuple[Rule, ...] = ()
     key: tuple[Rule, ...] = ()
@@ -62,13 +67,17 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 def work_charges_for(
     principal: Principal, limits: WorkLimits, *, model: str, most: Estimate
 ) -> tuple[tuple[Charge, ...], tuple[Charge, ...]]:
-    """Return the charges to reserve before a call: on the model, and on the tenant and the key.
+    """Return the charges to reserve before a call to a backend.
 
-    A model's limits count the calls of all tenants. They also charge requests and items.
+    The first tuple holds the charges to the model's limits. The second holds the charges to the
+    limits of the tenant and the API key.
+
+    A model's limits apply to the calls of all tenants together. They can also limit requests and
+    items.
     """
     amounts = {"requests": 1, "items": most.items}
     work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
-    # A quoted tenant has no slash, so no tenant has a bucket of this name.
+    # A tenant's name is quoted and contains no slash. So this bucket's name belongs to no tenant.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
     of_model = ((rule, bucket + rule.name) for rule in limits.model)
     of_principal = _rules(principal, model, limits.tenant, limits.key)
@@ -93,8 +102,8 @@ def _rules(
     """Yield each rule that applies to a request for `model`, and its bucket.
 
     All buckets of a tenant have the hash tag `{tenant}`, so that one script can reach them in a
-    Redis cluster. Clients tell policies apart by name. If a tenant and its key have rules of the
-    same name, the key's rule is called `key_<name>`.
+    Redis cluster. Clients distinguish policies by their names. So if a tenant and its key have
+    rules with the same name, the key's rule is called `key_<name>`.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
     # A quoted name can neither end the hash tag nor contain a separator.

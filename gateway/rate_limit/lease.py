@@ -9,28 +9,28 @@ from gateway.rate_limit.bucket import policy, rate, refusal
 from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
-"""Seconds that a lease lasts in Redis. Units that are not spent, renewed or returned by then are
-lost."""
+"""Seconds that a lease lasts in Redis. Units that the worker does not spend, renew or return within
+this time are lost."""
 _USABLE = 1.8
-"""Seconds for which a worker spends a lease, from the moment when it sends the request to Redis.
+"""Seconds after its request for a lease during which a worker may spend the lease.
 
-Less than `LEASE`, so that a worker stops before the lease ends in Redis.
+It is less than `LEASE`, so that the worker stops before the lease ends in Redis.
 """
 _HORIZON = 0.1
-"""Seconds of spending that a lease should cover, unless `_TRIPS` round trips to Redis take
-longer."""
+"""Seconds of a worker's spending that a lease should cover. If `_TRIPS` round trips to Redis take
+longer, a lease should cover their duration."""
 _TRIPS = 6.0
 _LARGEST_FRACTION = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
 """Seconds for which a worker repeats a refusal without a call to Redis.
 
-It is short because other workers may return units.
+The time is short because other workers may return units to Redis meanwhile.
 """
 
 
-# Not a `msgspec.Struct`: each hit writes to leases, and a slotted class makes writing a quarter
-# cheaper.
+# A dataclass with slots, not a `msgspec.Struct`: each cache hit writes to leases, and a write to a
+# slot costs a quarter less.
 @dataclass(slots=True, eq=False)
 class Lease:
     """Holds units of one bucket that this worker may spend until `usable_until`.
@@ -47,48 +47,48 @@ class Lease:
     spent: int = 0
     used_at: float = -inf
     renew_below: int = 0
-    """The worker renews the lease when fewer units are available; 0 while a renewal is under
-    way."""
+    """The worker renews the lease when fewer units than this are available. It is 0 while a renewal
+    is under way."""
     refused_amount: int = 0
     refused_until: float = -inf
     refill: float = 0.0
     """The refill rate of `rule`, in units a second."""
     reserved: int = 0
-    """Units reserved for admitted work. Like `available` units, they count as units in the
-    bucket."""
+    """Units reserved for admitted work. Like `available` units, they count towards the bucket's
+    capacity."""
     lapses: int = 0
     """How many times reserved units expired in Redis before they were settled."""
     round_trip: float = 0.0
-    """Seconds that Redis took for the last grant."""
+    """Seconds from the request to the grant, when Redis last granted units."""
     ends_at: float = inf
     """The time when a quota's period ends."""
     overdrawn: int = 0
-    """Units spent before Redis answered. The next grant is reduced by them."""
+    """Units that were spent before Redis granted them. The next grant is reduced by this number."""
     requested_rule: Rule | None = None
-    """The rule of the charge for which this lease was last requested.
+    """The full rule of the charge for which this lease was last requested.
 
-    `rule` is this rule reduced to the region's share.
+    The attribute `rule` is the same rule reduced to the region's share.
     """
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
 
     def is_under(self, rule: Rule) -> bool:
-        """Return whether the lease was requested under `rule` and not an earlier version of it."""
+        """Return whether the lease was requested under `rule`, not under an earlier version."""
         return self.requested_rule is rule or self.requested_rule == rule
 
     def set_rule(self, rule: Rule) -> None:
-        """Replace the rule, because the configuration or the region's share may have changed."""
+        """Replace the rule after the configuration or the region's share may have changed."""
         if rule is not self.rule:
             self.rule = rule
             self.refill = rate(rule)
 
     def usable(self, now: float) -> int:
-        """Return the number of units that may be spent."""
+        """Return the number of units that this worker may spend at `now`."""
         return self.available if self.usable_until > now else 0
 
     def is_idle(self, now: float, idle: float) -> bool:
-        """Return whether the lease has available units that were not spent for `idle` seconds.
+        """Return whether the lease has available units and was not spent for `idle` seconds.
 
         If the rule limits concurrent requests, units count as idle as soon as no request uses them,
         because another worker may need them.
@@ -97,21 +97,28 @@ class Lease:
         return is_unused and self.usable(now) > 0
 
     def refuses(self, amount: int, now: float) -> bool:
-        """Return whether Redis refused `amount` or less recently and cannot have refilled it."""
+        """Return whether Redis would refuse `amount`, judged by a recent refusal.
+
+        That is the case if Redis refused `amount` or a smaller amount within `_LONGEST_REFUSAL`
+        seconds, and the bucket cannot have refilled to `amount` since.
+        """
         if now >= self.refused_until or amount < self.refused_amount:
             return False
         return self.level_at(now) < amount
 
     def level_at(self, now: float) -> float:
-        """Estimate the spendable units: leased units, and units in Redis if nobody took any."""
+        """Estimate the units that can be spent: the leased units, and the units in Redis.
+
+        The estimate assumes that no other worker has taken units from Redis since `at`.
+        """
         level = self.level + (now - self.at) * self.refill
         return min(level, self.rule.capacity) + self.usable(now)
 
     def spend(self, amount: int, now: float) -> tuple[int, float]:
         """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Every request that a lease admits runs this method. If the bucket refills, it calls no
-        function.
+        Every request that a lease admits runs this method. For a bucket that refills, the method is
+        therefore inlined: it calls no other function.
         """
         self.available = available = self.available - amount
         self.spent += amount
@@ -129,14 +136,14 @@ class Lease:
         return int(level) if level > 0.0 else 0, (capacity - level) / refill
 
     def state(self, now: float) -> PolicyState:
-        """Return the remaining units and the seconds until the reset, as far as known here."""
+        """Estimate the remaining units and the seconds until the reset."""
         level = min(self.level_at(now), self.rule.capacity)
         return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
         """Return how many units to lease in addition to the `amount` that is taken now."""
         if self.rule.unit == CONCURRENT:
-            return 0  # other workers could not use a unit that waits here
+            return 0  # another worker could not use a unit that this worker keeps in stock
         if self.at == -inf:
             expected = float(amount)
         else:
@@ -147,8 +154,8 @@ class Lease:
     def may_overdraw(self, amount: int, now: float) -> bool:
         """Return whether this worker may spend `amount` units before Redis answers.
 
-        An overdraft is a small fraction of the limit, and the bucket must have been at least half
-        full, so that Redis can still provide the units.
+        The bucket must be at least half full, and the overdraft must be a small fraction of the
+        limit. Redis can then almost certainly provide the units.
         """
         if self.rule.unit == CONCURRENT or self.at == -inf:
             return False
@@ -170,7 +177,8 @@ class Lease:
     def keep_reserved(self, now: float) -> int:
         """Return the number of reserved units.
 
-        Reserved units that expired in Redis count as spent, and no longer as reserved.
+        If the reserved units have expired in Redis, they count as spent from then on, and the
+        result is 0.
         """
         if self.reserved and self.usable_until <= now and self.rule.unit != CONCURRENT:
             self.lapses += 1
@@ -178,7 +186,7 @@ class Lease:
         return self.reserved
 
     def record_level(self, *, level: float, amount: int, now: float, ends: float) -> None:
-        """Record the bucket's level in Redis after it took `amount` units.
+        """Record the bucket's level in Redis after `amount` units were taken from it.
 
         A quota's period ends in `ends` seconds.
         """
@@ -188,13 +196,16 @@ class Lease:
             self.used_at = now
 
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
-        """Add `units` that Redis granted to a call sent at `sent_at`, less the overdraft."""
+        """Add `units` that Redis granted to a call sent at `sent_at`.
+
+        The overdraft is deducted from them first.
+        """
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid
         self.available = self.usable(now) + units - repaid
         self.usable_until = max(self.usable_until, sent_at + _USABLE)
         self.round_trip = now - sent_at
-        # The remaining units must last until Redis answers the renewal.
+        # When the renewal starts, the remaining units must last until Redis responds.
         self.renew_below = self.available // (4 if _TRIPS * self.round_trip < _HORIZON else 2)
 
     def record_refusal(self, amount: int, *, level: float, now: float) -> None:
@@ -215,7 +226,7 @@ class Leases(dict[str, Lease]):
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Return whether a charge exceeds its whole limit, or Redis would refuse it again."""
+        """Return whether a charge exceeds its whole limit, or was refused by Redis a moment ago."""
         for charge in charges:
             if charge.rule.shadow:
                 continue
@@ -227,7 +238,7 @@ class Leases(dict[str, Lease]):
         return False
 
     def refusal(self, charges: Sequence[Charge], now: float) -> Decision:
-        """Return the refusal of `charges`, with the levels that the leases estimate."""
+        """Return the refusal of `charges`, based on the levels that the leases estimate."""
         levels, ends = [], []
         for charge in charges:
             lease = self.get(charge.bucket)
@@ -270,13 +281,16 @@ class LeaseReservation:
         self._on_settled = on_settled
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units; the other reserved units become available, or go back to Redis."""
+        """Charge `spent` units.
+
+        The rest of the reserved units becomes available or goes back to Redis.
+        """
         lease, amount = self._lease, self._amount
         self._amount = 0
         if lease.lapses != self._lapses or not amount:
             return
         lease.reserved -= amount
         if lease.usable_until > self._now():
-            # If the work spent more than the estimate, the difference is taken from the lease.
+            # If more units were spent than reserved, the difference is taken from the lease.
             lease.available = max(0, lease.available + amount - spent)
         self._on_settled(lease)

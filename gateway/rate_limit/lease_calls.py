@@ -1,4 +1,4 @@
-"""Allows one call for leases in flight per tenant, and counts the units that callers wait for."""
+"""Allows one call for leases at a time for each tenant, and counts units that callers wait for."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,16 @@ from gateway.rate_limit.base import Charge, Decision
 _OVERDRAFT_WAIT = 0.05
 """Seconds that a caller waits if it may overdraw its leases."""
 _OVERDRAFT_WAIT_WHILE_LATE = 0.008
-"""Seconds that a caller which may overdraw its leases waits while Redis is late.
+"""Seconds that a caller waits if it may overdraw its leases, while Redis responds late.
 
-A cache miss waits twice, and should lose at most 20 ms in total.
+A cache miss waits twice: once for the request, and once before the call to a backend. Both waits
+together should take at most 20 ms.
 """
 _ON_TIME = 0.02
 """A response of Redis within this many seconds shows that Redis is no longer late."""
 PATIENCE = 0.1
-"""Seconds that other callers wait at least. They wait four times the slowest recent response if
-that is longer."""
+"""Minimum seconds that a caller waits if it may not overdraw its leases. If four times the duration
+of the slowest recent response is longer, the caller waits for that time."""
 _TIMES = 4
 _DECAY = 0.97
 _INITIAL_WORST = 0.5
@@ -61,7 +62,7 @@ class LeaseCalls(dict[str, LeaseCall]):
             call.set_result(decision)
 
     async def is_late(self, tenant: str, now: float, *, can_overdraw: bool) -> bool:
-        """Wait for the call for `tenant`; return whether it takes too long."""
+        """Wait for the call in flight for `tenant`; return whether the call takes too long."""
         call = self[tenant]
         if can_overdraw:
             wait = _OVERDRAFT_WAIT_WHILE_LATE if self._is_redis_late else _OVERDRAFT_WAIT
@@ -70,7 +71,7 @@ class LeaseCalls(dict[str, LeaseCall]):
         await asyncio.wait((call,), timeout=max(0.0, self._began[tenant] + wait - now))
         was_late = self._is_redis_late if can_overdraw else tenant in self._late
         if not call.done() and not was_late:
-            # If this worker's event loop was delayed, the response may have arrived but not been
+            # If this worker's event loop was delayed, the response may have arrived without being
             # read.
             await asyncio.wait((call,), timeout=_GRACE)
         if call.done():

@@ -23,14 +23,14 @@ _MIN_FRACTION = 1e-6
 
 
 class _Bucket(msgspec.Struct, gc=False):
-    """Holds the level that a bucket had at `since`, and the rule that applied then."""
+    """Holds the level of a bucket at the time `since`, and the rule that applied at that time."""
 
     level: float
     since: float
     full_at: float
     rule: Rule
     beyond: float = 0.0
-    """Units used in excess of the limit, after the limit was lowered."""
+    """After the limit was lowered: how many more units are in use than the new limit allows."""
     held: int = 0
     period_end: float = inf
 
@@ -38,7 +38,7 @@ class _Bucket(msgspec.Struct, gc=False):
 class MemoryRateLimiter:
     """Decides without Redis, with buckets of `fraction` of each rule's capacity.
 
-    `wall` returns the time since the epoch, which determines the periods of quotas.
+    `wall` returns the seconds since the epoch. They determine the periods of quotas.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MemoryRateLimiter:
 
     @property
     def fraction(self) -> float:
-        """The size of buckets relative to their rules.
+        """The size of each bucket as a fraction of its rule's capacity.
 
         A bucket adopts a new fraction when it is next used.
         """
@@ -128,7 +128,7 @@ class MemoryRateLimiter:
         return bucket
 
     def _resize(self, bucket: _Bucket, rule: Rule) -> None:
-        """Change the level by as much as the limit, so that used units stay used."""
+        """Change the bucket's level by as much as its limit, so that used units stay used."""
         difference = (rule.limit - bucket.rule.limit) * self._fraction
         moved = bucket.level + difference - bucket.beyond
         bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._fraction))
@@ -139,7 +139,7 @@ class MemoryRateLimiter:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
     def _drop_full(self, now: float) -> None:
-        """Drop the buckets that are full by now, because a new bucket is full too."""
+        """Drop buckets that are full at `now`. A bucket that is created anew is full as well."""
         if len(self._buckets) < self._sweep_at:
             return
         kept = {
@@ -162,13 +162,13 @@ class _BucketReservation:
         self._amount = amount
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units and return the other reserved units to the bucket."""
+        """Charge `spent` units, and return the rest of the reserved units to the bucket."""
         amount, self._amount = self._amount, 0
         if not amount:
             return
         bucket, unused = self._bucket, amount - spent
         bucket.held -= amount
-        # Unused units first reduce the excess over a lowered limit.
+        # Unused units first reduce the excess (`beyond`) over a lowered limit.
         repaid = min(bucket.beyond, max(0, unused))
         bucket.beyond -= repaid
         bucket.level += unused - repaid

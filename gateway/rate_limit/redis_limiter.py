@@ -1,4 +1,7 @@
-"""Limits rates across workers with Redis; small leases save most round trips."""
+"""Limits rates across workers with Redis.
+
+Workers lease a few units at a time, which saves most calls.
+"""
 
 import asyncio
 import time
@@ -57,15 +60,17 @@ _DRAIN = 2.0
 class RedisRateLimiter:
     """Implements `RateLimiter` for all workers that share a Redis.
 
-    `holder` identifies this worker. While it is entered, a task gives idle leases back; leaving
-    gives back all leases and keeps `redis` open. Each tenant has at most one call in flight; other
-    callers wait for its result. While Redis is down or does not respond, the worker first spends
-    its leases and then admits `local_share` of each limit, at least one unit.
+    `holder` identifies this worker. Inside the limiter's context, a task gives idle leases back. On
+    exit, the limiter gives back all leases and leaves `redis` open. Each tenant has at most one
+    call to Redis in flight, and the tenant's other callers wait for its result. While Redis is down
+    or does not respond, the worker first spends its leases. Then it admits `local_share` of each
+    limit, but at least one unit.
 
-    `wall` returns the time since the epoch, but Redis decides which month it is. `shares` gives
-    this region's share of each limit; the default is the full limit. A caller near a limit waits
-    for Redis for `patience` seconds, or four times the duration of the slowest recent response if
-    that is longer.
+    `wall` returns the seconds since the epoch, from which the ends of months are computed. Redis
+    compares them with its own clock to decide which month it is. `shares` gives this region's share
+    of each limit; the default is the full limit. A caller near a limit waits for Redis for
+    `patience` seconds, or for four times the duration of the slowest recent response if that is
+    longer.
     """
 
     def __init__(
@@ -85,10 +90,10 @@ class RedisRateLimiter:
         self._holder = holder
         self._monotonic = monotonic
         self._wall = wall
-        # A slow Redis is not down: its decisions apply as long as it responds at all.
+        # A slow Redis does not count as down: its decisions apply as long as it responds at all.
         self._breaker = breaker or CircuitBreaker(slow=inf)
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
-        """The limiter for the time while Redis is down. Its fraction may be changed."""
+        """The limiter that decides while Redis is down. Its fraction may be changed."""
         self._leases = Leases()
         self._calls = LeaseCalls(patience=patience)
         self._awaited = AwaitedUnits()
@@ -105,7 +110,7 @@ class RedisRateLimiter:
         await self._tasks.__aexit__(None, None, None)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from leases, or repeat a recent refusal by Redis."""
+        """Admit from leases or repeat a recent refusal; return `None` if Redis must decide."""
         return self._admit_leased(charges) or self._refusal(charges, self._monotonic())
 
     def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
@@ -118,7 +123,8 @@ class RedisRateLimiter:
         if len(leases) < len(charges):
             return DelegatedCharge(charges, try_admit=self._admit_leased)
         for charge, lease in zip(charges, leases, strict=True):
-            # A `LeasedCharge` formats header lines for one rule, so the current rule is set first.
+            # A `LeasedCharge` formats header lines for its leases' rules, so their rules are
+            # updated first.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
         shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
         lines = lines_for(shown)
@@ -138,8 +144,8 @@ class RedisRateLimiter:
         while (decision := self.try_admit(charges)) is None:
             tenant = tenant_of(charges[0].bucket)
             call = self._calls.get(tenant)
-            # While the breaker is not closed, the call in flight only probes Redis. Nobody waits
-            # for it.
+            # While the circuit breaker is not closed, the call in flight is a probe of Redis. No
+            # other caller waits for a probe.
             is_trusted = call is not None and self._breaker.state is BreakerState.CLOSED
             if not is_trusted and not self._breaker.allows(self._monotonic()):
                 return self._admit_locally(charges)
@@ -152,9 +158,9 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """Request `charges` and new leases; the same call gives the old leases back.
+        """Request `charges` and new leases, and give the old leases back, in one call.
 
-        If the caller no longer waits, the units that the call reserves for it are given back, too.
+        If the caller stops waiting, the units that the call reserved for the caller are given back.
         """
         now = self._monotonic()
         requests = [
@@ -162,14 +168,16 @@ class RedisRateLimiter:
             for c in charges
         ]
         call = self._take(tenant, requests)
-        # Redis itself takes the charges of this call. But if it reserves them, the units are
-        # returned by `give_back_reservations`, so the overdraft must deduct them.
+        # If the call spends units, Redis charges them even if its response is late. If the call
+        # reserves units and is late, `give_back_reservations` returns them, so they count as an
+        # overdraft.
         overdraft = charges if charges[0].is_reserved else ()
         decision = None
         try:
             decision = await self._in_time(tenant, charges, call, overdraft=overdraft)
         finally:
-            # This may be cancelled in the same event-loop iteration in which the call ends.
+            # A cancellation may arrive in the same iteration of the event loop in which the call
+            # ends.
             if decision is None or not call.done():
                 call.add_done_callback(give_back_reservations)
         return decision
@@ -184,8 +192,8 @@ class RedisRateLimiter:
     ) -> Decision | None:
         """Return the result of `call`, or the local decision if the call takes too long.
 
-        A caller far from every limit waits only a moment. The `overdraft` is then deducted from the
-        next grant.
+        A caller far from every limit waits only a moment and then overdraws its leases. The next
+        grant is reduced by the charges in `overdraft`.
         """
         can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
         is_late = await self._calls.is_late(tenant, now, can_overdraw=can_overdraw)
@@ -196,7 +204,7 @@ class RedisRateLimiter:
         if is_late and (decision := self._decide_locally(charges)).allowed:
             self._leases.overdraw(overdraft)
             return decision
-        # other callers wait for it too, so a cancellation must not reach it
+        # Other callers wait for this call too. `wait` keeps a cancellation from reaching it.
         await asyncio.wait((call,))
         return call.result()
 
@@ -248,7 +256,10 @@ class RedisRateLimiter:
     def _admit_from_leases(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge], now: float
     ) -> Decision:
-        """Take `charges` from their leases, except charges `over` a limit in shadow mode."""
+        """Take `charges` from their leases, except the charges in `over`.
+
+        Those exceed a limit in shadow mode, so they are only counted.
+        """
         is_low = False
         policies = []
         for charge, lease in zip(charges, leases, strict=True):
@@ -271,7 +282,10 @@ class RedisRateLimiter:
         )
 
     def _refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
-        """Refuse charges above their limit or refused by Redis a moment ago; else return `None`."""
+        """Refuse charges that exceed a limit as a whole, or that Redis refused a moment ago.
+
+        Returns `None` if neither is the case.
+        """
         if not self._leases.must_refuse(charges, now):
             return None
         charges = in_region(charges, self._shares)
@@ -283,7 +297,7 @@ class RedisRateLimiter:
     def _reserve(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
     ) -> tuple[LeaseReservation, ...]:
-        if not charges or not charges[0].is_reserved:  # a call reserves all its charges or none
+        if not charges or not charges[0].is_reserved:  # a request reserves all its charges or none
             return ()
         return tuple(
             LeaseReservation(
@@ -296,10 +310,13 @@ class RedisRateLimiter:
         )
 
     def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give a unit of `concurrent` back at once, because another worker may need it."""
+        """Give a unit of a limit on concurrent requests back at once.
+
+        Another worker may need the unit.
+        """
         tenant = tenant_of(bucket)
         if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
-            return  # the next call or the next sweep gives it back
+            return  # the next call or the next sweep gives the units back
         _ = self._take(tenant, [returning(bucket, lease, self._monotonic())])
 
     def _admit_locally(self, charges: Sequence[Charge]) -> Decision:
@@ -314,7 +331,7 @@ class RedisRateLimiter:
         return decision
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
-        """Request more units while the lease can still be spent."""
+        """Request more units in advance, before the leases run out. Nobody waits for the result."""
         tenant = tenant_of(charges[0].bucket)
         if tenant in self._calls or self._breaker.state is not BreakerState.CLOSED:
             return
@@ -344,7 +361,8 @@ class RedisRateLimiter:
         except _FAILURES as error:
             self._counts.failures += 1
             self._counts.lapsed += sum(request.back for request in requests)
-            # A timeout is certain evidence: every further call would wait for a timeout, too.
+            # One timeout opens the circuit breaker, because every further call would have to time
+            # out, too.
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
         finally:
@@ -369,7 +387,8 @@ class RedisRateLimiter:
                 over.append(request.charge)
             if units < 0 or (not allowed and amount > level + TOLERANCE):
                 lease.record_refusal(amount, level=level, now=now)
-            # Needed even without a grant: it extends the lease of the units that were kept.
+            # Needed even without granted units: it extends the lease of the units that the worker
+            # kept.
             lease.add_grant(max(0, int(units)), sent_at=sent_at, now=now)
         if not allowed:
             self._counts.refused += 1
@@ -392,7 +411,7 @@ class RedisRateLimiter:
             del self._leases[bucket]
 
     async def _sweep(self) -> None:
-        """Give idle leases back until this limiter closes, and then all leases."""
+        """Give idle leases back regularly until this limiter closes; then give back all leases."""
         while not self._closing.is_set():
             try:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)

@@ -1,4 +1,4 @@
-"""Takes equal charges of many requests at little cost for each request."""
+"""Takes the charges of many requests with equal charges, at little cost for each request."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -11,12 +11,12 @@ from gateway.types import CONCURRENT
 
 _MAX_KNOWN = 4096
 _SECOND = 1000
-"""In milliseconds."""
+"""One second in milliseconds."""
 _UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
 
 
 def is_plain(charge: Charge) -> bool:
-    """Return whether a `LeasedCharge` can take `charge`: units of a bucket that refills."""
+    """Return whether a `LeasedCharge` can take `charge`. Its bucket must refill over time."""
     rule = charge.rule
     return bool(charge.amount and rate(rule)) and not (
         charge.is_reserved or rule.unit == CONCURRENT
@@ -24,10 +24,10 @@ def is_plain(charge: Charge) -> bool:
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` with `try_admit`, which must not count refusals.
+    """Implements `RepeatedCharge` with the function `try_admit`, which must not count refusals.
 
-    The caller decides again after a refusal, and that decision is counted. If a rule is in shadow
-    mode, `charge` takes nothing.
+    After a refusal, the caller asks the limiter, and the limiter counts the refusal. If one of the
+    rules is in shadow mode, `charge` takes nothing.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class DelegatedCharge:
 class LeasedCharge:
     """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
-    It counts admissions in `counts`, and calls `renew` when a lease is low. `lines` is the template
-    of the header lines, which leave out rules in shadow mode. When the limiter drops a lease, the
-    lease stays empty, so `charge` returns `None` from then on.
+    It counts admissions in `counts`, and calls `renew` when a lease runs low. `lines` is the
+    template of the header lines. They leave out rules in shadow mode. A lease that the limiter has
+    dropped stays empty, so `charge` returns `None` from then on.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class LeasedCharge:
         self._amounts = [(lease, charge.amount) for lease, charge in pairs]
         self._hidden = [(lease, charge.amount) for lease, charge in pairs if charge.rule.shadow]
         shown = [(lease, charge.amount) for lease, charge in pairs if not charge.rule.shadow]
-        # Each lease with the index of its values in `_values`, which every charge overwrites.
+        # Each lease with the index of its values in `_values`. Every charge overwrites these
+        # values.
         self._shown = [(lease, amount, 2 * index) for index, (lease, amount) in enumerate(shown)]
         self._values: list[bytes | int] = [0] * (4 * len(shown))
         self._lines = lines
@@ -82,7 +83,7 @@ class LeasedCharge:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
         now = self._monotonic()
         for lease, amount in self._amounts:
-            # A new rule may have a bucket that does not refill.
+            # After a change of the rule, the bucket may no longer refill over time.
             if lease.available < amount or lease.usable_until <= now or not lease.refill:
                 return None
         is_low = self._spend_hidden(now) if self._hidden else False
@@ -117,7 +118,7 @@ class LeasedCharge:
         return self._lines % tuple(values)
 
     def _spend_hidden(self, now: float) -> bool:
-        """Take the charges under rules in shadow mode; return whether one of the leases is low."""
+        """Take the charges of rules in shadow mode; return whether one of their leases is low."""
         is_low = False
         for lease, amount in self._hidden:
             lease.spend(amount, now)
@@ -128,13 +129,14 @@ class LeasedCharge:
 class RepeatedCharges:
     """Keeps a `RepeatedCharge` for each tuple of charges that was admitted twice.
 
-    The identity of a tuple is its key, because `charges_for` returns the same tuple for equal
-    requests. Call `clear` when a rule may have changed, because another lease may then apply.
+    The key is the identity (`id`) of the tuple, because `charges_for` returns the same tuple object
+    for equal requests. Call `clear` when a rule may have changed, because another lease may then
+    apply.
     """
 
     def __init__(self, make: Callable[[Sequence[Charge]], RepeatedCharge]) -> None:
         self._make = make
-        # Values hold the tuple, so that no other tuple can get its id.
+        # Each value holds its tuple, so that no other tuple can get the same id.
         self._known: dict[int, tuple[Sequence[Charge], RepeatedCharge | None]] = {}
 
     def charge(self, charges: Sequence[Charge]) -> bytes | None:
@@ -149,12 +151,12 @@ class RepeatedCharges:
 
     def add(self, charges: Sequence[Charge]) -> None:
         """Record that the limiter has admitted `charges`."""
-        # Not made on the first admission: with very many callers, few tuples come again soon.
+        # The first admission only marks the tuple. With many callers, few tuples come again soon.
         is_repeated = id(charges) in self._known
         if len(self._known) >= _MAX_KNOWN and not is_repeated:
             self._known.clear()
         self._known[id(charges)] = (charges, self._make(charges) if is_repeated else None)
 
     def clear(self) -> None:
-        """Leave all decisions to the limiter."""
+        """Drop all `RepeatedCharge` objects; the limiter then decides each request."""
         self._known.clear()

@@ -1,8 +1,8 @@
 """Reserves units before a call to a backend, and settles them when the call has ended.
 
-The rows and tokens of a call are not known in advance, so their upper bound is reserved. A row has
-at most two tokens more than bytes, and at most as many tokens as the model reads. Cache hits and
-coalesced items are charged nothing here.
+The rows and tokens of a call are not known in advance, so an upper bound is reserved. A row has at
+most as many tokens as its text has bytes, plus two, and at most as many as the model reads. Cache
+hits and coalesced items reserve nothing.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
 from gateway.types import CONCURRENT, ItemFailure, Principal
 
 _SPECIAL_TOKENS = 2
-_MAX_TOKENS = 1 << 20  # of a row, if the model declares no maximum
+_MAX_TOKENS = 1 << 20  # the longest row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Says whether a call may begin (`refusal` is `None`), and holds its reserved units."""
+    """Holds the reserved units of a call, or the reason why the call may not begin (`refusal`)."""
 
     refusal: ItemFailure | None = None
     charges: tuple[Charge, ...] = ()
@@ -30,7 +30,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
-        """Charge the computed `rows` and `tokens`, and return the other reserved units."""
+        """Charge the computed `rows` and `tokens`, and return the rest of the reserved units."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
         for charge, reservation in zip(self.charges, self.reservations, strict=True):
             reservation.settle(spent[charge.rule.unit])
@@ -39,17 +39,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 async def reserve(
     limiter: RateLimiter, limits: WorkLimits, principal: Principal, *, model: str, most: Estimate
 ) -> Reservation:
-    """Reserve the upper bounds `most` for a call to `model`.
+    """Reserve the units of a call to `model`; `most` holds their upper bounds.
 
-    The model's limits are charged first, then the limits of the tenant and the key. If the latter
-    refuse, the model's units are returned.
+    The model's limits are charged first, then the limits of the tenant and the key. If the tenant's
+    or the key's limits refuse, the model's units are returned.
     """
     reservations: tuple[UnitReservation, ...] = ()
     both = work_charges_for(principal, limits, model=model, most=most)
     for charges in filter(None, both):
         try:
             decision = await limiter.admit(charges)
-        except BaseException:  # also a cancellation: reserved units must be returned
+        except BaseException:  # includes a cancellation: reserved units must be returned
             for reservation in reservations:
                 reservation.settle(0)
             raise
@@ -66,7 +66,7 @@ def estimate(
 ) -> Estimate:
     """Return upper bounds for `items`, for a model that reads `longest_row` tokens of a row.
 
-    A row contains at most one item and the parameters.
+    A row contains at most one item, and the request's parameters.
     """
     parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]

@@ -3,47 +3,59 @@
 A bucket is a hash with these fields:
 
 - `l`: its level.
-- `t`: the server's time of that level.
-- `e`: the end of a quota's period.
-- `c`: the capacity at that time.
-- `f`: the units used in excess of a lowered capacity, as `<units>:<refill rate>:<time>`.
-- `h:<holder>`: the units that a worker holds, leased or reserved, as `<units>:<end>`.
+- `t`: the time on the Redis server when the bucket had that level.
+- `e`: when a quota's period ends.
+- `c`: the bucket's capacity at time `t`.
+- `f`: the excess, as `<units>:<refill rate>:<time>`. That is how many more units were in use than a
+  lowered capacity allows. The excess shrinks at the refill rate.
+- `h:<holder>`: the units that a worker holds, leased or reserved, and when they expire, as
+  `<units>:<end>`.
 
-Held units count as units in the bucket until the worker reports that they are spent. The level and
-the held units together never exceed the capacity. Otherwise a full bucket and a full lease would
-admit twice the limit at once.
+Held units count towards the capacity until the worker reports that they are spent: the level and
+the held units together never exceed the capacity. Otherwise a full bucket and a full lease together
+would admit twice the limit at once.
 
-A rule's `refill` argument determines the kind of its bucket:
+The argument `refill` determines the kind of the bucket. It has one of three forms:
 
-- seconds: the time in which the bucket fills.
-- `<time>:<time>`: a quota, with the end of this period and of the next one.
-- `0`: only holders return units. The bucket expires with the last held units.
+- a number of seconds: an empty bucket fills in this time.
+- `<time>:<time>`: the bucket is a quota. This period and the next one end at these times.
+- `0`: the bucket does not refill; units come back when workers return them. The bucket expires with
+  the last held units.
 
-When a limit changes, used units stay used. The level changes by as much as the capacity, but not
-below zero. The excess (`f`) is deducted if the limit is raised again: workers learn of a change at
-different times, and must not add units by alternating between two limits.
+When a limit changes, used units stay used: the level changes by as much as the capacity, but does
+not fall below zero. The part of the decrease that would lead below zero is the excess (`f`). If the
+limit is raised again, the excess is first deducted from the units that the raise adds. Without the
+excess, workers that learn of a change at different times would add units to the bucket by
+alternating between the old and the new limit.
 
-A region's share of a limit changes, too. Until a worker applies the change, the bucket refills only
-to the smaller share. A larger capacity adds no units, so all regions together stay within the
-limit. When a region is granted units of a quota, its level rises by the grant.
+A change of a region's share of a limit has other effects. The bucket's level does not change at
+once, so that all regions together stay within the limit. For the time before the first call with
+the new share, the bucket refills only up to the smaller of the old and the new share. A quota has
+its own rule: when a region is granted more units of a quota, the level rises by these units.
 
-Keys: the buckets. Arguments: the holder, the seconds that held units last, and ten for each bucket:
+The script's keys are the buckets. Its first two arguments are the holder and the lifetime of held
+units in seconds. Ten arguments follow for each bucket:
 
-- capacity
-- refill
+- `capacity`: the bucket's capacity
+- `refill`: see above
 - `amount`: the units to take now
 - `want`: the units to lease in addition
 - `kept`: the held units that the holder keeps
 - `back`: the held units that the holder gives back
-- 1 if the amount is reserved, 0 if it is spent
-- 1 if the rule is in shadow mode: it never refuses, and skips a charge that exceeds its level
-- the level of a region's bucket that Redis does not know; -1 if the limit is not divided by region
-- the seconds since the share grew: a bucket unused for longer holds at most the level above, since
-  other regions may have used the difference meanwhile
+- 1 if `amount` is to be reserved, 0 if it is to be spent
+- 1 if the rule is in shadow mode, else 0. In shadow mode, a rule never refuses, and does not take a
+  charge that exceeds the level.
+- the level at which a region's bucket starts if Redis has no record of it; -1 if the limit is not
+  divided among regions
+- the seconds since the region's share grew. A bucket that was last used before then refills at most
+  to the start level (the previous argument), because other regions may have used the difference.
 
-Returns 1 if the charges are allowed, else 0. Then follow three values for each bucket: the leased
-units, or -1 if a rule in shadow mode would have refused; the level; and the seconds until the
-quota's period ends.
+The script returns a list. Its first value is 1 if all charges are allowed, else 0. Three values
+follow for each bucket:
+
+- the units that were leased, or -1 if a rule in shadow mode would have refused
+- the bucket's level
+- the seconds until the quota's period ends
 """
 
 from collections.abc import Sequence
@@ -101,7 +113,7 @@ local function read(key, b)
   end
 end
 
--- For the time until now, the smaller of the old and new capacity applies.
+-- For the time before this call, the old capacity applies; in a region, the smaller of old and new.
 local function change(b)
   if b.was == b.capacity then return end
   if not b.regional then
@@ -115,14 +127,14 @@ local function change(b)
   end
 end
 
--- Bound the level by the capacity that is left beside held units. A level above a lowered limit may
--- stay.
+-- Limit the level to the capacity that held units leave. If held units exceed the capacity, the
+-- level falls to zero, but not below; in a region, it may fall below.
 local function within(b, level, room)
   if not b.regional then room = math.max(room, math.min(level, 0)) end
   return math.min(level, room)
 end
 
--- Refill up to the capacity beside held units. After the last hold ended, fewer units were held.
+-- Refill up to the capacity that held units leave. After held units expire, more capacity is left.
 local function refill(b)
   local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
   b.level = within(b, unbounded, b.least - b.held)
@@ -132,7 +144,8 @@ local function refill(b)
   end
 end
 
--- Change the level with the capacity, so that used units stay used. Returned units were not used.
+-- Change the level by as much as the capacity, so that used units stay used. Units that are given
+-- back were not used.
 local function resize(b)
   if b.regional or b.was == b.capacity then return end
   b.level = within(b, b.level + b.back, b.was - b.others - b.kept)
@@ -146,7 +159,7 @@ end
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
-  -- A grant is for one period. A worker with a wrong clock may bring the grant of another period.
+  -- A grant is for one period. A worker with a wrong clock may send the grant of another period.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end
   b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
@@ -186,7 +199,7 @@ for i, key in ipairs(KEYS) do
     refill(b)
     resize(b)
   end
-  -- Returned units first reduce the excess over a lowered limit.
+  -- Units that are given back first reduce the excess over a lowered limit.
   local unused = math.min(b.back, b.beyond)
   b.beyond = b.beyond - unused
   local level = b.level + b.back - unused
@@ -234,7 +247,7 @@ for i, key in ipairs(KEYS) do
   fields[#fields + 1] = 'c'
   fields[#fields + 1] = string.format('%.17g', b.capacity)
   redis.call('HSET', key, unpack(fields))
-  -- By then the bucket is full and nothing is held, so it equals a new bucket.
+  -- When the key expires, the bucket is full and nothing is held, as in a new bucket.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
   answer[#answer + 1] = granted
   answer[#answer + 1] = string.format('%.6f', b.level)
@@ -255,9 +268,9 @@ class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
 
 
 def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> BucketRequest:
-    """Return a request that takes `charge`, gives `lease` back, and leases anew.
+    """Return a request that takes `charge`, gives `lease` back, and asks for a new lease.
 
-    The new lease has `waiting` units for callers that wait.
+    The new lease includes `waiting` units for other callers that wait for this call.
     """
     lease.requested_rule = charge.rule
     want = waiting + lease.wanted(charge.amount, now) + lease.overdrawn
@@ -266,7 +279,7 @@ def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> B
 
 
 def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
-    """Return a request that takes nothing and extends `lease` by the units that it will need."""
+    """Return a request that charges nothing and adds units to `lease` for its next requests."""
     lease.renew_below = 0
     usable = lease.usable(now)
     kept = usable + lease.keep_reserved(now)
@@ -276,7 +289,7 @@ def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
 
 
 def returning(bucket: str, lease: Lease, now: float) -> BucketRequest:
-    """Return a request that takes nothing and gives back the unreserved units of `lease`."""
+    """Return a request that charges nothing and gives back the unreserved units of `lease`."""
     nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
     return BucketRequest(
         charge=nothing, lease=lease, kept=lease.keep_reserved(now), back=lease.release(now)

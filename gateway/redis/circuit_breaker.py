@@ -12,7 +12,9 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Opens after `failures` consecutive failures. A call slower than `slow` seconds is a failure.
+    """Opens after `failures` consecutive failures.
+
+    A call that is slower than `slow` seconds is a failure, too.
 
     After `open_for` seconds, one call is allowed as a probe. If it succeeds, the breaker closes. If
     it fails, the breaker stays open for another `open_for` seconds. The caller passes the time
@@ -28,15 +30,19 @@ class CircuitBreaker:
         self.state = BreakerState.CLOSED
         """The state after the last call."""
         self.opened = 0
-        """How often the breaker opened."""
+        """How often the circuit breaker has opened."""
 
     def allows(self, now: float) -> bool:
-        """Return whether a call is allowed at `now`; if half-open, only for the first caller."""
+        """Return whether a call is allowed at `now`.
+
+        If half-open, only the first call is allowed.
+        """
         if self.state is BreakerState.CLOSED:
             return True
         if now - self._opened_at < self._open_for:
             return False
-        # A probe without an outcome must not keep the breaker half-open forever.
+        # A probe whose outcome is never recorded must not keep the circuit breaker half-open for
+        # ever.
         self._opened_at = now
         self.state = BreakerState.HALF_OPEN
         return True
@@ -50,7 +56,7 @@ class CircuitBreaker:
         self.state = BreakerState.CLOSED
 
     def failed(self, *, now: float, is_certain: bool = False) -> None:
-        """Record a failed or slow call; `is_certain` opens the breaker at once."""
+        """Record a failed or slow call. With `is_certain`, open the circuit breaker at once."""
         self._bad_in_a_row += 1
         if self.state is BreakerState.OPEN:
             return

@@ -1,4 +1,4 @@
-"""Creates redis-py clients that fail within a timeout, so that they never stall a request."""
+"""Creates redis-py clients. Their calls fail within a timeout, and so never block a request."""
 
 import asyncio
 from typing import Any
@@ -29,21 +29,21 @@ from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
-"""The longest wait for a connection, in seconds. After a lost packet, the kernel's
-retransmissions back off, so a longer wait only delays the next attempt."""
+"""The longest wait for a new connection, in seconds. A longer wait is useless: after a lost packet,
+the kernel retransmits at growing intervals, and a new attempt is faster."""
 _LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
 _LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
-"""Words in errors of servers that lost their role, if the error has no class or comes from a
-script."""
+"""Words in the errors of servers that have lost their role. They identify errors that have no class
+of their own, or that come from a script."""
 
 
 class _LossDetectingConnection(AbstractConnection):
-    """Distinguishes a lost connection from a reply that has not arrived yet.
+    """Detects a lost connection, which redis-py may mistake for a reply that has not arrived yet.
 
-    A connection to a server that lost its role counts as lost, because another server has the keys.
-    When TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
-    mistakes it for a read timeout and returns `None` at once, on every read. The pool calls
-    `can_read` and replaces a connection for which it raises.
+    If TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
+    takes it for a read timeout, and returns `None` at once on every read. A connection to a server
+    that has lost its role also counts as lost, because another server has the keys. The pool calls
+    `can_read`, and replaces the connection if that raises an error.
     """
 
     @override
@@ -71,16 +71,16 @@ class _LossDetectingConnection(AbstractConnection):
 
 
 def _is_lost_role(error: ResponseError) -> bool:
-    """Return whether `error` comes from a server that may no longer have the keys."""
+    """Return whether `error` shows that the server may no longer have the keys."""
     text = str(error)
     return isinstance(error, _LOST_ROLE) or any(word in text for word in _LOST_ROLE_WORDS)
 
 
 class _KeepaliveConnection(_LossDetectingConnection):
-    """Sets `keepalive` on TCP connections, and discards unsent commands when a connection closes.
+    """Sets `keepalive` on TCP connections. Discards unsent commands when a connection closes.
 
-    It connects with `connector` to the server that `locator` returns at that moment. redis-py
-    itself would wait for each address of a name in turn.
+    It connects with `connector`, to the server that `locator` returns at that moment. redis-py
+    itself would try the addresses of a name one after the other.
     """
 
     host: str
@@ -97,13 +97,14 @@ class _KeepaliveConnection(_LossDetectingConnection):
     @override
     def _raise_loss(self) -> None:
         super()._raise_loss()
-        # A server that hangs closes no connection, and each connection left to it would cost a
-        # timeout.
+        # All connections to the server are closed. A server that hangs does not close them itself,
+        # and each of them would cost another timeout.
         if self._locator.latest not in (None, (self.host, self.port)):
             raise RedisConnectionError("another server has the keys now")
 
     def _connection_arguments(self) -> dict[str, Any]:
-        # The arguments of the TCP or TLS class, with a connected socket in place of host and port.
+        # The arguments of the TCP or TLS class, but with a connected socket instead of host and
+        # port.
         arguments = dict(super()._connection_arguments())  # type: ignore[misc]
         del arguments["host"], arguments["port"]
         if "ssl" in arguments:
@@ -118,8 +119,8 @@ class _KeepaliveConnection(_LossDetectingConnection):
             self._socket = await self._connector.connect(
                 self.host, self.port, connect_timeout=bound
             )
-        # The abstract method is empty, but the TCP class comes before it in the method resolution
-        # order.
+        # The abstract class's method is empty. But the TCP class comes first in the method
+        # resolution order, so its method is called.
         await super()._connect()  # type: ignore[safe-super,no-untyped-call]
         if self._writer is not None:
             self._keepalive.apply(self._writer.transport)
@@ -153,14 +154,18 @@ def connect(
     connections: int = 16,
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
 ) -> Redis:
-    """Return a client of the Redis at `url`: one server, or the primary that Sentinels name.
+    """Return a client of the Redis at `url`, which is one server, Sentinels or a cluster.
 
-    In a cluster, it is the node that owns the slot of `key`; other keys cannot be reached. Waiting
-    for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
-    retried: redis-py would repeat a command ten times, but a script that takes tokens or appends
-    events must not run twice. If a server lost its role, its connection is closed, and the next one
-    goes to the server that has the keys then. Never cancel an await of this client. Run the command
-    in a task that is not cancelled, and wait for the task.
+    With Sentinels, the client connects to the primary that they name. In a cluster, it connects to
+    the node that owns the slot of `key`, and cannot reach other keys.
+
+    Waiting for a free connection, and each read, may take `timeout` seconds. Connecting may take 2
+    s. No command is retried: redis-py would repeat a command ten times, but a script that takes
+    tokens or appends events must not run twice. If a server has lost its role, its connection is
+    closed, and the next connection goes to the server that then has the keys.
+
+    Never cancel an await of this client. Run the command in a task that is not cancelled, and wait
+    for the task.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

@@ -13,10 +13,10 @@ from gateway.redis.url import Servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _REFRESH_INTERVAL = 1.0
-"""Seconds between two reads of the slot map."""
+"""Minimum seconds between two reads of the slot map."""
 _FAILURES = 3
-"""Consecutive failures that open a node's breaker; fewer than open the breaker of the whole
-tier."""
+"""This many consecutive failures open a node's circuit breaker. The circuit breaker of the whole
+cache tier needs more failures."""
 _SLOTS = 16_384
 
 
@@ -29,11 +29,11 @@ class _Node:
 
 
 class ClusterClient:
-    """Runs commands on a cluster. The first key of a command or script selects the node.
+    """Runs commands on a cluster. The first key of a command or script determines the node.
 
-    The keys of `MGET` may be in several slots, so each node gets a pipeline of `GET` commands for
-    its keys. If a node fails, only its keys fail. If all nodes fail, the call fails. A call slower
-    than `slow` seconds counts as a failure.
+    The keys of an `MGET` may be in several slots. Therefore each node gets a pipeline of `GET`
+    commands for its own keys. If a node fails, only its keys fail. If all nodes fail, the call
+    fails. A call that is slower than `slow` seconds counts as a failure.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ClusterClient:
     def execute_nowait(
         self, commands: Sequence[Command], on_done: Callable[[Replies], object]
     ) -> bool:
-        """Return `False`, because commands for several nodes need a task."""
+        """Return `False`, because commands for several nodes can be sent only in a task."""
         return False
 
     async def aclose(self) -> None:
@@ -79,7 +79,10 @@ class ClusterClient:
             await node.client.aclose()
 
     async def _execute_by_node(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the reply to each single-key command, or the error of its node."""
+        """Return the reply to each command, or the error of its node.
+
+        Each command must have one key.
+        """
         indexes_by_node: dict[_Node, list[int]] = {}
         for index, command in enumerate(commands):
             slot = key_slot(_bytes(command[at])) if len(command) > (at := _key_at(command)) else 0
@@ -121,7 +124,7 @@ class ClusterClient:
         return replies
 
     async def _refresh_owners(self) -> None:
-        """Read the slot map, at most once a second if there is one."""
+        """Read the slot map. If there is a slot map already, read it at most once a second."""
         async with self._refreshing:
             now = asyncio.get_running_loop().time()
             if not self._is_stale or (self._owners and now < self._refresh_at):
@@ -159,7 +162,10 @@ class ClusterClient:
 
 
 class SlotRange(NamedTuple):
-    """Holds a slot range (inclusive) and its owner. An empty host means the node that replied."""
+    """Holds a range of slots and the node that owns them.
+
+    An empty host is the node that replied.
+    """
 
     first: int
     last: int
@@ -186,12 +192,12 @@ def _split_command(command: Command) -> list[Command]:
 
 
 def _key_at(command: Command) -> int:
-    """Return the index of a command's first key; in a script, it follows the number of keys."""
+    """Return the index of a command's first key. In a script, it follows the number of keys."""
     return 3 if command[0] in (b"EVAL", b"EVALSHA") else 1
 
 
 def _value(reply: object) -> object:
-    """Return the value of a reply to `GET`; `None` if it is an error."""
+    """Return the value in a reply to `GET`, or `None` if the reply is an error."""
     return None if isinstance(reply, Exception) else reply
 
 

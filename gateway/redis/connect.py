@@ -1,4 +1,4 @@
-"""Opens a client for a Redis URL: one server, a Sentinel primary or a cluster."""
+"""Opens a client for a Redis URL: for one server, for Sentinels or for a cluster."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class PipelinedClient(Protocol):
-    """Runs commands. Raises `OSError` if Redis is unreachable, and returns error replies."""
+    """Runs commands. Raises `OSError` if Redis is unreachable. Errors of commands are replies."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""
@@ -22,7 +22,7 @@ class PipelinedClient(Protocol):
     ) -> bool:
         """Send commands, and call `on_done` with the replies in a later event-loop iteration.
 
-        Return `False` and send nothing if only `execute` can send the commands.
+        If only `execute` can send the commands, send nothing and return `False`.
         """
         ...
 
@@ -36,7 +36,7 @@ def open_client(
 ) -> PipelinedClient:
     """Return a client of the Redis at `url`. Each call may take `timeout` seconds.
 
-    In a cluster, calls slower than `slow` seconds count as failures for a node's breaker.
+    In a cluster, a call that is slower than `slow` seconds counts as a failure of its node.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

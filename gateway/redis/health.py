@@ -11,9 +11,10 @@ _PING_TIMEOUT = 0.5
 
 
 class RedisHealthMonitor:
-    """Pings Redis every `interval` seconds while entered, and closes `client` when left.
+    """While its context lasts, pings Redis every `interval` seconds. Closes `client` on exit.
 
-    Cache lookups are no evidence: there may be none, and a failed lookup looks like a miss.
+    Cache lookups cannot show whether Redis is reachable. There may be no lookups, and a failed
+    lookup looks like a miss.
     """
 
     def __init__(self, client: PipelinedClient, *, interval: float = _INTERVAL) -> None:
@@ -38,7 +39,7 @@ class RedisHealthMonitor:
 
 
 async def responds_to_ping(client: PipelinedClient) -> bool:
-    """Return whether Redis responds to a ping in time; in a cluster, any of its nodes."""
+    """Return whether Redis, or any node of a cluster, responds to a ping in time."""
     try:
         async with asyncio.timeout(_PING_TIMEOUT):
             (reply,) = await client.execute([(b"PING",)])

@@ -1,4 +1,4 @@
-"""Locates the server to connect to: at a fixed address, through Sentinel, or by a key's slot."""
+"""Finds the server to connect to: at a fixed address, through Sentinel, or by a key's slot."""
 
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ Address = tuple[str, int]
 
 
 class Locator(Protocol):
-    """Locates a server before each connection.
+    """Finds the server before each connection.
 
-    `latest` is the address that was located last. A connection to another address must be replaced.
+    `latest` is the address that was found last. A connection to another address must be replaced.
     """
 
     latest: Address | None
 
     async def locate(self) -> Address:
-        """Return host and port; raise `OSError` if no server knows the address."""
+        """Return the host and the port. Raise `OSError` if no server knows the address."""
         ...
 
 
 class FixedLocator:
-    """Locates a server with a fixed address."""
+    """Finds a server that has a fixed address."""
 
     def __init__(self, host: str, port: int) -> None:
         self.latest: Address | None = None
@@ -41,10 +41,11 @@ class FixedLocator:
 
 
 class QueryingLocator:
-    """Queries the servers at `urls` in turn, starting with the one that responded last.
+    """Queries the servers at `urls` one after the other, from the one that responded last on.
 
-    Each query opens a new connection, because an older one may be dead since the last failover.
-    `parse` extracts the address from the reply of the server at a URL, or returns `None`.
+    Each query opens a new connection, because an older connection may have died in a failover.
+    `parse` returns the address in the reply of the server at a URL, or `None` if there is no
+    address in it.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class QueryingLocator:
         self._urls = list(urls)
         self._command = command
         self._parse = parse
-        # The queries share `timeout`, so that time is left if one server hangs. They share a TLS
-        # context, because creating one reads the system's certificates, which takes at least 10 ms.
+        # Each query gets a part of `timeout`, so that time is left for others if a server hangs.
+        # All queries share a TLS context: creating one takes at least 10 ms, because it reads the
+        # system's certificates.
         self._open = partial(
             StandaloneClient,
             timeout=timeout / (len(self._urls) + 1),

@@ -1,7 +1,8 @@
 """Pipelines commands over one connection to Redis.
 
-It is meant for commands that run thousands of times a second: redis-py needs 100 µs for a command,
-this module 15 µs. redis-py parses the URLs, and `hiredis`, which redis-py also uses, the replies.
+It is meant for commands that run thousands of times a second. redis-py needs 100 µs for a command,
+and this module needs 15 µs. redis-py parses the URLs. `hiredis`, which redis-py also uses, parses
+the replies.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ Command = tuple[bytes | str | int, ...]
 Replies = list[Any] | OSError
 """The replies to the commands, or the error of the connection."""
 _NOTHING: Final = object()
-# hiredis annotates the tuple as having one element.
+# hiredis wrongly annotates the tuple as having one element.
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
 class StandaloneClient:
-    """Runs commands on the Redis at `url`; connects on first use, and again after a failure.
+    """Runs commands on the Redis at `url`. Connects on first use, and again after a failure.
 
     A call may take `timeout` seconds, including the time to connect. A caller may be cancelled at
-    any time; its replies are then read and discarded. Belongs to one event loop. Without `tls`, a
-    TLS connection creates its own context.
+    any time; the replies to its commands are then read and discarded. Only one event loop may use
+    the client. If `tls` is `None`, a TLS connection creates its own context.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class StandaloneClient:
     ) -> bool:
         """Send commands, and call `on_done` once with the replies or the error.
 
-        This is for callers without a task. `on_done` runs in a later event-loop iteration and must
-        not raise. Return `False` and send nothing while there is no connection.
+        This is for callers that do not run in a task. `on_done` runs in a later event-loop
+        iteration, and must not raise. While there is no connection, send nothing and return
+        `False`.
         """
         connection = self._connection
         if connection is None or connection.is_closed:
@@ -81,11 +83,11 @@ class StandaloneClient:
             self._connection.close(ConnectionError("closed"))
 
     async def locate(self) -> tuple[str, int]:
-        """Return host and port of the URL, for the next connection."""
+        """Return the host and the port for the next connection. Here, they are those in the URL."""
         return self._address.get("host", "localhost"), self._address.get("port", 6379)
 
     async def _open_connection(self) -> "_Connection":
-        # The timeout includes waiting for the lock, while another caller connects.
+        # The timeout includes the wait for the lock while another caller connects.
         async with asyncio.timeout(self._timeout), self._connecting:
             connection = self._connection
             if connection is None or connection.is_closed:
@@ -112,7 +114,7 @@ class StandaloneClient:
             discard_at_close(transport)
             await connection.authenticate(self._login_commands())
         except BaseException:
-            # Also after a cancellation: nothing else refers to this connection.
+            # Closed even after a cancellation, because nothing else refers to this connection.
             connection.close(ConnectionError("the login failed"))
             raise
         return connection
@@ -146,7 +148,7 @@ class _SentCommands:
 
 
 class _Connection(asyncio.Protocol):
-    """Matches replies to commands by their order."""
+    """Matches replies to commands. Replies arrive in the order of the commands."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -154,7 +156,8 @@ class _Connection(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._sent_batches: deque[_SentCommands] = deque()
         self._arrived: list[Any] = []
-        """Replies to the oldest batch, until all have arrived."""
+        """Those replies to the oldest batch of commands that have arrived, until all have
+        arrived."""
         self.is_closed = False
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -166,8 +169,8 @@ class _Connection(asyncio.Protocol):
         return await outcome
 
     def send(self, commands: Sequence[Command], on_done: Callable[[Replies], object]) -> None:
-        """Send commands; close the connection if their replies do not arrive in time."""
-        # Encoded first, because invalid commands must not wait for replies.
+        """Send commands. If their replies do not arrive in time, close the connection."""
+        # Encoding comes first: if commands are invalid, nobody must wait for their replies.
         self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
         self._sent_batches.append(_SentCommands(len(commands), on_done, timer))
@@ -181,7 +184,7 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionError(f"Redis refused the connection: {reply}")
 
     def close(self, error: OSError) -> None:
-        """Close at once, and end every sent batch with `error`."""
+        """Close at once. Every batch that was sent ends with `error`."""
         self.is_closed = True
         self._transport.abort()
         sent, self._sent_batches = self._sent_batches, deque()
@@ -197,7 +200,8 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         arrived, is_valid = self._arrived, True
         try:
-            # Without Python code for each reply. Replies before an invalid one are kept.
+            # No Python code runs for each reply. If a reply is invalid, the replies before it are
+            # kept.
             arrived += iter(self._reader.gets, _NOTHING)
         except hiredis.ProtocolError:
             is_valid = False

@@ -1,4 +1,7 @@
-"""Runs Lua scripts in the state Redis; in a cluster, on the node that owns their keys."""
+"""Runs Lua scripts in the state Redis.
+
+In a cluster, it runs them on the node that owns their keys.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ _Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
-    """Runs a script once. After `RedisError` or `OSError`, the script may or may not have run."""
+    """Runs a script once. If it raises `RedisError` or `OSError`, the script may still have run."""
 
     async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
         """Return the script's reply."""
@@ -25,7 +28,7 @@ class Script(Protocol):
 
 
 class ScriptClient(Protocol):
-    """Runs scripts whose keys are in one slot, like redis-py's `Redis`."""
+    """Runs scripts, like redis-py's `Redis`. The keys of a script must be in one slot."""
 
     def register_script(self, script: str) -> Script:
         """Return an object that runs `script`."""
@@ -39,9 +42,9 @@ class ScriptClient(Protocol):
 def open_scripts(
     url: str, *, state: Redis, timeout: float, keepalive: TcpKeepalive
 ) -> ScriptClient:
-    """Return a client for scripts of any slot.
+    """Return a client for scripts with keys of any slot.
 
-    It is `state`, the client of `url`, unless `url` is a cluster.
+    Unless `url` is a cluster, the result is `state`, the existing client for `url`.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

@@ -4,7 +4,7 @@
 - `redis-cluster://[user:password@]host:port,host:port`
 
 The schemes `rediss-sentinel` and `rediss-cluster` use TLS. User and password are for the data
-servers. Sentinels are queried without credentials.
+servers. Sentinels get no credentials.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a parsed URL; `kind` is `sentinel` or `cluster`, `base` is `redis` or `rediss`."""
+    """Holds a parsed URL. `kind` is `sentinel` or `cluster`, and `base` is `redis` or `rediss`."""
 
     kind: str
     base: str
@@ -32,12 +32,12 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URL of each server in the list, as a data server."""
+        """For each server in the list, its URL as a data server."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
     @property
     def sentinel_urls(self) -> Sequence[str]:
-        """The URL of each server in the list, as a Sentinel."""
+        """For each server in the list, its URL as a Sentinel."""
         return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
 
     def url_of(self, host: str, port: int) -> str:
@@ -50,16 +50,17 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_servers(url: str) -> Servers | None:
-    """Return the parsed URL if it names several servers, else `None`.
+    """Parse a URL that names several servers. Return `None` for any other URL.
 
     Raises:
-        ConfigurationError: it names no servers, no primary, or a database of a cluster.
+        ConfigurationError: the URL names no servers, has no name of a primary, or names a database
+            of a cluster.
     """
     scheme, _, rest = url.partition(":")
     base, _, kind = scheme.lower().partition("-")
     if base not in ("redis", "rediss") or kind not in _PORTS:
         return None
-    # `urlsplit` may refuse a list with IPv6 addresses, so the list is cut out first.
+    # `urlsplit` may refuse a list of servers with IPv6 addresses, so the list is cut out first.
     rest = rest.removeprefix("//")
     servers = _AFTER_SERVERS.split(rest, maxsplit=1)[0]
     parts = urlsplit("//host" + rest.removeprefix(servers))

@@ -1,4 +1,4 @@
-"""Reports demand to the store of shares, and applies the shares that the store returns."""
+"""Reports demand to the store of regions' shares, and applies the shares that the store returns."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from gateway.tasks import PeriodicTask
 
 
 class LimitsOfRegion(NamedTuple):
-    """Holds a region's limits, the follower that updates them, and their statistics."""
+    """Holds a region's limits, the follower that updates these limits, and their statistics."""
 
     shares: RegionalLimits
     follower: AbstractAsyncContextManager[object]
@@ -37,7 +37,7 @@ class ShareStore(Protocol):
     """
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Record a worker's demand, and return the shares of its region."""
+        """Record a worker's demand; return the shares of the worker's region."""
         ...
 
     def leave(self, region: str, worker: str) -> None:
@@ -46,9 +46,9 @@ class ShareStore(Protocol):
 
 
 class SharesFollower:
-    """Reports demand and applies shares every `poll` seconds, and soon after a quota runs low.
+    """Reports demand and applies shares every `poll` seconds, and as soon as a quota runs low.
 
-    While the store is down, the last shares stay valid until their lease expires.
+    While the store is down, the last shares stay in use until their lease expires.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SharesFollower:
         try:
             await self.refresh()
         finally:
-            await asyncio.sleep(_SHORTEST_PAUSE)  # bounds the rate of reports
+            await asyncio.sleep(_SHORTEST_PAUSE)  # limits the rate of reports
 
 
 def limits_of_region(
@@ -119,7 +119,7 @@ def limits_of_region(
     document: Callable[[], Document],
     monotonic: Callable[[], float],
 ) -> LimitsOfRegion:
-    """Build the limits of `region` and their follower; without a region, limits are undivided."""
+    """Build the limits of `region` and their follower. Without a region, limits apply in full."""
     if not region:
         return LimitsOfRegion(UndividedLimits(), nullcontext(), {})
     shares = DividedLimits(

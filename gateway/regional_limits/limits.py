@@ -1,6 +1,7 @@
 """Limits a region to its share of each limit.
 
-`policy` decides the shares, `gateway.ledger.regional_shares` stores them, `follower` fetches them.
+`policy` decides how large the shares are. `gateway.ledger.regional_shares` stores the shares.
+`follower` fetches them.
 """
 
 import time
@@ -22,19 +23,19 @@ from gateway.types import CONCURRENT, Rule
 
 _MAX_REPORTED = 500
 _LOW = 2
-"""A quota is low when less than the last grant divided by this number is left."""
+"""A quota is low when fewer units are left than the last grant divided by this number."""
 _EMPTY = 5.0
-"""Seconds until a quota is requested again after the store had no units left."""
+"""Seconds until units of a quota are requested again, after the store had no units left."""
 _DAY = 86_400.0
-"""Two ends of periods that differ by more seconds belong to different months."""
+"""Two ends of periods that are more seconds apart than this belong to different months."""
 _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the regions, and gives this region's share of buckets without a share of their own.
+    """Holds the number of regions, and this region's share of buckets that have no own share.
 
-    `lease` is the number of seconds until the shares expire. 0 means that the region cannot reach
-    the store.
+    `lease` is the number of seconds until the shares expire. It is 0 if they have expired because
+    the region cannot reach the store.
     """
 
     regions: int
@@ -43,25 +44,25 @@ class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _QuotaState(msgspec.Struct):
-    """Tracks the units of a quota that were granted to the region, and the units that it needs."""
+    """Tracks how many units of a quota the region has been granted, and how many it needs."""
 
     limit: int
     period: int
     granted: int = 0
     last_grant: int = 0
     minimum: int = 1
-    """The minimum units of the next grant."""
+    """The fewest units that the next grant must have."""
     is_low: bool = True
     retry_at: float = -inf
-    """When to request units again, after the store had none left."""
+    """When to request units again, after the store had no units left."""
 
 
 class DividedLimits:
-    """Implements `RegionalLimits` for one of several regions. Belongs to the event loop.
+    """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
-    A share is valid until its lease expires. After that, the share is at most `alone()` until the
-    store responds again. Grants of quotas do not expire; the region refuses requests beyond its
-    grants.
+    A share is valid until its lease expires. From then until the store responds again, the region
+    applies at most the fraction `alone()` of a limit. Grants of quotas do not expire. The region
+    refuses requests that exceed its grants.
     """
 
     def __init__(
@@ -79,17 +80,17 @@ class DividedLimits:
         self._monotonic = monotonic
         self._wall = wall
         self.on_quota_low: Callable[[], None] = lambda: None
-        """Called when more of a quota is needed before the next poll."""
+        """Called when more units of a quota are needed before the next poll."""
         self._rest = _NOTHING
-        """The share of each bucket without a share of its own."""
+        """The share of all buckets that have no own share."""
         self._shares: dict[str, BucketShare] = {}
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
         self._regions = 0
         self._seen = 0
-        """The store's time of the last applied shares. The store returns changes since this
-        time."""
+        """The time, on the store's clock, of the shares that were applied last. The store returns
+        the changes since this time."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         """Return `rule` reduced to the region's share."""
@@ -99,22 +100,22 @@ class DividedLimits:
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
         if now >= self._until:
-            # `used` is 0 until the store has responded once.
+            # Until the store has responded for the first time, `used` is 0.
             used = min(used or 1.0, self._alone())
         grown = now - share.raised
         start = min(used, share.before + grown * used / (rule.window or 1.0))
-        # Without the added 1e-6, a rounding error could turn a whole number into the one below.
+        # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.
         capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
         return _regional(rule, capacity, level, grown=grown)
 
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
     ) -> None:
-        """Add demand to the next report, and request more units of a quota that is low."""
+        """Add demand to the next report. If a quota is low, request more units."""
         if rule.period:
             quota = self._quota(bucket, rule)
             if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
-                # the demand is for another month, to which this month's grant does not apply
+                # The demand is for another month. This month's grant does not apply to that month.
                 return
             lacks = units if level < units else 0
             is_low = level < max(1, lacks, quota.last_grant // _LOW)
@@ -134,13 +135,16 @@ class DividedLimits:
         return SharesStatistics(regions=self._regions, rest=self._rest.used, lease=lease)
 
     def report(self) -> ShareReport:
-        """Return the demand since the last report, limited to the busiest buckets."""
+        """Return the demand since the last report.
+
+        If there are too many buckets, only the busiest are included.
+        """
         demand = self._demand
         if len(demand) > _MAX_REPORTED:
             busiest = sorted(demand, key=lambda bucket: demand[bucket].units, reverse=True)
             demand = {bucket: demand[bucket] for bucket in busiest[:_MAX_REPORTED]}
         self._demand = {}
-        # Low quotas beyond the bound are reported next time.
+        # If more quotas are low than fit, the others are reported next time.
         low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
         return ShareReport(
             region=self.region,
@@ -159,7 +163,10 @@ class DividedLimits:
         )
 
     def apply(self, shares: BucketShares, *, sent_at: float) -> None:
-        """Use `shares` from now on. Their lease starts at `sent_at`, when the report was sent."""
+        """Use `shares` from now on.
+
+        Their lease begins at `sent_at`, the time when the report was sent.
+        """
         received_at = self._monotonic()
         self._rest = _local(shares.rest, shares.now, received_at)
         if shares.are_all:
@@ -177,7 +184,10 @@ class DividedLimits:
         self._seen = shares.now
 
     def _quota(self, bucket: str, rule: Rule) -> _QuotaState:
-        """Return a quota's state in the current period. A new period begins without grants."""
+        """Return the state of a quota in the current period.
+
+        At the start of a period, nothing is granted.
+        """
         period = int(period_ends(self._wall())[0])
         quota = self._quotas.get(bucket)
         if quota is None or quota.period != period:
@@ -202,9 +212,10 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
 
 
 def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
-    """Return `share` with `raised` on this process's clock.
+    """Return `share` with `raised` converted to this process's clock.
 
-    The transfer took time, so the result is the latest possible value.
+    The transfer of the response took an unknown time. The result is therefore the latest possible
+    value of `raised`.
     """
     age = max(0.0, now / 1e9 - share.raised)
     return BucketShare(used=share.used, before=share.before, raised=received_at - age)

@@ -1,14 +1,16 @@
-"""Divides a limit among regions with pure functions of one bucket's entries.
+"""Divides a limit among regions, with pure functions of the entries for one bucket.
 
-Each region has one entry for a bucket and writes only that entry. Regions write one at a time.
-`used` is the share that the region applies. `held` is the share that other regions must leave free,
-and is never less than `used`. A region raises both values at once, by at most the share that nobody
-holds. It lowers the values in two steps. First it lowers `used`. It lowers `held` once all its
-workers have applied the lower share and their leases of units have expired. The used shares
-therefore add up to at most 1 at any time.
+Each region has one entry for a bucket, and writes only this entry. Regions write one at a time. In
+an entry, `used` is the share that the region applies. `held` is the share that other regions must
+leave to the region; it is never less than `used`.
 
-A bucket has entries in all regions or in no region. A region without an entry would apply its share
-of `REST`, which can grow regardless of the bucket's entries in the other regions.
+A region raises both values at once, by at most the share that no region holds. It lowers the values
+in two steps. First it lowers `used`. After all its workers have applied the lower share, and their
+leases of units have expired, it lowers `held`. At any time, the used shares of all regions
+therefore add up to at most 1.
+
+Either all regions have an entry for a bucket, or none has. A region without an entry would apply
+its share of `REST`. That share can grow regardless of what other regions hold of the bucket.
 """
 
 from collections.abc import Mapping
@@ -18,13 +20,15 @@ import msgspec
 from msgspec.structs import replace
 
 REST = ""
-"""The name of the entry that applies to buckets without entries."""
+"""The bucket name of the entry that applies to all buckets without entries."""
 LEASE = 2.0
-"""Seconds for which a worker may spend units that it leased from its region's bucket."""
+"""Maximum seconds for which a worker may spend units that it has leased from its region's
+bucket."""
 DECAY = 10.0
-"""Time constant of demand in seconds: a unit of this age counts 1/e."""
+"""The time constant with which demand decays, in seconds. A unit that was requested this long ago
+counts 1/e."""
 EVEN = 0.1
-"""The fraction of each limit that is divided evenly among regions, regardless of demand."""
+"""This fraction of each limit is divided evenly among regions, regardless of demand."""
 _STEP = 0.02
 _MIN_CHANGE = 0.001
 _QUIET = 0.001
@@ -33,11 +37,12 @@ _DAY = 86_400 * _SECOND
 
 
 class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a region's share of a bucket. Times are nanoseconds of the store's clock.
+    """Holds a region's share of a bucket. Times are in nanoseconds on the store's clock.
 
-    Until `raised`, the share was `before`. `lowered` is the time when `used` fell below `held`, and
-    `lowers` is the time when `held` may follow. Both are 0 if `used` equals `held`. `demand` is in
-    units a second at the time `counted`. Admitted units may stay reserved for `linger` seconds.
+    Until the time `raised`, the share was `before`. `lowered` is the time when `used` fell below
+    `held`. `lowers` is the time from which `held` may be lowered, too. Both are 0 if `used` equals
+    `held`. `demand` is in units a second, as computed at the time `counted`. Admitted units may
+    stay reserved for `linger` seconds.
     """
 
     bucket: str
@@ -54,7 +59,7 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
     def demanded(self, now: int) -> float:
-        """Return the demand in units a second, decayed to `now`."""
+        """Return the demand in units a second, after its decay until `now`."""
         return self.demand * exp(-max(0, now - self.counted) / _SECOND / DECAY)
 
     def with_demand(self, units: int, now: int) -> "ShareEntry":
@@ -65,7 +70,8 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
     """Names all live regions.
 
-    `seen` is the oldest store time among the shares that the workers of this region apply.
+    Each worker of this region applies shares that the store returned at some time. `seen` is the
+    earliest of these times.
     """
 
     regions: frozenset[str]
@@ -75,7 +81,7 @@ class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> ShareEntry:
-    """Return the next entry of region `own` for a bucket.
+    """Return the next entry of the region `own` for a bucket.
 
     `entries` holds the bucket's present entries by region.
     """
@@ -83,7 +89,8 @@ def decide(
     target = _target(entries, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(entry.held for region, entry in entries.items() if region != own)
     room = max(entry.held, min(target, 1.0 - elsewhere))
-    # A target that keeps falling must not postpone the second step forever.
+    # While the second step is pending, the share is not lowered again. Otherwise, a target that
+    # keeps falling would postpone the second step for ever.
     if not entry.lowered and target < entry.used - (_STEP if bucket else _MIN_CHANGE):
         return replace(
             entry, used=target, before=min(entry.before, target), lowered=now, lowers=0, changed=now
@@ -96,7 +103,7 @@ def decide(
 
 
 def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dict[str, ShareEntry]:
-    """Return a bucket's first entries by region, which are copies of the entries of `REST`."""
+    """Return a bucket's first entries, by region. They are copies of the entries of `REST`."""
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
         for region, rest in rests.items()
@@ -104,7 +111,7 @@ def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dic
 
 
 def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
-    """Return `entry` after the second step of lowering, if its time has come."""
+    """Return `entry`. If the time for the second step of lowering has come, `held` is lowered."""
     if entry.used == entry.held or not entry.lowered:
         return entry
     if not entry.lowers:
@@ -119,7 +126,7 @@ def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
 def _target(
     entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> float:
-    """Return the target share of `own`: `EVEN` is divided evenly, the rest by demand."""
+    """Return the share that `own` should have: its part of `EVEN`, and a part by its demand."""
     even = 1.0 / len(others.regions)
     demands = {
         region: entry.demanded(now) for region, entry in entries.items() if region in others.regions
@@ -131,7 +138,8 @@ def _target(
 
 
 def _raised(entry: ShareEntry, *, used: float, held: float, now: int) -> ShareEntry:
-    # After several raises within a day, keep the share before the first: a low value is safe.
+    # If the share was raised several times within a day, the lowest former share is kept, because a
+    # low value is safe.
     before = min(entry.before, entry.used) if entry.raised > now - _DAY else entry.used
     lowering = {} if used < held else {"lowered": 0, "lowers": 0}
     return replace(entry, used=used, held=held, before=before, raised=now, changed=now, **lowering)

@@ -7,30 +7,30 @@ import msgspec
 
 
 class BucketDemand(msgspec.Struct, kw_only=True):
-    """Counts the units of a bucket that a worker's callers requested since the last report."""
+    """Counts the units of a bucket that a worker's callers have requested since the last report."""
 
     units: int = 0
     is_held: bool = False
-    """Whether units stay reserved until the work ends, which may take as long as a request."""
+    """Whether units stay reserved until the work ends. That may take as long as a request."""
 
 
 class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests at least `minimum` more units of a quota. The store may grant more."""
+    """Asks for at least `minimum` more units of a quota. The store may grant more."""
 
     limit: int
-    """The quota over all regions."""
+    """The quota for all regions together."""
     period: int
     """When the quota's period ends, in seconds since the epoch."""
     granted: int
-    """The units that were granted to the region, as far as the worker knows."""
+    """How many units the region has been granted, as far as the worker knows."""
     minimum: int
 
 
 class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives a region's share of a bucket's limit, 0 to 1: `before` until `raised`, then `used`.
+    """Holds a region's share of a bucket's limit, as a fraction from 0 to 1.
 
-    `raised` is a time in seconds. In the store's response it is on the store's clock, and otherwise
-    on the worker's clock.
+    The share is `before` until the time `raised`, and `used` from then on. `raised` is in seconds.
+    In the store's response, it is on the store's clock. Otherwise, it is on the worker's clock.
     """
 
     used: float
@@ -39,9 +39,10 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports a worker's demand to the store, and which shares the worker applies.
+    """Reports a worker's demand to the store, and says which shares the worker applies.
 
-    `seen` is the store's time of these shares in nanoseconds; 0 if the worker has no shares.
+    `seen` is when the store returned these shares, in nanoseconds on its clock. It is 0 if the
+    worker has no shares.
     """
 
     region: str
@@ -52,11 +53,12 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives a region its shares for `lease` seconds from `now`, the store's time in nanoseconds.
+    """Holds a region's shares, which are valid for `lease` seconds.
 
-    `changed` holds the shares that may have changed since the `seen` of the report, or all shares
-    if `are_all`. A bucket without a share uses `rest`. `granted` holds the granted units of quotas
-    by bucket.
+    `now` is the time on the store's clock in nanoseconds. `changed` holds the shares that may have
+    changed since the time `seen` of the report, or all shares if `are_all` is set. `rest` is the
+    share of buckets that have no own share. `granted` holds, for each quota's bucket, the units
+    that the region has been granted.
     """
 
     now: int

@@ -1,4 +1,7 @@
-"""Builds the catalog of served models, with revisions and placements, from endpoint states."""
+"""Builds the catalog of served models from the states of endpoints.
+
+The catalog says which revision of a model is used, and which endpoints serve it.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,9 +16,10 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """Holds the properties that determine a backend's results for a model.
+    """Holds what determines a backend's results for a model.
 
-    While backends are upgraded, some may run an older version of a model's algorithm.
+    Two variants may be of the same revision: during an upgrade of the backends, some of them may
+    still run an older version of a model's algorithm.
     """
 
     revision: str
@@ -24,18 +28,23 @@ class Variant(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model and the endpoints that serve it, in tiers in the order of use."""
+    """Holds a model and the endpoints that serve it.
+
+    The endpoints are grouped in tiers; the first tier is preferred.
+    """
 
     model: ServedModel
     tiers: tuple[tuple[EndpointState, ...], ...]
     has_variants: bool
-    """Whether endpoints serve several variants. Their health then decides which variant is used."""
+    """Whether endpoints serve several variants of the model. The health of these endpoints then
+    decides which variant is used."""
 
     def is_of(self, model: ServedModel) -> bool:
-        """Return whether this placement still applies to `model`, which a request took earlier.
+        """Return whether this placement still applies to a request that began with `model`.
 
-        If there are several variants, an equal model does not suffice: endpoints with a newer
-        revision, which the placement lacks, may still serve the older one.
+        If there are several variants, it is not enough that the models are equal. Endpoints with a
+        newer revision may still serve the older one, and the placement does not have these
+        endpoints.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 
@@ -48,7 +57,7 @@ def variant(info: ModelInfo) -> Variant:
 def tiers(
     endpoints: Iterable[EndpointState], regions: Sequence[RegionName]
 ) -> tuple[tuple[EndpointState, ...], ...]:
-    """Return `endpoints` grouped by region, in the order of `regions`; overflow pools come last."""
+    """Return `endpoints` grouped by region, in the order of `regions`. Overflow pools come last."""
     place = {region: number for number, region in enumerate(regions)}
 
     def key(endpoint: EndpointState) -> tuple[bool, int]:
@@ -60,10 +69,11 @@ def tiers(
 def chosen_variant(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Variant:
-    """Return the variant that most ready backends of the first region serve.
+    """Return the variant that the largest number of ready backends in the first region serves.
 
-    The next region breaks a tie. Drained endpoints count only if no other is ready. If none is
-    ready, all endpoints count, so that a model stays known while its backends are away.
+    If two variants have equally many backends there, the next region decides. Drained endpoints
+    count only if no other endpoint is ready. If no endpoint is ready, all endpoints count, so that
+    a model stays known while its backends are away.
     """
     ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
     undrained = [endpoint for endpoint in ready if not endpoint.drained]

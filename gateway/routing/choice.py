@@ -1,14 +1,14 @@
-"""Chooses an item's backend among available ones, by affinity and predicted finish time.
+"""Chooses which available backend gets an item, by affinity and predicted finish time.
 
-Rendezvous hashing sends equal items to the same backend, where they share its row cache and its
-computations in flight. A faster backend attracts more items. Load overrides affinity: if the
-preferred backend would finish clearly later than the better of two others chosen at random, the
-item goes to that one.
+Rendezvous hashing sends equal items to the same backend, where they share cached rows and
+computations in flight. A faster backend gets more items. Load overrides affinity: two other
+backends are chosen at random, and the item goes to the faster of the two if the preferred backend
+would finish clearly later.
 
-The cost of a choice does not depend on the size of the fleet. In a large fleet, endpoints are
-sorted by their seeds, and only endpoints next to the affinity's hash are scored. A few neighbours
-represent the whole fleet. The number of scored endpoints falls gradually with the size of the
-fleet, so that few items move when it grows.
+A choice takes the same time in a fleet of any size. In a large fleet, endpoints are sorted by their
+seeds, and only endpoints whose seeds follow the affinity's hash are scored. To estimate load, a few
+neighbouring endpoints represent the whole fleet. The number of scored endpoints falls gradually
+with the size of the fleet, so that few items change their endpoint when the fleet grows.
 """
 
 import math
@@ -23,13 +23,14 @@ import xxhash
 from gateway.config.document import RoutingConfig
 from gateway.routing.endpoint_state import EndpointState
 
-# An item goes to its preferred endpoint unless that would finish later than `SLACK` times another's
-# finish time plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
+# An item goes to its preferred endpoint, unless this endpoint would finish later than `SLACK` times
+# the other endpoint's finish time plus the time of `FREE_ITEMS` items. The `FREE_ITEMS` keep
+# affinity while load is low.
 SLACK = 1.25
 FREE_ITEMS = 2
-# In a fleet with more endpoints, a choice considers only some of them.
+# In a fleet with more endpoints than this, a choice considers only some of them.
 WIDE = 64
-# The fewest endpoints that are scored for an affinity in such a fleet.
+# The fewest endpoints that are scored for an affinity in a fleet larger than `WIDE`.
 _MIN_SCORED = 16
 _SPAN = float(1 << 64)
 _seed = attrgetter("seed")
@@ -42,11 +43,11 @@ class ChoiceContext(msgspec.Struct, frozen=True):
     routing: RoutingConfig
 
     def finish(self, endpoint: EndpointState) -> float:
-        """Return the predicted seconds until `endpoint` finishes an item sent now."""
+        """Predict the seconds until `endpoint` finishes an item that is sent now."""
         return endpoint.finish_time(self.now, self.routing.slow_start)
 
     def cost(self, endpoint: EndpointState) -> float:
-        """Return the finish time divided by the weight. The lowest cost is preferred."""
+        """Return the finish time divided by the endpoint's weight. The lowest cost is preferred."""
         return self.finish(endpoint) / endpoint.config.weight
 
 
@@ -70,7 +71,7 @@ def in_order(endpoints: list[EndpointState]) -> list[EndpointState]:
 
 
 def sample(endpoints: Sequence[EndpointState], random: Random) -> Sequence[EndpointState]:
-    """Return `endpoints`, or in a large fleet a random run of neighbours."""
+    """Return `endpoints`, or some neighbouring endpoints of a large fleet, chosen at random."""
     if len(endpoints) <= WIDE:
         return endpoints
     return _neighbours(endpoints, random.randrange(len(endpoints)), WIDE)
@@ -102,8 +103,8 @@ def choose(
 ) -> EndpointState:
     """Return the endpoint that gets an item with this affinity.
 
-    This is the favourite, or a clearly faster one of two others, drawn at random. `endpoints` must
-    not be empty.
+    This is the favourite, unless the faster of two other endpoints, chosen at random, is clearly
+    faster than the favourite. `endpoints` must not be empty.
     """
     if len(endpoints) == 1:
         return endpoints[0]

@@ -1,7 +1,8 @@
-"""Computes outlier ejection: a backend that keeps failing is not used for a while.
+"""Computes outlier ejection: a backend that fails repeatedly is not used for a while.
 
-The circuit is closed while a backend is available, and open while it is ejected. After that it is
-half-open: a failure before the first success opens it again, for longer.
+The circuit breaker of a backend is closed while the backend is available, and open while it is
+ejected. After the ejection, the circuit breaker is half-open: if a call fails before one has
+succeeded, the backend is ejected again, for longer.
 """
 
 import math
@@ -10,20 +11,21 @@ import msgspec
 
 from gateway.config.document import RoutingConfig
 
-# The duration grows with each consecutive ejection, up to this multiple of `eject_for`.
+# An ejection lasts longer with each consecutive ejection, up to this multiple of `eject_for`.
 MAX_TIMES = 6
-# The fraction of failures covers about this many seconds, and needs at least this many calls.
+# The fraction of failed calls covers about `_MEMORY` seconds. It counts only after `_MIN_CALLS`
+# calls.
 _MEMORY = 5.0
 _MIN_CALLS = 10.0
-# The weight below which an old failure is ignored.
+# An old failure is ignored when its weight has decayed below this value.
 _FORGOTTEN = 0.05
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's consecutive `failures`, number of ejections (`times`), and end of ejection.
+    """Holds a backend's consecutive `failures`, ejections (`times`) and end of ejection (`until`).
 
-    `calls` counts calls, and `bad` counts the failed ones. Both counts begin with the first failure
-    and decay with time; they are the values at the time `at`.
+    `calls` counts calls, and `bad` counts failed calls. Both counts begin with the first failure
+    and decay with time. The stored values are those at the time `at`.
     """
 
     failures: int = 0
@@ -44,8 +46,9 @@ CLEAN = Ejection()
 def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after one more failure.
 
-    Calls that were in flight at the ejection fail too, but do not prolong it. After an ejection,
-    the first failure ejects the backend again, unless a call succeeded before.
+    Failures during an ejection do not prolong it, because they are of calls that were in flight
+    when it began. After an ejection, the first failure ejects the backend again, unless a call has
+    succeeded since.
     """
     if ejection.holds(now):
         return ejection
@@ -60,7 +63,10 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
 
 
 def after_success(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
-    """Return `ejection` after a success. Earlier ejections are forgotten after a healthy period."""
+    """Return `ejection` after a successful call.
+
+    Earlier ejections are forgotten after the backend was healthy for a while.
+    """
     if ejection is CLEAN or ejection.holds(now):
         return ejection
     counted = _after_call(ejection, now, bad=0.0)

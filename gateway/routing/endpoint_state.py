@@ -1,8 +1,8 @@
-"""Decides the health of one endpoint from probes and calls, and predicts finish times.
+"""Decides the health of an endpoint from probes and calls, and predicts its finish times.
 
-Traffic leaves an endpoint after a failed probe, and after calls that fail (outlier ejection, see
-`ejection`). It returns when a probe finds the endpoint ready, or when the ejection ends, and then
-rises during slow start. If too few endpoints are available, `regions` also uses ejected ones.
+An endpoint gets no traffic after a failed probe, and while it is ejected because calls failed (see
+`ejection`). Traffic returns when a probe finds the endpoint ready, or when the ejection ends, and
+rises during slow start. If too few endpoints are available, `regions` also uses ejected endpoints.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,29 @@ from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_succe
 from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
 from gateway.types import Endpoint
 
-# Seconds for an item, before any measurement.
+# Assumed seconds for an item, until an endpoint has reported its speed.
 DEFAULT_ITEM_TIME = 0.005
-# A recovered backend starts with this fraction of its capacity.
+# A recovered backend starts slow start with this fraction of its capacity.
 INITIAL_SHARE = 0.1
-# The weight of a longer round trip in the average: it is mostly due to load on this machine.
+# The weight of a round trip in the average, if it is longer than the average. The weight is low,
+# because a longer round trip is mostly due to load on this machine.
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
-# The minimum idle fraction of a device: one that is busy with small batches can take larger ones.
+# The minimum idle fraction of a device. Even a device that is always busy can take more items,
+# because it can run larger batches.
 _MIN_IDLE = 0.05
-# A speed that differs by more than this factor replaces the speed for affinity.
+# A new speed replaces the speed for affinity if the two differ by more than this factor.
 _AFFINITY_SLACK = 1.25
 _NEVER = float("-inf")
-# Consecutive unanswered probes after which a backend counts as gone.
+# After this many consecutive probes without a response, a backend counts as gone.
 _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """Health as probes find it. If a probe times out while calls succeed, the health stays."""
+    """The health of a backend, as probes find it.
+
+    If a probe times out while calls succeed, the health does not change.
+    """
 
     UNKNOWN = "unknown"
     READY = "ready"
@@ -42,16 +47,20 @@ class Health(StrEnum):
 
 
 class CallVerdict(StrEnum):
-    """What a call says about its backend."""
+    """What the outcome of a call says about its backend."""
 
     OK = "ok"
     FAILED = "failed"
     UNDECIDED = "undecided"
-    """The backend refused or had too little time, which says nothing about its health."""
+    """The backend refused the call, or had too little time for it. This says nothing about its
+    health."""
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a failed probe. `silence` is the probe's timeout if the backend did not respond."""
+    """Describes a failed probe.
+
+    If the backend did not respond, `silence` is the probe's timeout.
+    """
 
     detail: str
     silence: float = 0.0
@@ -69,23 +78,23 @@ class EndpointState:
         self.trouble = ""
         """Why the last probe got no response."""
         self.silent_probes = 0
-        """Consecutive unanswered probes, if the backend was ready before them."""
+        """How many consecutive probes had no response, if the backend was ready before them."""
         self.report = Report()
         self.reported = _NEVER
         self.last_success = _NEVER
         """The time of the last successful call."""
         self.returned = _NEVER
-        """When the endpoint's slow start began, or will begin, at the end of its ejection."""
+        """When the endpoint's slow start began, or when it will begin because an ejection ends."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
         self.sent_since = 0
-        """Items sent since the last report. The report does not include these items."""
+        """Items sent since the backend's last report, so the report does not include them."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
         self.affinity_speed = 1.0 / DEFAULT_ITEM_TIME
-        """The speed in items a second that affinity uses. It is updated rarely, because equal
-        items must not move at every measurement."""
+        """The speed, in items a second, that affinity uses. It is updated only after a large
+        change, so that equal items do not change their endpoint after every measurement."""
         self.limit = UNLIMITED
         self.calls = 0
         self.failures = 0
@@ -100,7 +109,7 @@ class EndpointState:
         was_ready = self.health is Health.READY
         if isinstance(found, ServingState):
             if self.health is Health.NOT_READY and found.ready:
-                # The backend has recovered. Failures of its former process do not count.
+                # The backend has recovered, so failures of its former process no longer count.
                 self.ejection, self.returned, self.limit = CLEAN, now, CAUTIOUS
             self.health = Health.READY if found.ready else Health.NOT_READY
             self.serving_state, self.trouble, self.silent_probes = found, "", 0
@@ -110,14 +119,14 @@ class EndpointState:
             return
         self.trouble = found.detail
         if found.silence and self.last_success > now - found.silence:
-            # The backend still responds to calls, so it is slow, not gone, and gets less traffic.
+            # The backend still responds to calls, so it is slow and not gone. It gets less traffic.
             self.round_trip = found.silence
             return
         # A backend that refuses connections is gone. A backend that does not respond may only be
         # busy.
         may_be_busy = found.silence and (was_ready or self.silent_probes)
         self.silent_probes = self.silent_probes + 1 if may_be_busy else 0
-        # Its models stay in the catalog: they are unavailable, not unknown.
+        # The backend's models stay in the catalog, so that they are unavailable and not unknown.
         self.health = Health.NOT_READY
 
     def record_success(self, now: float, routing: RoutingConfig) -> None:
@@ -128,7 +137,7 @@ class EndpointState:
     def record_failure(
         self, now: float, routing: RoutingConfig, *, may_eject: Callable[[], bool]
     ) -> None:
-        """Record a failed call, and eject the endpoint after too many if `may_eject()`."""
+        """Record a failed call. After too many, eject the endpoint if `may_eject` returns true."""
         self.failures += 1
         ejection = after_failure(self.ejection, now, routing)
         if ejection.until == self.ejection.until or may_eject():
@@ -138,7 +147,11 @@ class EndpointState:
             self.returned = self.ejection.until
 
     def may_still_answer(self) -> bool:
-        """Return whether it is leaving, or was ready recently and missed only one or two probes."""
+        """Return whether the endpoint may respond to calls although no probe finds it ready.
+
+        That is the case while the backend is leaving, or if it was ready before its last one or two
+        probes had no response.
+        """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state
         is_leaving = serving is not None and serving.leaving and not self.trouble
@@ -174,34 +187,40 @@ class EndpointState:
         self.rows_per_item += _ROWS_WEIGHT * (rows / items - self.rows_per_item)
 
     def record_round_trip(self, took: float) -> None:
-        """Update the round trip, which falls at once and rises slowly."""
+        """Update the average round trip.
+
+        A shorter value replaces the average at once; a longer one raises it slowly.
+        """
         if took < self.round_trip or not self.round_trip:
             self.round_trip = took
         else:
             self.round_trip += _ROUND_TRIP_WEIGHT * (took - self.round_trip)
 
     def share(self, now: float, slow_start: float) -> float:
-        """Return the fraction of the endpoint's speed that is used: below 1 during slow start."""
+        """Return the fraction of the endpoint's speed that may be used.
+
+        It is below 1 in slow start.
+        """
         since = max(0.0, now - self.returned)
         if since >= slow_start:
             return 1.0
         return INITIAL_SHARE + (1.0 - INITIAL_SHARE) * since / slow_start
 
     def item_time(self) -> float:
-        """Return the seconds that one more item adds."""
+        """Return the seconds by which one more item prolongs the backend's queue."""
         speed = self.report.rows_per_second
         return self.rows_per_item / speed if speed > 0 else DEFAULT_ITEM_TIME
 
     def finish_time(self, now: float, slow_start: float) -> float:
-        """Predict the seconds until an item sent now has a result."""
+        """Predict the seconds until an item that is sent now has a result."""
         return self.wait(now, slow_start) + self.item_time() / self.share(now, slow_start)
 
     def wait(self, now: float, slow_start: float) -> float:
-        """Predict the seconds that an item sent now waits before it is computed.
+        """Predict the seconds that an item waits before it is computed, if it is sent now.
 
-        The reported queue has shrunk since the report, and items that this process has sent since
-        then are added. Items in flight count regardless of the report, because a backend that has
-        stopped reports nothing.
+        The prediction starts with the reported queue, subtracts the time since the report, and adds
+        the items that this process has sent since. The wait is at least the time of the items in
+        flight, because a backend that has stopped no longer reports its queue.
         """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
@@ -209,7 +228,7 @@ class EndpointState:
         return self.round_trip + busy / self.share(now, slow_start)
 
     def queueing(self, now: float, *, own: int) -> float:
-        """Predict the seconds that other callers' items take, without `own` items in flight."""
+        """Predict the seconds that the backend's items take, without `own` items of the caller."""
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
         return max(queued, (self.in_flight - own) * item)

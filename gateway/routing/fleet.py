@@ -1,6 +1,6 @@
 """Holds the state of all backends, and decides which backend gets an item.
 
-It decides and makes no calls. A process has one fleet, which only its event loop uses.
+It makes no calls. A process has one fleet, and only the process's event loop uses it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,27 +19,28 @@ from gateway.routing.regions import Availability, Tier, availability, choose_tie
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
-# A request is spread over one backend for every `ITEMS_PER_BACKEND` items.
+# The items of a request go to one more backend for every `ITEMS_PER_BACKEND` items.
 ITEMS_PER_BACKEND = 16
-# The minimum of `Retry-After` in seconds.
+# The shortest `Retry-After` in seconds.
 _SOONEST = 0.5
 
 
 class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the items (indexes in the request) that go to one endpoint."""
+    """Holds the items that go to one endpoint. Each is an index in the request's list of items."""
 
     endpoint: Endpoint
     items: tuple[int, ...]
 
 
 class Fleet:
-    """Holds the configured endpoints, with the results of probes and calls."""
+    """Holds the configured endpoints, and what probes and calls found out about them."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         self._clock = clock
         self._random = random
         self._states: dict[BackendId, EndpointState] = {}
-        # Rebuilt when it is next needed, because backends often change together.
+        # After a change, the catalog is rebuilt only when it is next needed, because many backends
+        # often change at once.
         self._catalog: dict[str, Placement] | None = None
         self._available: dict[str, Availability] = {}
         self._regions: tuple[RegionName, ...] = ()
@@ -60,17 +61,17 @@ class Fleet:
         return len(self._states)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
-        """Set a callback that gives up the calls of an endpoint which stops being ready."""
+        """Set a callback that gives up the calls to an endpoint when it stops being ready."""
         self._on_lost = callback
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
-        """Use these endpoints from now on, and keep the state of known ones."""
+        """Use these endpoints from now on. Endpoints that are known already keep their state."""
         states: dict[BackendId, EndpointState] = {}
         for endpoint in endpoints:
             state = self._states.get(endpoint.backend)
             if state is None or state.config.url != endpoint.url:
                 state = EndpointState(endpoint)
-                if self._states:  # a new endpoint among others
+                if self._states:  # a new endpoint is added to others
                     state.returned = self._clock()
             state.config = endpoint
             states[endpoint.backend] = state
@@ -80,7 +81,10 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Drain exactly these backends, named by id or entry."""
+        """Drain exactly the backends in `drained`.
+
+        Each is named by its id, or by the id of an entry with a DNS name.
+        """
         self._drained = drained
         now = self._clock()
         for state in self._states.values():
@@ -88,7 +92,7 @@ class Fleet:
             if state.drained and not is_drained:
                 state.returned = now
             state.drained = is_drained
-        # Draining may change which revision is served.
+        # Draining may change which revision of a model is used.
         self._catalog = None
         self._available.clear()
 
@@ -105,7 +109,7 @@ class Fleet:
         if state.health is Health.READY:
             has_recovered = before[0] is Health.NOT_READY and self._has_served
             if has_recovered and self._is_alone(state, now):
-                # Callers that waited for its models now arrive all at once.
+                # Callers that waited for the endpoint's models now all arrive at once.
                 self._recovering = now + self.routing.slow_start
             self._has_served = True
         if before != (state.health, state.models):
@@ -116,7 +120,7 @@ class Fleet:
                 self._on_lost(endpoint)
 
     def model(self, name: str) -> ServedModel | None:
-        """Return a served model; `None` if no backend ever reported it."""
+        """Return a served model, or `None` if no backend has ever reported it."""
         catalog = self._catalog
         placement = (self._placements if catalog is None else catalog).get(name)
         return None if placement is None else placement.model
@@ -130,7 +134,7 @@ class Fleet:
         return bool(self._placements)
 
     def preferred_region(self, model: ServedModel) -> RegionName:
-        """Return the first region that serves `model`; empty if none does."""
+        """Return the first region that serves `model`, or an empty name if no region does."""
         placement = self._placements.get(model.info.name)
         tiers = () if placement is None else placement.tiers
         return tiers[0][0].config.region if tiers else RegionName("")
@@ -140,10 +144,10 @@ class Fleet:
     ) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
-        The chosen endpoint comes first. Then come the others by region and predicted finish time,
-        and then ejected endpoints. Unless `with_silent` is false, endpoints that are leaving or
-        have just stopped responding to probes come last. Other endpoints that are not ready are
-        left out: a probe notices when they return.
+        The chosen endpoint comes first. The other available endpoints follow, by region and
+        predicted finish time. Then come ejected endpoints. With `with_silent`, endpoints that are
+        leaving or have just stopped responding to probes come last. Other endpoints that are not
+        ready are left out; a probe notices when they are ready again.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -157,7 +161,7 @@ class Fleet:
             others = sorted([m for m in near if m is not first], key=context.cost)
             found += [state.config for state in others]
         if len(found) > WIDE:
-            return found  # more endpoints than are ever tried
+            return found  # these are more endpoints than a call ever tries
         known = {endpoint.backend for endpoint in found}
         last_resort = self._last_resort(model, with_silent=with_silent)
         return found + [endpoint for endpoint in last_resort if endpoint.backend not in known]
@@ -167,8 +171,8 @@ class Fleet:
     ) -> list[ItemShare]:
         """Return the endpoint that each item is sent to first.
 
-        With `together`, the items of a request go to few backends, and equal items to the same one.
-        Otherwise each item is routed as if it were alone.
+        With `together`, the items of a request go to as few backends as possible, and equal items
+        go to the same backend. Otherwise, each item is routed as if it were the only one.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
@@ -206,13 +210,13 @@ class Fleet:
     def _spread_each(
         self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
     ) -> list[ItemShare]:
-        """Return the endpoint of each item, each routed as if it were alone."""
+        """Return the endpoint of each item. Each item is routed as if it were the only one."""
         items: dict[EndpointState, list[int]] = {}
         try:
             for position, affinity in enumerate(affinities):
                 tier = choose_tier(usable, context, self._random)
                 state = choose(tier, affinity, context, self._random)
-                # The next choice must count this item as sent.
+                # The choice for the next item must count this item as sent.
                 state.in_flight += 1
                 state.sent_since += 1
                 items.setdefault(state, []).append(position)
@@ -223,11 +227,11 @@ class Fleet:
         return [ItemShare(endpoint=state.config, items=tuple(own)) for state, own in items.items()]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
-        """Return the seconds after which to retry; `None` if the request is admitted.
+        """Return after how many seconds to retry a refused request, or `None` if it is admitted.
 
-        Sheddable requests are refused while every backend is full. While every backend is full and
-        in slow start, only critical requests are admitted: after an outage, the callers that waited
-        all return at once. In a large region, a sample represents all backends.
+        While every backend is full, sheddable requests are refused. While every backend is full and
+        in slow start, only critical requests are admitted, because after an outage all callers that
+        waited return at once. In a large region, a sample of the backends represents all backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -249,9 +253,10 @@ class Fleet:
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
         """Add `items` to the items in flight of `endpoint`. Call `ended` when they have ended.
 
-        Return the time that the backend has: `remaining` less the round trip to it. The result is
-        at least half of `remaining`: the round trip is measured by health probes, and one slow
-        probe does not mean that calls are slow.
+        `remaining` is the time until the request's deadline. Return the part of it that the backend
+        has: `remaining` minus the round trip to the backend. Health probes measure the round trip,
+        and one slow probe does not mean that calls are slow. So the result is at least half of
+        `remaining`.
         """
         state = self._state_of(endpoint)
         if state is None:
@@ -262,7 +267,7 @@ class Fleet:
         return max(remaining - state.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
-        """Predict how long a backend is busy with other callers' items; `own` do not count."""
+        """Predict how long a backend is busy with its items, not counting `own` items."""
         state = self._state_of(endpoint)
         return 0.0 if state is None else state.queueing(self._clock(), own=own)
 
@@ -273,14 +278,14 @@ class Fleet:
             return
         if requests:
             state.limit = after_answer(state.limit, took, state.in_flight, requests)
-        # An endpoint that was replaced meanwhile has not counted the start.
+        # An endpoint that was replaced meanwhile did not count these items when they began.
         state.in_flight = max(0, state.in_flight - ended)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
-        """Remove `items` items of a call from the items in flight."""
+        """Remove `items` items of a call from the endpoint's items in flight."""
         state = self._state_of(endpoint)
         if state is not None:
-            # An endpoint that was replaced meanwhile has not counted the start.
+            # If the endpoint was replaced since, its state did not count these items as started.
             state.in_flight = max(0, state.in_flight - items)
 
     def record(
@@ -295,8 +300,8 @@ class Fleet:
     ) -> None:
         """Record the outcome of a call to `endpoint`.
 
-        The call returned `items` results with `rows` rows in `took` seconds. `took` is `None` if
-        `answered` has recorded the latency.
+        The call returned `items` results with `rows` rows in `took` seconds. If `answered` has
+        already recorded the latency, `took` is `None`.
         """
         state = self._state_of(endpoint)
         if state is None:
@@ -322,7 +327,7 @@ class Fleet:
             self._available.pop(name, None)
 
     def _is_alone(self, state: EndpointState, now: float) -> bool:
-        """Return whether one of its models is available on no other endpoint."""
+        """Return whether one of the endpoint's models is available on no other endpoint."""
         return any(
             all(
                 other is state or name not in other.models or not other.is_available(now)
@@ -332,7 +337,7 @@ class Fleet:
         )
 
     def _has_variants(self, state: EndpointState) -> bool:
-        """Return whether backends serve several variants of one of its models.
+        """Return whether backends serve several variants of one of the endpoint's models.
 
         The health of these backends then decides which variant is used.
         """
@@ -359,7 +364,10 @@ class Fleet:
         return self._catalog
 
     def _availability(self, model: ServedModel, context: ChoiceContext) -> Availability:
-        """Return which endpoints of `model` are available; cached, because it rarely changes."""
+        """Return which endpoints of `model` are available.
+
+        The result is cached, as it rarely changes.
+        """
         name = model.info.name
         placement = self._placements.get(name)
         if placement is None or not placement.is_of(model):
@@ -376,8 +384,8 @@ class Fleet:
             return ()
         if placement.model is model or placement.is_of(model):
             return placement.tiers
-        # The catalog has changed since the request began, which keeps the revision that it began
-        # with.
+        # The catalog has changed since the request began. The request keeps the revision with which
+        # it began.
         info = model.info
         serving = [
             state
@@ -389,7 +397,10 @@ class Fleet:
         return tiers(serving, self._regions)
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
-        """Return all ready endpoints, ejected or not, then endpoints that may still respond."""
+        """Return all ready endpoints, even ejected ones.
+
+        Endpoints that may still respond follow.
+        """
         serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
         found = [state for state in serving if state.health is not Health.NOT_READY]
         if with_silent:

@@ -1,10 +1,9 @@
-"""Computes a backend's concurrency limit in items, from the latencies of its results.
+"""Computes how many items a backend may have in flight, from the latencies of its results.
 
-`Fleet.shed` refuses requests while all available backends are at their limit.
-`EndpointState` judges their health. The limit follows the gradient of latencies, like Gradient2
-of Netflix's concurrency-limits.
-While latencies are about as usual, the limit grows by a fraction of its square root. When they are
-more than twice as long, items queue, and the limit shrinks by the ratio.
+`Fleet.shed` refuses requests while all available backends are at this limit. The limit follows the
+ratio of the usual latency to the present one, like Gradient2 in Netflix's concurrency-limits. While
+latencies are about as usual, the limit grows by a fraction of its square root. Latencies more than
+twice as long as usual mean that items queue. The limit then shrinks by the ratio.
 """
 
 import math
@@ -12,18 +11,21 @@ import math
 import msgspec
 
 LEAST = 8.0
-"""The first limit of a recovered backend, in items."""
+"""The limit with which a recovered backend starts, in items."""
 _MAX_ITEMS = 4096.0
-# The factor on the usual latency above which items are assumed to queue.
+# Items are assumed to queue if latency is longer than the usual latency times this factor.
 _TOLERANCE = 2.0
 _SMOOTHING = 0.1
-# The usual latency rises slowly, so that the latency of a queue does not become usual. It falls
-# faster.
+# The usual latency falls fast, but rises slowly, so that the latency while items queue does not
+# become the usual one.
 _UP, _DOWN = 0.005, 0.05
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the items `allowed` in flight, and the `usual` latency in seconds (0: unknown)."""
+    """Holds how many items are `allowed` in flight, and the `usual` latency in seconds.
+
+    The usual latency is 0 while it is unknown.
+    """
 
     allowed: float
     usual: float = 0.0
@@ -36,7 +38,7 @@ CAUTIOUS = Limit(allowed=LEAST)
 def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1) -> Limit:
     """Return `limit` after a result that took `seconds`, with `in_flight` items in flight.
 
-    Several `answers` that arrive together weigh as much as one after the other.
+    Several `answers` that arrive together have the same effect as if they arrived one by one.
     """
     usual = limit.usual
     if not usual:
@@ -46,10 +48,11 @@ def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1)
     base, gradient = limit.allowed, 1.0
     if seconds > _TOLERANCE * usual:
         gradient = max(0.5, _TOLERANCE * usual / seconds)
-        # Shrink from the items in flight: a limit far above them would take long to have an effect.
+        # The limit shrinks from about the items in flight. If it shrank from a limit far above
+        # them, it would take long to have an effect.
         base = min(base, 2.0 * max(in_flight, LEAST))
     elif 2 * in_flight < base:
-        # If the limit is not reached, nothing is known about a higher one.
+        # Far below the limit, latencies say nothing about whether a higher limit would do.
         return Limit(allowed=base, usual=usual)
     target = base * gradient + math.sqrt(base)
     share = _SMOOTHING if answers == 1 else _weight(_SMOOTHING, answers)

@@ -1,9 +1,9 @@
-"""Chooses the region of an item: the first region with capacity, then by headroom.
+"""Chooses the region of an item: the preferred region, or another one if that has no capacity.
 
-Regions are in order of preference; overflow pools come after all of them. The preferred region
-keeps items that it finishes soon. Other items are divided among the other regions in proportion to
-their headroom, so that no region is overloaded. Items go to an overflow pool only if no other
-pool would finish them in time.
+Regions are in order of preference, and overflow pools come after all regions. An item goes to the
+preferred region if it would not wait long there. Other items are divided among the other regions in
+proportion to their headroom (unused capacity), so that no region is overloaded. Items go to an
+overflow pool only if no other pool would finish them in time.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ Tier = Sequence[EndpointState]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model's available endpoints in tiers, valid `until` an ejection ends.
+    """Holds a model's available endpoints in tiers. It is valid `until` the next ejection ends.
 
-    `is_whole` says that all endpoints of the preferred region are available.
+    `is_whole` says whether all endpoints of the preferred region are available.
     """
 
     tiers: Sequence[Tier]
@@ -41,18 +41,19 @@ def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
 
 
 def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
-    """Return whether the preferred region takes all items now, because all of it is healthy."""
+    """Return whether the preferred region is healthy and takes all items now."""
     if not found.is_whole or found.tiers[0][0].config.overflow:
         return False
-    # Items cannot leave a single tier.
+    # With a single tier, items can go nowhere else.
     return len(found.tiers) == 1 or _has_short_wait(found.tiers[0], context, random)
 
 
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
-    """Return the available endpoints of each tier, without empty tiers.
+    """Return the available endpoints of each tier. Empty tiers are left out.
 
-    Below the panic threshold, ejections are ignored: this process probably has a problem itself, or
-    the few remaining endpoints would be overloaded.
+    If the fraction of available endpoints is below the panic threshold, ejections are ignored,
+    because either this process itself has a problem, or the few remaining endpoints would be
+    overloaded.
     """
     found = [
         [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers
@@ -64,10 +65,11 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
 
 
 def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -> Tier:
-    """Return one of `tiers`. There must be at least one, and none may be empty.
+    """Return one of `tiers`. At least one tier is needed, and no tier may be empty.
 
     If an item would wait for more than `spill_after` seconds in the first tier, it goes to a tier
-    that would finish it sooner. After `overflow_after` seconds, it goes to an overflow pool.
+    that would finish it sooner. If every tier would need more than `overflow_after` seconds, the
+    item goes to an overflow pool.
     """
     first, routing = tiers[0], context.routing
     if len(tiers) == 1:

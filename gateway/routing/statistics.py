@@ -1,4 +1,4 @@
-"""Describes endpoints for operators and readiness."""
+"""Describes endpoints for operators and for the readiness route."""
 
 import msgspec
 
@@ -8,34 +8,36 @@ from gateway.types import BackendId, RegionName
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the state and counts of one endpoint; `in_flight` counts items."""
+    """Holds the state and the counts of one endpoint. `in_flight` counts items."""
 
     backend: BackendId
     region: RegionName
     url: str
     dns: str
-    """The DNS name from which it was resolved; empty if the document has its URL."""
+    """The DNS name that resolved to the endpoint, or an empty string if the document has its
+    URL."""
     overflow: bool
     health: Health
     drained: bool
     trouble: str
-    """Why the last probe got no response. Only for operators, because it may name addresses."""
+    """Why the last probe got no response. Only operators see this text, because it may contain
+    addresses."""
     missing: tuple[str, ...]
     models: dict[str, str]
-    """The revision of each model that it serves."""
+    """The revision of each model that the endpoint serves."""
     problems: dict[str, str]
-    """Problems of models by name, even if another revision is served."""
+    """The problem of each broken model, even if another revision of the model is served."""
     provider: str
     gpu: GpuState | None
     in_flight: int
     ejected_for: float
-    """Seconds until the end of its ejection; 0 when it is not ejected."""
+    """Seconds until the endpoint's ejection ends, or 0 if it is not ejected."""
     share: float
-    """The fraction of its speed that is used: below 1 during slow start."""
+    """The fraction of the endpoint's speed that may be used. It is below 1 in slow start."""
     limit: float
-    """Items in flight above which sheddable requests are refused."""
+    """The number of items in flight from which on sheddable requests are refused."""
     finish_time: float
-    """Predicted seconds until an item sent now has a result."""
+    """Predicted seconds until an item that is sent now has a result."""
     calls: int
     failures: int
     ejections: int

@@ -1,9 +1,12 @@
 """Reads and writes the configuration state in the state Redis.
 
-The keys are `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`,
-`:workers`, `:reports`, `:epochs`, `:drained` and `:lineage`. All keys share a hash tag, so that a
-script may use several keys on a Redis Cluster. The channel `sg:{config}:changed` announces
-changes. A worker that misses a message notices the change when it polls the versions.
+The published document is stored under the key `sg:{config}:active`. The other keys begin with
+`sg:{config}`, too: `:generation`, `:history`, `:acks:*`, `:workers`, `:reports`, `:epochs`,
+`:drained` and `:lineage`. All keys have the same hash tag, so that a script may use several keys on
+a Redis Cluster.
+
+Changes are announced on the channel `sg:{config}:changed`. A worker that misses a message notices
+the change when it next polls the versions.
 """
 
 import asyncio
@@ -24,7 +27,7 @@ from gateway.runtime import control_scripts
 T = TypeVar("T")
 
 CONTROL_KEYS = "sg:{config}:"
-"""The prefix of every key, with the hash tag that puts all keys into one slot."""
+"""The prefix of all keys. Its hash tag puts them into one slot of a cluster."""
 _ACTIVE = CONTROL_KEYS + "active"
 _GENERATION = CONTROL_KEYS + "generation"
 _HISTORY = CONTROL_KEYS + "history"
@@ -41,7 +44,7 @@ _LISTEN = 0.25
 
 
 class Topic(StrEnum):
-    """What a change is about: the document, cache epochs, accounts, models, drained backends."""
+    """Names what has changed: the document, cache epochs, accounts, models or drained backends."""
 
     CONFIG = "config"
     EPOCHS = "epochs"
@@ -53,9 +56,10 @@ class Topic(StrEnum):
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a published document.
 
-    `origin` is the generation that the text was first published as. After a rollback, it differs
-    from `generation`. `folder_digest` is the digest of the configuration folder when it was last
-    published; it shows whether the folder has been edited since.
+    `generation` is the number of this publication. `origin` is the number under which the text was
+    published first; after a rollback, the two differ. `folder_digest` is the digest of the
+    configuration folder when the folder was last published. It shows whether the folder has been
+    edited since.
     """
 
     generation: int
@@ -69,7 +73,10 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the version of each topic, which changes whenever the topic does."""
+    """Holds the version of each topic.
+
+    A version changes whenever something about its topic changes.
+    """
 
     config: int = 0
     epochs: int = 0
@@ -77,7 +84,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     models: int = 0
     drains: int = 0
     purge_history: str = ""
-    """The id of the history of purges. It changes when purges were lost; empty until it is read."""
+    """The id of the history of purges. It changes if purges were lost. It is empty until it has
+    been read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -110,7 +118,7 @@ class Control:
         )
 
     async def active(self) -> Published | None:
-        """Return the published document; `None` before the first one."""
+        """Return the published document, or `None` if none was published yet."""
         found = await self._execute(self._redis.get(_ACTIVE))
         return None if found is None else msgspec.msgpack.decode(found, type=Published)
 
@@ -120,7 +128,10 @@ class Control:
         return [msgspec.msgpack.decode(entry, type=Published) for entry in found]
 
     async def publish(self, published: Published) -> bool:
-        """Make `published` active; return `False` if its author saw an older generation."""
+        """Make `published` active.
+
+        Return `False` if another document was published in the meantime.
+        """
         answer = await self._script(
             control_scripts.PUBLISH,
             (_GENERATION, _ACTIVE, _HISTORY),
@@ -133,15 +144,15 @@ class Control:
         return int(answer) == -1
 
     async def epochs(self) -> dict[str, int]:
-        """Return the cache epochs by `tenant:<id>` and `model:<name>`."""
+        """Return the cache epochs. Their keys are `tenant:<id>` and `model:<name>`."""
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
     async def purge_history(self) -> str:
-        """Return the id of the history of purges, and create it if there is none.
+        """Return the id of the history of purges. Create an id if there is none.
 
-        A Redis that lost its data has no epochs, as before the first purge. The new id keeps purged
-        results from being found again.
+        If Redis has lost its data, it has no epochs, as before the first purge. A new id then keeps
+        purged results from being found again.
         """
         await self._execute(self._redis.set(_PURGE_HISTORY, secrets.token_hex(8), nx=True))
         found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
@@ -150,14 +161,14 @@ class Control:
     async def start_purge_history(self, version: int) -> None:
         """Give the history of purges a new id if Redis has lost purges up to `version`.
 
-        Redis may have restarted from an older file, or a replica that lagged was promoted. With the
-        old id, results that were purged since would be found again.
+        Redis may have restarted from an older file, or a replica that lagged may have become the
+        primary. With the old id, results that were purged since would be found again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
         await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
-        """Purge all cached results of `name`; return the version to wait for."""
+        """Purge all cached results of `name`. Return the version that workers must acknowledge."""
         return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
 
     async def drained(self) -> frozenset[str]:
@@ -166,11 +177,11 @@ class Control:
         return frozenset(name.decode() for name in found)
 
     async def drain(self, backend: str) -> int:
-        """Drain `backend`; return the version to wait for."""
+        """Drain `backend`. Return the version that workers must acknowledge."""
         return await self._change(Topic.DRAINS, "SADD", _DRAINED, backend)
 
     async def restore(self, backend: str) -> int:
-        """Undo the draining of `backend`; return the version to wait for."""
+        """Undo the drain of `backend`. Return the version that workers must acknowledge."""
         return await self._change(Topic.DRAINS, "SREM", _DRAINED, backend)
 
     async def restore_state(
@@ -178,7 +189,9 @@ class Control:
     ) -> bool:
         """Restore documents (newest first) and drained backends that Redis has lost.
 
-        Return whether anything was lost and not yet restored by another process.
+        Returns:
+            True if this call has restored something. False if nothing was lost, or if another
+            process was first.
         """
         newest = history[0].generation if history else 0
         answer = await self._script(
@@ -194,29 +207,29 @@ class Control:
         return bool(answer)
 
     async def touch(self, topic: Topic) -> int:
-        """Announce that `topic` changed; return the version to wait for."""
+        """Announce a change about `topic`. Return the version that workers must acknowledge."""
         return await self._change(topic)
 
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
-        """Record that `worker` applied `version`, or in `outcome` why it could not."""
+        """Record that `worker` has applied `version`, or why it could not (`outcome`)."""
         key = _acks(topic, version)
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
     async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
-        """Return the outcome of each worker."""
+        """Return the outcome that each worker has recorded for a version."""
         found = await self._execute(self._redis.hgetall(_acks(topic, version)))
         return {worker.decode(): outcome.decode() for worker, outcome in found.items()}
 
     async def wait_for_workers(
         self, topic: Topic, version: int, *, within: float, interval: float = 0.02
     ) -> dict[str, str]:
-        """Wait until every live worker acknowledged `version`; return the outcome of each worker.
+        """Wait until all live workers have acknowledged `version`; return each worker's outcome.
 
-        The outcome of a worker that did not respond in time is `pending`. If a newer version
-        replaces `version`, the method waits for the newer one.
+        The outcome of a worker that has not responded in time is `pending`. If a newer version
+        replaces `version`, the method waits for the newer version.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -230,7 +243,7 @@ class Control:
             version = max(version, (await self.versions()).of(topic))
 
     async def heartbeat(self, worker: str, report: bytes) -> None:
-        """Record that `worker` is alive, with its `report` (JSON)."""
+        """Record that `worker` is alive, and its `report` in JSON."""
         await self._script(control_scripts.HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
 
     async def leave(self, worker: str) -> None:
@@ -260,7 +273,7 @@ class Control:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Yield a function that waits briefly for a change and returns whether there was one."""
+        """Yield a function that waits briefly for a change, and returns whether there was one."""
         loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._execute(pubsub.subscribe(_CHANGED))
@@ -269,14 +282,14 @@ class Control:
                 until = loop.time() + _LISTEN
                 message = await self._execute(pubsub.get_message(timeout=_LISTEN))
                 if message is None and (rest := until - loop.time()) > 0:
-                    # An immediate empty result must not make the caller spin.
+                    # An empty result may arrive early. The caller must not call again at once.
                     await asyncio.sleep(rest)
                 return message is not None
 
             yield receive
 
     async def _change(self, topic: Topic, *command: str | int) -> int:
-        """Run `command` and announce it in one transaction; return the version to wait for."""
+        """Run `command` and announce the change in one transaction; return the change's version."""
         async with self._redis.pipeline(transaction=True) as together:
             if command:
                 together.execute_command(*command)

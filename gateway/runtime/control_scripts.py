@@ -1,6 +1,6 @@
 """Defines the Lua scripts with which `Control` changes several keys at once."""
 
-# Publishes only if its author saw the current generation.
+# Publishes a document only if no other document was published since its author read the active one.
 PUBLISH = """
 local current = tonumber(redis.call('GET', KEYS[1]) or '0')
 if current ~= tonumber(ARGV[1]) then return current end
@@ -11,7 +11,7 @@ redis.call('LTRIM', KEYS[3], 0, ARGV[4])
 redis.call('PUBLISH', ARGV[5], 'config')
 return -1
 """
-# Restores state that Redis has lost. Newer state is kept.
+# Restores state that Redis has lost. If Redis has newer state, that stays.
 RESTORE = """
 local restored = 0
 if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
@@ -32,7 +32,8 @@ if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
 end
 return restored
 """
-# The first worker that has seen more purges than Redis starts a new history of epochs.
+# Starts a new history of epochs, if the calling worker has seen more purges than Redis knows, and
+# no other worker was first.
 START_PURGE_HISTORY = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
@@ -40,7 +41,7 @@ redis.call('SET', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[3], 'epochs')
 return 1
 """
-# Uses the server's clock, so that machines' clocks need not agree.
+# Uses the clock of the Redis server, so that the machines' clocks need not agree.
 HEARTBEAT = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])

@@ -1,4 +1,4 @@
-"""Creates the ledger of a new deployment. Refuses if the deployment has served before."""
+"""Creates the ledger of a new deployment, but not if the deployment has had a ledger before."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from gateway.runtime.control import CONTROL_KEYS, Control
 from gateway.settings import Settings
 
 PATIENCE: Final = 60.0
-"""Seconds for the database and the state Redis to start."""
+"""Seconds to wait until the database and the state Redis have started."""
 _RETRY: Final = 0.25
 _TIMEOUT: Final = 2.0
 _KNOWN: Final = (
@@ -31,12 +31,12 @@ def create_ledger(
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger if there is none; return whether it is new. Blocks.
+    """Create the ledger if there is none; return whether it was created. Blocks.
 
-    An older ledger is migrated. `anew` skips the check of the state Redis.
+    If the ledger exists, it is migrated. `anew` skips the check of the state Redis.
 
     Raises:
-        ConfigurationError: there is no ledger, but the state Redis knows the deployment.
+        ConfigurationError: there is no ledger, but the state Redis has data of the deployment.
         DependencyUnavailable: the database or the state Redis was not reached in time.
     """
     until = monotonic() + patience
@@ -67,7 +67,7 @@ async def _check_unknown(settings: Settings) -> None:
     """Check that the state Redis has no published document and no changed account.
 
     Raises:
-        ConfigurationError: it has a document or a changed account.
+        ConfigurationError: the state Redis has a document or a changed account.
         DependencyUnavailable: the state Redis cannot be reached.
     """
     keepalive = settings.tcp_keepalive

@@ -1,4 +1,4 @@
-"""Keeps a worker on the published configuration: polls, prepares, swaps and acknowledges."""
+"""Keeps a worker up to date with the published configuration."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
 
 
 def identity(settings: Settings) -> str:
-    """Return a name of the worker that is unique among all gateways that share the Redis."""
+    """Return the worker's name, which is unique among all gateways that share a Redis."""
     folder = str(settings.data_dir.absolute()).encode()
     place = hashlib.blake2b(folder, digest_size=3).hexdigest()
     return f"{socket.gethostname()}:{place}:{settings.worker}"
@@ -36,22 +36,22 @@ def identity(settings: Settings) -> str:
 async def first_runtime(
     redis: Redis, settings: Settings, recovery: Recovery = NOTHING_RECORDED
 ) -> Runtime:
-    """Return the runtime of the published document, else of the configuration folder.
+    """Return the runtime of the published document, or else of the configuration folder.
 
-    If the state Redis is away or has lost the published document, `recovery` provides it.
+    If the state Redis cannot be reached or has lost the published document, `recovery` has it.
 
     Raises:
-        ConfigurationError: no valid document is published, and the folder is invalid, too.
+        ConfigurationError: no valid document is published, and the folder is not valid, either.
     """
     control = Control(redis)
     epochs: Mapping[str, int] = NO_EPOCHS
-    # An id of its own, until the epochs have been read.
+    # A new id of the history of purges, which is used until the epochs have been read.
     purge_history = secrets.token_hex(8)
     with contextlib.suppress(DependencyUnavailable):
         await recovery.reconcile()
     try:
-        # Read in this order: if Redis loses its data in between, lost epochs must not get the old
-        # id.
+        # The epochs are read before the id. If Redis loses its data in between, the lost epochs
+        # then do not get the old id.
         epochs, purge_history = await control.epochs(), await control.purge_history()
     except DependencyUnavailable as error:
         _log.warning(
@@ -66,13 +66,13 @@ async def first_runtime(
             "the published configuration cannot be used; using the folder",
             extra={"reason": str(error)},
         )
-    # Generation 0 is used until a document is published.
+    # Until a document is published, the generation is 0.
     document = await asyncio.to_thread(load_folder, settings.config, placement=settings.placement)
     return compile_runtime(document, 0, epochs, purge_history)
 
 
 async def _first_published(control: Control, recovery: Recovery) -> Published | None:
-    """Return the published document, from the ledger if Redis is away."""
+    """Return the published document. If Redis cannot be reached, get it from the ledger."""
     try:
         return await control.active()
     except DependencyUnavailable:
@@ -80,13 +80,15 @@ async def _first_published(control: Control, recovery: Recovery) -> Published | 
 
 
 class RuntimeFollower:
-    """Follows the state Redis while it is entered. Without Redis, nothing changes.
+    """Applies changes from the state Redis while its context lasts.
 
-    `report` returns the JSON for each heartbeat. `accounts_changed` is awaited after tenants or
-    keys changed, before the change is acknowledged. `models_changed` is called with the newest
-    version of the models, and acknowledges it itself. `drains_changed` is called with the drained
-    backends. `recovery` restores state that Redis has lost and this worker has seen. Until then,
-    documents and drained backends stay as they are.
+    While Redis cannot be reached, nothing changes. `report` returns the JSON for a heartbeat.
+    `accounts_changed` is awaited after tenants or keys have changed, and before the change is
+    acknowledged. `models_changed` gets the newest version of the models, and must itself
+    acknowledge that version. `drains_changed` gets the drained backends.
+
+    `recovery` restores state that this worker has seen and Redis has lost. Until it has, documents
+    and drained backends stay as they are.
     """
 
     def __init__(
@@ -112,13 +114,14 @@ class RuntimeFollower:
         self._drains_changed = drains_changed
         self._recovery = recovery
         self._is_behind = False
-        """Whether the versions in Redis are older than the versions that this worker has seen."""
+        """Whether the versions in Redis are older than versions that this worker has already
+        seen."""
         self._poll = poll
         self._seen = _NEVER
         self._stopping = asyncio.Event()
         self._reached = True
         self.reloads = self.failed_reloads = 0
-        """Documents that were applied, and documents that were not."""
+        """How many documents were applied, and how many could not be applied."""
         self._polling = PeriodicTask(
             self._step,
             interval=poll,
@@ -141,7 +144,7 @@ class RuntimeFollower:
     async def __aexit__(self, *exc_info: object) -> None:
         self._stopping.set()
         await self._polling.__aexit__(*exc_info)
-        # Not cancelled, because redis-py sometimes swallows a cancellation.
+        # The task is stopped without a cancellation, because redis-py sometimes swallows one.
         if self._listening is not None:
             await asyncio.wait([self._listening])
         with contextlib.suppress(DependencyUnavailable):
@@ -176,7 +179,7 @@ class RuntimeFollower:
                 await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
-                # The next steps try again, until the keys are read.
+                # The next steps try again until the keys have been read.
                 taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
             self._seen = taken
             self._connected(True)
@@ -184,7 +187,7 @@ class RuntimeFollower:
             self._connected(False)
 
     async def _versions(self) -> Versions:
-        """Return the versions; start a new history if Redis has lost purges."""
+        """Return the versions in Redis. If Redis has lost purges, start a new history of purges."""
         newest = await self._control.versions()
         if newest.epochs < self._seen.epochs:
             await self._control.start_purge_history(self._seen.epochs)
@@ -192,7 +195,10 @@ class RuntimeFollower:
         return newest
 
     async def _recovered(self, newest: Versions) -> Versions:
-        """Return the versions after restoring lost state, or the versions seen before."""
+        """Restore lost state, and return the versions.
+
+        If that fails, return the versions seen before.
+        """
         is_first = self._seen is _NEVER
         self._is_behind = not is_first and _is_behind(newest, self._seen)
         if not (is_first or self._is_behind):
@@ -203,7 +209,7 @@ class RuntimeFollower:
         except DependencyUnavailable:
             if is_first:
                 return newest
-            # The published document cannot be read, so the current one stays.
+            # This version cannot read the published document, so the current document stays in use.
             return msgspec.structs.replace(
                 newest, config=self._seen.config, drains=self._seen.drains
             )
@@ -230,14 +236,14 @@ class RuntimeFollower:
             self.reloads += outcome == "ok"
             self.failed_reloads += outcome != "ok"
         current = self._store.current
-        # Also if the document was refused, because that does not undo a purge.
+        # Epochs are applied even if the document was refused, because that does not undo a purge.
         if current.purge_history != purge_history or dict(current.epochs) != epochs:
             purged = await self._swap(_with_epochs(current, epochs, purge_history))
         await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
     async def _swap(self, preparing: Awaitable[Runtime]) -> str:
-        """Swap in the runtime that is being prepared; return `ok`, or why that failed."""
+        """Await the next runtime and make it current; return `ok`, or why that failed."""
         try:
             await self._store.swap(await preparing)
         except ConfigurationError as error:
@@ -250,7 +256,7 @@ class RuntimeFollower:
         return "ok"
 
     async def _take_accounts(self, newest: Versions) -> bool:
-        """Reload the keys and acknowledge the version; return whether the keys were read."""
+        """Reload the keys, and acknowledge the version; return whether the keys could be read."""
         outcome = "ok"
         try:
             if self._accounts_changed is not None:

@@ -1,6 +1,6 @@
-"""Reloads models when their version changes.
+"""Reloads the list of served models when their version changes.
 
-Reloading models is separate from applying a document, because it may take long.
+This is separate from applying a document, because it may take long.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class ModelsFollower:
-    """Reloads models when there is a newer version, and then acknowledges the version.
+    """Reloads the list of models if there is a newer version, and then acknowledges the version.
 
-    Before the acknowledgement, it sends a heartbeat with a `report` (JSON) of the served models.
+    Before the acknowledgement, it sends a heartbeat. `report` returns the heartbeat's JSON, which
+    lists the served models.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class ModelsFollower:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # A Redis command may swallow the cancellation.
+        # A command of redis-py may swallow the cancellation.
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def on_version(self, version: int) -> None:
-        """Reload if `version` has changed. The first call only records the version at the start."""
+        """Reload if `version` has changed. The first call only records the present version."""
         if self._requested is not None and version != self._requested:
             self._changed.set()
         self._requested = version
@@ -67,7 +68,7 @@ class ModelsFollower:
             except Exception as error:  # noqa: BLE001 - later changes must still be applied
                 _log.exception("the models could not be reloaded")
                 outcome = f"the worker failed to apply them: {type(error).__name__}"
-            # Without Redis, the worker stays pending for a process that waits.
+            # If Redis cannot be reached, a process that waits for this worker sees it as pending.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

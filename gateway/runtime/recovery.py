@@ -1,4 +1,4 @@
-"""Restores lost state of the state Redis from the ledger, and records new state there."""
+"""Records the published state in the ledger, and restores it if the state Redis has lost it."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,16 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Recovery:
-    """Recovers published state that the state Redis has lost. This base class has no record.
+    """Recovers published state that the state Redis has lost. This base class has nothing recorded.
 
     Every method may raise `DependencyUnavailable` if Redis or the record cannot be reached.
     """
 
     async def reconcile(self) -> None:
-        """Compare the state in Redis with the recorded state. Replace whichever is older."""
+        """Compare the state in Redis with the recorded state.
+
+        The newer one replaces the older one.
+        """
 
     async def published(self) -> Published | None:
         """Return the newest recorded document."""
@@ -42,8 +45,8 @@ NOTHING_RECORDED: Final = Recovery()
 class LedgerRecovery(Recovery):
     """Recovers one gateway region from the ledger.
 
-    Any process may try at any time: a script in Redis lets only the first process restore, and
-    generations only grow.
+    Any process may try a recovery at any time. A script in Redis lets only the first process
+    restore, and generations only grow.
     """
 
     def __init__(self, *, control: Control, record: PublishedState, region: str) -> None:
@@ -52,13 +55,14 @@ class LedgerRecovery(Recovery):
         self._region = region
         self._lock = asyncio.Lock()
         self._equal: tuple[int, int] | None = None
-        """The generation and the version of drains when Redis and the ledger last agreed."""
+        """The document's generation and the version of drains, when Redis and the ledger last
+        agreed."""
 
     @override
     async def reconcile(self) -> None:
-        """Compare the state in Redis with the state in the ledger. Replace whichever is older.
+        """Compare the state in Redis with the state in the ledger. The newer replaces the older.
 
-        If they have not changed since they last agreed, this costs one Redis command.
+        If neither has changed since they last agreed, this costs one Redis command.
         """
         async with self._lock:
             versions = await self._control.versions()
@@ -91,7 +95,10 @@ class LedgerRecovery(Recovery):
         return (await asyncio.to_thread(self._record.newest, self._region)).drained
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Reconcile at once and every second until `stop`, despite failures."""
+        """Call `reconcile` at once, and then every second until `stop` is set.
+
+        Failures are ignored.
+        """
         polling = PeriodicTask(
             self._try_to_reconcile,
             interval=_INTERVAL,
@@ -102,7 +109,7 @@ class LedgerRecovery(Recovery):
             await stop.wait()
 
     async def _try_to_reconcile(self) -> None:
-        with contextlib.suppress(GatewayError):  # readiness reports what is unreachable
+        with contextlib.suppress(GatewayError):  # readiness reports what cannot be reached
             await self.reconcile()
 
     async def _restore(self, recorded: RecordedState) -> None:

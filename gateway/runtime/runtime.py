@@ -1,4 +1,4 @@
-"""Compiles a document into the immutable runtime that requests read."""
+"""Compiles a document into a runtime, the immutable form that requests read."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,21 +12,20 @@ NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one generation of the configuration. A request keeps one runtime until its end."""
+    """Holds one generation of the configuration. A request uses the same runtime until its end."""
 
     generation: int
     document: Document
     endpoints: tuple[Endpoint, ...]
     epochs: Mapping[str, int] = NO_EPOCHS
-    """Cache epochs by `tenant:<id>` and `model:<name>`; a missing epoch is 0."""
+    """The cache epochs, by `tenant:<id>` and `model:<name>`. A missing epoch is 0."""
     purge_history: str = ""
-    """The id of the history of purges, which is part of every cache key.
+    """The id of the history of purges. It is a part of every cache key.
 
-    It changes when epochs were lost or could not be read, so that purged entries are not found
-    again.
+    It changes if epochs were lost or could not be read, so that purged entries are not found again.
     """
     published: float = 0.0
-    """When the document was published, in seconds since 1970; 0 if it was not published."""
+    """When the document was published, in seconds since 1970, or 0 if it was not published."""
 
 
 def compile_runtime(
@@ -36,7 +35,7 @@ def compile_runtime(
     purge_history: str = "",
     published: float = 0.0,
 ) -> Runtime:
-    """Return the runtime of `document`, with endpoints in the order of regions."""
+    """Return the runtime of `document`. Its endpoints are in the order of the regions."""
     endpoints = tuple(
         Endpoint(
             backend=BackendId(backend.id),

@@ -1,4 +1,4 @@
-"""Holds the current runtime. Prepares the next runtime before the swap."""
+"""Holds the current runtime, and prepares the next one before it becomes current."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,8 +8,9 @@ from gateway.runtime.runtime import Runtime
 class RuntimeStore:
     """Holds the current runtime.
 
-    `prepare` hooks may wait, and may refuse a change by raising before it happens. `swap` callbacks
-    run right after the change, in order of registration, and must not fail.
+    `on_prepare` hooks run before a change. They may wait, and may refuse the change by raising an
+    error. `on_swap` callbacks run right after the change, in the order of their registration. They
+    must not fail.
     """
 
     def __init__(self, initial: Runtime) -> None:
@@ -18,7 +19,7 @@ class RuntimeStore:
         self._swapped: list[Callable[[Runtime], None]] = []
 
     def on_prepare(self, hook: Callable[[Runtime], Awaitable[None]]) -> None:
-        """Await `hook` before every change. It prepares the next runtime's resources, or raises."""
+        """Await `hook` before every change. It prepares what the next runtime needs, or raises."""
         self._prepare.append(hook)
 
     def on_swap(self, callback: Callable[[Runtime], None]) -> None:
@@ -29,8 +30,9 @@ class RuntimeStore:
         """Prepare `runtime` completely, then make it current.
 
         Raises:
-            Exception: from a `prepare` hook; nothing has changed.
-            ExceptionGroup: from callbacks; the runtime is current, and every callback was called.
+            Exception: a hook has raised it. Nothing has changed.
+            ExceptionGroup: callbacks have raised errors. The runtime is current, and every callback
+                was called.
         """
         for hook in self._prepare:
             await hook(runtime)

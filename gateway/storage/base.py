@@ -1,4 +1,4 @@
-"""Declares the file storage, which keeps immutable objects by name."""
+"""Declares the interface of the file storage. It stores immutable objects by name."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,19 +13,20 @@ class FileStorage(Protocol):
 
     Calls raise `DependencyUnavailable` if the storage is down or full.
 
-    An object appears only as a whole, and is durable from then on. Names consist of letters,
-    digits, `_`, `-` and `.`, separated by slashes.
+    An object becomes visible only when it is complete, and is durable from then on. A name has
+    parts of letters, digits, `_`, `-` and `.`. Slashes separate the parts.
     """
 
     def writing(self, name: str) -> AbstractContextManager[Write]:
-        """Return a context that writes an object, and replaces a former object of this name.
+        """Return a context that writes an object. It replaces an object that already has this name.
 
-        The object appears when the context ends. If it ends with an exception, nothing is stored.
+        The object becomes visible when the context ends. If the context ends with an exception,
+        nothing is stored.
         """
         ...
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
-        """Yield the content from byte `start` on.
+        """Yield the content of an object, from byte `start` on.
 
         Raises:
             NotFound: the object does not exist.
@@ -33,7 +34,7 @@ class FileStorage(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Delete an object. A missing object is no error."""
+        """Delete an object. If the object does not exist, nothing happens."""
         ...
 
     def delete_below(self, folder: str) -> None:

@@ -21,8 +21,8 @@ _LEFT_AFTER: Final = 86_400.0
 class DiskStorage:
     """Implements `FileStorage` in the folder `root`.
 
-    An object is written to a temporary file, synced, and renamed. Some space on the disk is kept
-    free, because event log and ledger may be on the same disk.
+    An object is written to a temporary file. The file is then synced and renamed. Some space on the
+    disk is kept free, because the event log and the ledger may be on the same disk.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,7 +68,7 @@ class DiskStorage:
             shutil.rmtree(self._root / folder)
 
     def remove_unfinished(self) -> None:
-        """Delete temporary files that are older than a day; killed processes have left them."""
+        """Delete temporary files that are older than a day. Killed processes have left them."""
         with _translated(""):
             for path in self._root.rglob(f"{_UNFINISHED}*"):
                 if time.time_ns() / 1e9 - path.stat().st_mtime > _LEFT_AFTER:

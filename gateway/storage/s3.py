@@ -54,7 +54,7 @@ class S3Storage:
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content; see `FileStorage`."""
         with _translated(name):
-            # A range of an empty object would be an error.
+            # S3 reports an error if a range is requested from an empty object.
             own = {"Range": f"bytes={start}-"} if start else {}
             found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **own)
             yield from found["Body"].iter_chunks(_CHUNK)

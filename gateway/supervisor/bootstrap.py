@@ -1,6 +1,7 @@
 """Creates the ledger and the demo tenant for `sluicegate up`, in a separate process.
 
-The supervisor does not import SQL, so it starts sooner and takes less memory.
+The process is separate so that the supervisor need not import the SQL library. The supervisor then
+starts sooner and takes less memory.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from gateway.types import Rule
 
 DEMO_TENANT = "demo"
 _ACTOR = "sluicegate up"
-# Far above the capacity of one machine. Enforced like any tenant's limits.
+# The demo tenant's limits. They are enforced, but are far above the capacity of one machine.
 _DEMO_RULES = (
     Rule(name="minute", unit="requests", capacity=10_000_000, window=60.0),
     Rule(name="items", unit="items", capacity=10_000_000, window=60.0),
@@ -23,16 +24,16 @@ _DEMO_RULES = (
 
 
 def bootstrap(settings: Settings, demo_key: str) -> None:
-    """Create the ledger and the demo tenant with `demo_key`, unless they exist.
+    """Create the ledger and a demo tenant with the key `demo_key`, unless they exist.
 
     Raises:
-        CannotStart: the key was revoked, or belongs to another tenant.
-        ConfigurationError: the ledger is empty, although the state Redis belongs to a deployment.
+        CannotStart: the key is revoked, or belongs to another tenant.
+        ConfigurationError: the ledger is empty, but the state Redis has the data of a deployment.
     """
     create_ledger(settings)
     with Ledger(settings.ledger) as ledger:
         accounts = ledger.accounts
-        with contextlib.suppress(Conflict):  # an earlier start created it
+        with contextlib.suppress(Conflict):  # an earlier start has created it
             accounts.create_tenant(
                 DEMO_TENANT, name="Demonstration", rules=_DEMO_RULES, actor=_ACTOR
             )

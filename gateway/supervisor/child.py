@@ -1,4 +1,4 @@
-"""Keeps one process running: starts it, restarts it when it crashes or hangs, and stops it."""
+"""Keeps a process running: starts it, restarts it if it crashes or hangs, and stops it."""
 
 import asyncio
 import contextlib
@@ -15,18 +15,19 @@ from gateway.supervisor.spec import ProcessSpec
 from gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
-# Attempts to reset a process's priority, and seconds between them: the kernel limits the rate.
+# How often to try to reset a process's priority, and the seconds between two attempts. The kernel
+# limits their rate.
 _ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
 ENDED = "ended"
 
 
 class Child:
-    """Runs the process of `spec`; `say` prints a line for the operator.
+    """Runs the process that `spec` describes. `say` prints a line for the operator.
 
-    `changed` is called whenever `pid` changes, with the pid of the process that ended, if any.
-    `restarted` is called with the reason of each restart. If the first process ends before it is
-    ready, it is not restarted, and `until_ready` raises an error.
+    `changed` is called whenever `pid` changes. Its argument is the pid of the process that ended,
+    or `None`. `restarted` is called at each restart, with the reason. If the first process ends
+    before it is ready, the process is not restarted, and `until_ready` raises an error.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Child:
         self.pid: int | None = None
         self.silence = Silence()
         self.has_responded = False
-        """Whether the current process has sent a heartbeat or responded once."""
+        """Whether the current process has sent a heartbeat or has responded to a probe."""
         self._spawner = spawner
         self._say = say
         self._changed = changed
@@ -61,7 +62,7 @@ class Child:
         return self.pid is not None and not self._stopping.is_set()
 
     async def run(self) -> None:
-        """Keep the process running until `stop`."""
+        """Keep the process running until `stop` is called."""
         clock = asyncio.get_running_loop().time
         delay = 0.0
         try:
@@ -111,7 +112,7 @@ class Child:
         if not self.has_responded:
             self.has_responded = True
             if self._is_leaving:
-                self._signal(signal.SIGUSR1)  # its predecessor had received the signal
+                self._signal(signal.SIGUSR1)  # the process before it had received this signal
 
     def announce_stop(self) -> None:
         """Make the process report that it is not ready, while it continues to serve."""
@@ -120,14 +121,17 @@ class Child:
             self._signal(signal.SIGUSR1)
 
     def replace(self, reason: str, why: str) -> None:
-        """Kill the process, which is then restarted; `why` is shown to the operator."""
+        """Kill the process. It is then restarted. `why` is shown to the operator."""
         self._reason = reason
         self.silence = Silence()
         self._say(f"{self.spec.name} {why}; it is killed")
         self._signal(signal.SIGKILL)
 
     async def replace_gently(self, reason: str, why: str) -> None:
-        """Terminate the process, or kill it if it takes too long, and wait for its successor."""
+        """Terminate the process, or kill it if that takes too long.
+
+        Wait until its successor has started.
+        """
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
         await self._terminate()
@@ -136,7 +140,7 @@ class Child:
         await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Terminate the process; kill it if it takes too long or `force` is set.
+        """Terminate the process. Kill it if that takes too long, or when `force` is set.
 
         Returns:
             Whether the process ended without being killed.
@@ -177,7 +181,7 @@ class Child:
 
     @contextlib.contextmanager
     def _heartbeats(self, stack: contextlib.ExitStack) -> Iterator[int | None]:
-        """Yield the descriptor for the process's heartbeats; `None` if it sends none.
+        """Yield the descriptor for the process's heartbeats, or `None` if it sends none.
 
         Heartbeats are read until `stack` is closed.
         """
@@ -204,7 +208,10 @@ class Child:
             os.close(writer)
 
     async def _terminate(self) -> None:
-        """Send SIGTERM and undo a lowered priority, because the supervisor waits for the end."""
+        """Send SIGTERM.
+
+        Reset a lowered priority, because the supervisor waits for the process to end.
+        """
         self._signal(signal.SIGTERM)
         if not self.spec.gives_way:
             return
@@ -244,7 +251,7 @@ def restart_delay(former: float, *, lived: float) -> float:
 
 
 def last_line(log: Path) -> str:
-    """Return the shortened last line of a log in parentheses, to append to a sentence."""
+    """Return the last line of a log, shortened and in parentheses, to append to a sentence."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:

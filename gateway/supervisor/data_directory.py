@@ -23,7 +23,7 @@ _ELSEWHERE = "sockets"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds both keys in plain text, for this process and its first lines of output."""
+    """Holds the admin key and the demo key in plain text, so that the start can print them."""
 
     admin_key: str
     demo_key: str
@@ -38,11 +38,14 @@ class DataDirectory:
         self.placement = root / "placement.yaml"
 
     def secret(self, name: str, make: Callable[[], str] = secrets.token_urlsafe) -> str:
-        """Return the secret stored in the file `name`, which only its owner can read."""
+        """Return the secret in the file `name`, which only its owner can read.
+
+        Make one if it is missing.
+        """
         return kept_secret(self.root / name, make)
 
     def settings_of_children(self, settings: Settings) -> Settings:
-        """Return `settings` for child processes in this directory, without the admin key."""
+        """Return `settings` for child processes that use this directory, without the admin key."""
         return msgspec.structs.replace(
             settings,
             data_dir=self.root,
@@ -53,13 +56,16 @@ class DataDirectory:
         )
 
     def folder(self, name: str) -> Path:
-        """Return a folder below the root, and create it if needed."""
+        """Return a folder below the root. Create it if it does not exist."""
         path = self.root / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def sockets(self) -> Path:
-        """Return the folder for Unix sockets: below the root, or temporary if that path is long."""
+        """Return the folder for Unix sockets.
+
+        It is below the root, or a temporary folder if the path below the root is too long.
+        """
         inside = self.root / "run"
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
             return self.folder("run")
@@ -79,7 +85,7 @@ class DataDirectory:
 
 @contextlib.contextmanager
 def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirectory]:
-    """Lock `root` for this process, and end processes that a killed supervisor left behind.
+    """Lock `root` for this process, and end the processes that a killed supervisor left running.
 
     Raises:
         CannotStart: another process has locked the directory, or it is not writable.
@@ -103,9 +109,11 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             say(f"ended {ended} processes that a former run left behind")
         directory.remove_sockets()
         directory.folder("logs")
-        # These files belong to processes that have ended. The folder may contain other files.
+        # The metric files below belong to processes that have ended. The folder may contain other
+        # files.
         metrics = directory.folder("metrics")
-        # The age of the lock file is the age of the totals, which start again at 0.
+        # Counters start again at 0. The lock file is deleted, too, because its age shows since when
+        # they count.
         for left in (*metrics.glob("*_*.db"), metrics / ".lock"):
             left.unlink(missing_ok=True)
         try:
@@ -116,10 +124,10 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
 
 
 def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: str) -> Credentials:
-    """Return the given keys, and generate and store a key that is not given.
+    """Return the given keys. Generate and store each key that is not given.
 
-    Only the owner of the data directory can read a generated key. It is stored so that a later
-    start can show it again. This is a convenience of `sluicegate up`, not meant for production.
+    A generated key is stored, so that a later start can show it again. Only the owner of the data
+    directory can read it. This is a convenience of `sluicegate up`, not meant for production.
 
     Raises:
         CannotStart: a given key is not 16 to 200 visible ASCII characters.

@@ -1,4 +1,4 @@
-"""Chooses the devices that run the models of `sluicegate up`: all GPUs, or the CPU."""
+"""Chooses the devices that run the models of `sluicegate up`: all GPUs, or else the CPU."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -15,9 +15,9 @@ _GIGABYTE = 1e9
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the GPUs that run models, and the number of backends on each.
+    """Holds the GPUs that run models, and the number of backends on each GPU.
 
-    Without GPUs, the CPU runs the models. `notice` is a line for the operator.
+    If there are no GPUs, the CPU runs the models. `notice` is a line to print for the operator.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -33,10 +33,10 @@ def choose_devices(
     cores: int,
     find: Callable[[], GpusFound] = find_gpus,
 ) -> Devices:
-    """Return the devices for a provider that is set, or else for the installed runtime.
+    """Return the devices that suit the provider in `environment`, or else the installed runtime.
 
     Raises:
-        CannotStart: GPUs are requested but cannot be used.
+        CannotStart: the provider needs GPUs, but they cannot be used.
     """
     asked = environment.get(PROVIDER, "")
     if asked and asked not in GPU_PROVIDERS:

@@ -1,4 +1,4 @@
-"""Declares the error and exit codes of a failed start."""
+"""Declares the error of a failed start, and the exit codes."""
 
 from enum import IntEnum
 
@@ -10,13 +10,13 @@ class ExitCode(IntEnum):
     FAILED = 1
     """A process did not start, or a command failed."""
     BUSY = 2
-    """Another process uses a port or the data directory; also wrong usage of a command."""
+    """Another process uses a port or the data directory. Also the exit code for wrong arguments."""
     CONFIGURATION = 3
     """The configuration document, the environment or a key is invalid."""
 
 
 class CannotStart(Exception):
-    """Sluicegate cannot start; the message says what to do."""
+    """Sluicegate cannot start. The message says what to do."""
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)

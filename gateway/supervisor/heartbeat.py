@@ -1,4 +1,4 @@
-"""Sends heartbeats from an event loop to the supervisor, as bytes in a pipe."""
+"""Sends heartbeats to the supervisor. A heartbeat is a byte that an event loop writes to a pipe."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,10 @@ HEARTBEAT_INTERVAL = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` regularly from the running event loop; `None`: do nothing.
+    """While the context lasts, write a byte to `descriptor` regularly. With `None`, do nothing.
 
-    A timer runs as long as the event loop does, unlike a task, which can fail.
+    A timer of the running event loop writes the bytes. Unlike a task, it cannot fail, so it runs as
+    long as the event loop runs.
     """
     if descriptor is None:
         yield
@@ -23,7 +24,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
     def beat() -> None:
         nonlocal timer
-        # The pipe is full if the reader is suspended, and broken if the reader has ended.
+        # The pipe is full if its reader is suspended, and broken if its reader has ended.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
         timer = loop.call_later(HEARTBEAT_INTERVAL, beat)

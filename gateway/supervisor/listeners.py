@@ -1,4 +1,4 @@
-"""Opens the sockets that children listen on, and keeps them open across restarts."""
+"""Opens the sockets on which children listen, and keeps them open while children restart."""
 
 import contextlib
 import errno
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from gateway.supervisor.errors import CannotStart, ExitCode
 
-# Below the ephemeral ports, so that no outgoing connection takes a backend's port while the backend
-# restarts.
+# Below the ephemeral ports. Otherwise an outgoing connection could take a backend's port while the
+# backend restarts.
 _FREE_PORTS = range(20_000, 32_000)
 _ATTEMPTS = 200
 
@@ -19,12 +19,13 @@ def check_free(host: str, port: int, *, option: str) -> None:
     """Check that no process listens on `port`.
 
     Raises:
-        CannotStart: a process listens. The message names the `option` that sets the port.
+        CannotStart: a process listens on the port. The message names the `option` that sets the
+            port.
     """
     with contextlib.closing(_socket(host)) as candidate:
         try:
             candidate.bind((host, port))
-            candidate.listen()  # fails if another socket is bound but does not listen yet
+            candidate.listen()  # fails even if another socket is only bound to the port
         except OSError as error:
             raise _refused(host, port, option, error) from error
 
@@ -33,10 +34,10 @@ def check_free(host: str, port: int, *, option: str) -> None:
 def open_listeners(
     host: str, port: int, count: int, *, option: str
 ) -> Iterator[Sequence[socket.socket]]:
-    """Open `count` sockets bound to a free port; the children that inherit them call `listen`.
+    """Open `count` sockets bound to one free port. The children that inherit them call `listen`.
 
-    The sockets stay open while this is entered, so that connections in the backlog survive the end
-    of a child.
+    The sockets stay open while the context lasts, so that connections in the backlog survive the
+    end of a child.
 
     Raises:
         CannotStart: the port is in use.
@@ -49,7 +50,7 @@ def open_listeners(
             for listener in opened:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind((host, port))
-                listener.setblocking(False)  # also for the processes that inherit it
+                listener.setblocking(False)  # this also affects processes that inherit the socket
         except OSError as error:
             raise _refused(host, port, option, error) from error
         yield opened
@@ -57,12 +58,14 @@ def open_listeners(
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
-    """Reserve `port`, on which children listen themselves, while this is entered; 0: no port.
+    """While the context lasts, reserve `port`, so that children can open it and listen on it.
+
+    If `port` is 0, nothing is reserved.
 
     Raises:
         CannotStart: the port is in use.
     """
-    # This socket never listens: connections go to the children, which share the port.
+    # This socket never listens, so connections go to the children, which share the port.
     with contextlib.ExitStack() as stack:
         if port:
             stack.enter_context(open_listeners(host, port, 1, option=option))
@@ -71,10 +74,10 @@ def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claim(port: int) -> Iterator[None]:
-    """Lock `port` against other supervisors.
+    """While the context lasts, lock `port` against other supervisors.
 
-    `check_free` does not notice sockets with `SO_REUSEPORT` that do not listen yet. This lock
-    separates two supervisors that start at the same time.
+    `check_free` does not notice sockets with `SO_REUSEPORT` that do not listen yet. Without this
+    lock, two supervisors that start at the same time could both take the port.
 
     Raises:
         CannotStart: another supervisor has locked the port.
@@ -92,7 +95,7 @@ def claim(port: int) -> Iterator[None]:
 
 
 def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
-    """Return a port that no process listens on and that is not in `taken`.
+    """Return a port on which no process listens and that is not in `taken`.
 
     Raises:
         CannotStart: no port is free.
@@ -112,7 +115,7 @@ def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
 def _socket(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of an earlier run in TIME_WAIT must not keep the port busy.
+    # Connections of an earlier run that are in TIME_WAIT must not make the port look used.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return opened
 

@@ -1,21 +1,22 @@
-"""Measures how long a child has been silent although it could have sent a heartbeat."""
+"""Measures how long a child has sent no heartbeat although it could have."""
 
 from pathlib import Path
 
 import msgspec
 
-# Units and field numbers of /proc.
+# Units, and numbers of fields, in files of /proc.
 _PAGE_BYTES = 4096
 _TICKS = 100.0
 _STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
-# The most silence in seconds that one check adds. If more time passed, the supervisor did not run.
+# One check adds at most this many seconds of silence. If more time has passed since the last check,
+# the supervisor itself did not run.
 LONGEST_STEP = 2.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a process as in /proc: its state as in `ps`, CPU time and resident memory.
+    """Describes a process: its state (a letter as in `ps`), CPU time and resident memory.
 
-    `started` is the time of its start, in ticks of the kernel's clock.
+    `started` is when the process started, in ticks of the kernel's clock.
     """
 
     state: str = "S"
@@ -25,13 +26,13 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity_of(pid: int) -> Activity | None:
-    """Return the activity of a process from /proc; `None` if there is no such process."""
+    """Read the activity of a process from /proc. Return `None` if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
     except (OSError, IndexError):
         return None
-    fields = stat.rpartition(b")")[2].split()  # the name before `)` may contain blanks
+    fields = stat.rpartition(b")")[2].split()  # the name before `)` may contain spaces
     return Activity(
         state=fields[_STATE].decode(),
         processor_time=(int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS,
@@ -43,8 +44,9 @@ def activity_of(pid: int) -> Activity | None:
 class Silence:
     """Adds up how long a process has been silent although it could run.
 
-    For a runnable process, only its CPU time counts, so that an overloaded machine does not make a
-    process look dead. The time that a process waits for a disk does not count.
+    If a process could run, only the CPU time that it got counts as silence. So a process does not
+    look dead because the machine is overloaded. The time for which a process waits for a disk does
+    not count.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class Silence:
         self._has_responded = True
 
     def look(self, passed: float, activity: Activity | None) -> float:
-        """Return the seconds of silence; the last look was `passed` seconds ago."""
+        """Return the seconds of silence so far. The last call was `passed` seconds ago."""
         step = min(passed, LONGEST_STEP)
         if activity is not None:
             used = activity.processor_time - self._processor_time

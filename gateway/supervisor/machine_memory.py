@@ -11,7 +11,7 @@ _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of the machine's memory or of the lowest cgroup limit; 0 if unknown."""
+    """Return the machine's memory or the lowest cgroup limit, in bytes; 0 if unknown."""
     return min((found for found in _limits(root) if found > 0), default=0)
 
 
@@ -21,5 +21,5 @@ def _limits(root: Path) -> Iterator[int]:
             if line.startswith("MemTotal:"):
                 yield int(line.split()[1]) * _KIBIBYTE
     for version, folder in cgroup_folders("memory", root):
-        with suppress(OSError, ValueError):  # the root has no file; "max" is no number
+        with suppress(OSError, ValueError):  # the root has no such file; "max" is not a number
             yield int((folder / _LIMIT_FILES[version]).read_text())

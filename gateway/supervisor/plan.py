@@ -1,4 +1,7 @@
-"""Plans every process of `sluicegate up` as a spec, before the first process starts."""
+"""Plans all processes of `sluicegate up` before the first one starts.
+
+A spec describes a process.
+"""
 
 import random
 import socket
@@ -27,9 +30,9 @@ _EVENT_ROLES = (
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the options of `up` that are not settings. Empty keys are generated.
+    """Holds the options of `up` that are not settings. If a key is empty, it is generated.
 
-    The demo models are served if `models` is `None` or `demo_models` is set.
+    The demo models are served if `models` is `None`, or if `demo_models` is set.
     """
 
     workers: int
@@ -39,14 +42,14 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str = ""
     demo_key: str = ""
     grpc_port: int | None = None
-    """`None`: Triton's port, if gRPC is installed and the port is free."""
+    """The port for gRPC. `None` means Triton's port, if gRPC is installed and this port is free."""
     cache_bytes: int = 256 * 1024 * 1024
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the specs of all processes by the order of their start, and the shared settings.
+    """Holds the specs of all processes in the order in which they start, and their settings.
 
-    `demo_models` is the folder for the demo models, if they are served.
+    If the demo models are served, `demo_models` is the folder for them.
     """
 
     settings: Settings
@@ -72,7 +75,7 @@ def plan_up(
     `workers` and `admin` are the sockets that the children inherit.
 
     Raises:
-        CannotStart: there is no Valkey for this machine, or no free port.
+        CannotStart: Valkey is not available for this machine, or no port is free.
     """
     valkey_spec = partial(
         valkey.valkey_spec,
@@ -119,7 +122,7 @@ def plan_up(
 
 
 def write_placement(path: Path, backends: Iterable[ProcessSpec]) -> None:
-    """Replace the file with the regions of `backends`, which gateways read."""
+    """Replace the file at `path` from which gateways read the regions and their backends."""
     pools: dict[str, list[dict[str, str]]] = {}
     for spec in backends:
         pools.setdefault(spec.region, []).append(

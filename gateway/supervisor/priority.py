@@ -1,12 +1,12 @@
 """Gives processes that handle usage events a lower priority than processes that serve requests.
 
-Linux may group processes by session (autogroup), and then schedules groups before processes. In
-that case `nice` has no effect between processes of different sessions, so the niceness of the
-autogroup is set as well.
+Linux may group processes by session (autogroup). It then divides CPU time first among groups, and
+only then among the processes of a group. In that case, `nice` has no effect between processes of
+different sessions, so the niceness of the autogroup is set as well.
 
-The niceness is 10, a tenth of the weight of a process with niceness 0. With 19, a seventieth of the
-weight, billing took 102 s to start and store 200 events beside eight busy processes on two cores.
-With 10 it took 0.2 s.
+The niceness is 10, which gives a process a tenth of the weight that niceness 0 gives. Niceness 19
+would give a seventieth: beside eight busy processes on two cores, billing then took 102 s to start
+and store 200 events. With niceness 10, it took 0.2 s.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LOW = 10
 _NORMAL = 0
-# Without root, the kernel allows one change of an autogroup every 0.1 s on the whole machine.
+# On the whole machine, the kernel lets users other than root change an autogroup only every 0.1 s.
 _ATTEMPTS = 10
 _BETWEEN = 0.11
 
@@ -25,7 +25,7 @@ _BETWEEN = 0.11
 def give_way(
     group: Path = Path("/proc/self/autogroup"), *, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Lower the priority of this process, and of its autogroup if there is one."""
+    """Lower the priority of this process, and of its autogroup if it has one."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LOW)
     if os.getsid(0) != os.getpid():
@@ -37,12 +37,12 @@ def give_way(
 
 
 def end_giving_way(process: int) -> bool:
-    """Restore the priority of a process, because the supervisor waits for its end.
+    """Restore the priority of a process when the supervisor waits for it to end.
 
-    An unprivileged process cannot raise the priority of a process, but of an autogroup.
+    A process that is not privileged can raise the priority of an autogroup, but not of a process.
 
     Returns:
-        False if the caller may try again after 0.1 s; true if that would change nothing.
+        False if the caller should try again after 0.1 s. True if there is nothing more to do.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0))
@@ -50,7 +50,7 @@ def end_giving_way(process: int) -> bool:
 
 
 def _weigh(group: Path, niceness: int) -> bool:
-    """Set the niceness of an autogroup; return false if the caller may try again."""
+    """Set the niceness of an autogroup. Return false if the caller should try again."""
     try:
         if group.exists():
             group.write_text(str(niceness))

@@ -1,4 +1,4 @@
-"""Probes children for readiness: a probe returns why a child is not ready, or ""."""
+"""Probes children for readiness. A probe returns why a child is not ready, or "" if it is."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ READY_PATH = "/health/ready"
 
 
 async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
-    """Probe a process with its readiness route."""
+    """Probe a process by a request to its readiness route."""
     try:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
@@ -20,10 +20,10 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
 
 
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:
-    """Probe whether a child listens on the socket that it inherited, then run `rest`.
+    """Probe whether a child listens on the socket that it inherited. If so, run the probe `rest`.
 
-    Workers share a port, so a request cannot choose a worker. The state of the socket shows which
-    worker listens.
+    Workers share a port, so a request cannot choose the worker that answers. But the state of a
+    worker's own socket shows whether the worker listens.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "does not listen yet"
@@ -31,7 +31,10 @@ async def probe_listener(listener: socket.socket, rest: Probe) -> str:
 
 
 async def probe_valkey(path: str) -> str:
-    """Probe a Valkey with PING on its Unix socket. It responds PONG once its data is loaded."""
+    """Probe a Valkey with PING on its Unix socket.
+
+    It responds with PONG once its data is loaded.
+    """
     answer = await _ping(path)
     if not answer:
         return "does not respond yet"
@@ -44,7 +47,7 @@ async def valkey_answers(path: str) -> bool:
 
 
 async def _ping(path: str) -> bytes:
-    """Return the response to PING; empty if there is none within a second."""
+    """Return the response to PING, or nothing if there is no response within a second."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(path)

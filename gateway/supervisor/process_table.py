@@ -1,6 +1,7 @@
 """Reads and writes `processes.json`, which lists running processes.
 
-Operators read it, and a new supervisor ends the processes of a killed one with it.
+Operators read it. With it, a new supervisor finds and ends the processes of a supervisor that was
+killed.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ FILE = "processes.json"
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a process.
 
-    `started` is the time of its start on the kernel's clock, which differs if a pid is reused.
+    `started` is when the process started, on the kernel's clock. It shows whether a pid was reused
+    for another process.
     """
 
     role: ProcessRole
@@ -33,9 +35,9 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
-    """Replace the table atomically; return the reason if that fails, else "".
+    """Replace the table atomically. Return the reason if that fails, else "".
 
-    A full disk must not end the supervisor.
+    No error is raised, because a full disk must not end the supervisor.
     """
     text = msgspec.json.format(msgspec.json.encode(entries), indent=1)
     temporary = folder / f".{FILE}"
@@ -50,7 +52,7 @@ def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
 
 
 def read_table(folder: Path) -> list[ProcessEntry]:
-    """Return the table; empty if there is no readable table."""
+    """Return the table, or an empty list if there is no readable table."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessEntry])
     except (OSError, msgspec.DecodeError):
@@ -58,19 +60,19 @@ def read_table(folder: Path) -> list[ProcessEntry]:
 
 
 def start_of(pid: int) -> int:
-    """Return when a process started, in ticks of the kernel's clock; 0 if unknown."""
+    """Return when a process started, in ticks of the kernel's clock, or 0 if that is unknown."""
     activity = activity_of(pid)
-    # A process in state Z or X has ended, but its parent has not yet waited for it.
+    # A process in the state Z or X has ended, but its parent has not read its exit status yet.
     return 0 if activity is None or activity.state in "ZX" else activity.started
 
 
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill the children of a supervisor that was killed; return their number.
+    """Kill the children that a killed supervisor left running; return their number.
 
-    A process counts as such a child only if its pid and its start time are in one entry of the
-    table.
+    A process counts as such a child only if an entry of the table has both its pid and its start
+    time.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

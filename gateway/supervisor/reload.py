@@ -1,4 +1,4 @@
-"""Makes the operators' listener reload the configuration folder at SIGHUP."""
+"""Makes the operators' listener reload the configuration folder when the supervisor gets SIGHUP."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """Holds the fields of a response that are shown, of a success or a problem document."""
+    """Holds the fields of the response that are shown. The response may be a problem document."""
 
     generation: int | None = None
     notice: str = ""
@@ -25,7 +25,7 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
 async def reload_configuration(
     settings: Settings, admin_key: str, tell: Callable[[str], None]
 ) -> None:
-    """Reload the configuration and report the outcome with `tell`; never raises."""
+    """Reload the configuration, and report the outcome with `tell`. Raises no errors."""
     try:
         status, body = await ask(
             reachable(settings.admin_host),
@@ -46,7 +46,8 @@ async def reload_configuration(
 async def refuse_reload(tell: Callable[[str], None]) -> None:
     """Report that nothing is reloaded, because this supervisor runs no operators' listener.
 
-    Another program may use the port, and must not receive the admin key.
+    Nothing is sent to the listener's port, because another program may use it and must not get the
+    admin key.
     """
     tell(
         "the configuration was not reloaded: this supervisor runs no operators' listener; use"
@@ -55,7 +56,7 @@ async def refuse_reload(tell: Callable[[str], None]) -> None:
 
 
 def describe(status: int, answer: ReloadAnswer) -> str:
-    """Return a line that describes the response of the reload route."""
+    """Return a line that describes the response of the route that reloads."""
     if answer.generation is not None:
         waiting = "" if status == 200 else ", which not every worker uses yet"  # noqa: PLR2004 - OK
         notice = f"; {answer.notice}" if answer.notice else ""

@@ -10,16 +10,17 @@ from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import reserve_port
 
 PREFERRED: Final = 8001
-"""Triton's port, which its clients use by default."""
+"""Triton's port for gRPC. Triton's clients use it by default."""
 OPTION: Final = "--grpc-port"
 _LIBRARIES: Final = ("grpc", "google.protobuf")
 
 
 @contextlib.contextmanager
 def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
-    """Reserve the requested port while this is entered, and yield it; 0: no port.
+    """While the context lasts, reserve a port for gRPC; yield the port, or 0 if there is none.
 
-    `None` requests `PREFERRED`, if gRPC is installed and the port is free.
+    `asked` is the requested port. `None` requests `PREFERRED`, if gRPC is installed and that port
+    is free.
 
     Raises:
         CannotStart: the requested port is in use, or gRPC is not installed.
@@ -38,7 +39,7 @@ def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -
 
 
 def check_rpc(port: int) -> None:
-    """Check that gRPC is installed, if workers are to serve it on `port`.
+    """Check that gRPC is installed if `port` is not 0, that is, if workers are to serve gRPC.
 
     Raises:
         CannotStart: gRPC is not installed.

@@ -1,4 +1,4 @@
-"""Runs the gateway processes of one machine (`sluicegate gateway`), without Redis or backends."""
+"""Runs the gateway's own processes on a machine (`sluicegate gateway`)."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,11 @@ from gateway.supervisor.up import check_configuration
 def run_gateway(
     settings: Settings, *, workers: int, admin: bool, say: Callable[[str], None]
 ) -> None:
-    """Run the workers, the shipper, and with `admin` the operators' listener.
+    """Run the workers and the shipper; with `admin`, also run the operators' listener.
 
     Raises:
-        CannotStart: for example, a port is in use, the configuration is invalid or a process fails.
+        CannotStart: for example, a port is in use, the configuration is invalid, or a process
+            fails.
     """
     check_configuration(settings)
     check_rpc(settings.grpc_port)

@@ -18,7 +18,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Spawner:
-    """Starts children with this process's environment, except its keys, and their own variables."""
+    """Starts child processes.
+
+    A child gets this process's environment without its keys, and the variables in its own spec.
+    """
 
     def __init__(self, *, logs: Path | None) -> None:
         self._logs = logs
@@ -26,13 +29,13 @@ class Spawner:
         self._before_exec = _die_with_parent()
 
     def log_of(self, spec: ProcessSpec) -> Path | None:
-        """Return the log file of a child; `None` if it has none."""
+        """Return the log file of a child, or `None` if it has none."""
         return None if self._logs is None else self._logs / f"{spec.name}.log"
 
     async def spawn(
         self, spec: ProcessSpec, *, heartbeat: int | None = None
     ) -> asyncio.subprocess.Process:
-        """Start a child that writes its heartbeats to the pipe `heartbeat`.
+        """Start a child. It writes its heartbeats to the pipe `heartbeat`.
 
         Raises:
             OSError: the program cannot be started.
@@ -46,7 +49,8 @@ class Spawner:
         if heartbeat is not None:
             inherited.append(heartbeat)
             own[spec.heartbeat_variable] = str(heartbeat)
-        # Append mode: rotation truncates the file while the child has it open.
+        # The log is opened for appending, because rotation empties the file while the child has it
+        # open.
         with contextlib.nullcontext() if path is None else path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *spec.argv,
@@ -55,8 +59,8 @@ class Spawner:
                 stderr=asyncio.subprocess.STDOUT,
                 env={**self._environment, **own},
                 pass_fds=inherited,
-                # In its own session, a child does not receive the terminal's Ctrl-C. Only the
-                # supervisor does, which then stops the children in order.
+                # A child in its own session does not get the terminal's Ctrl-C. Only the supervisor
+                # gets it, and then stops the children in order.
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )
@@ -70,10 +74,12 @@ class Spawner:
         secret: str = "",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Run a program to its end. `secret` is its input; its output goes to `tell` and a log.
+        """Run a program to its end.
+
+        It gets `secret` as input. Its output goes to `tell` and to a log.
 
         Raises:
-            CannotStart: the program failed. The message contains its last line.
+            CannotStart: the program failed. The message contains the last line of its output.
         """
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -96,7 +102,7 @@ class Spawner:
 
 
 def _inherited_environment() -> dict[str, str]:
-    # The gateway calls this machine's backends on loopback without TLS.
+    # The backends on this machine listen on loopback, and the gateway calls them without TLS.
     own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY", "SLUICEGATE_BACKEND_TLS_")
     inherited = process_environment().items()
     return {name: value for name, value in inherited if not name.startswith(own)}
@@ -105,7 +111,7 @@ def _inherited_environment() -> dict[str, str]:
 async def _talk(
     process: asyncio.subprocess.Process, secret: str, path: Path, tell: Callable[[str], None]
 ) -> str:
-    """Write `secret` to a process and read its output to the end; return the last line."""
+    """Write `secret` to a process, and read its output to the end; return the last line."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     with contextlib.suppress(ConnectionError):  # it ended without reading; its output explains why
@@ -124,21 +130,22 @@ async def _talk(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function that the child calls so that it is killed when its parent ends.
+    """Return a function that the child calls. The child is then killed when its parent ends.
 
-    The kernel watches the thread that forked. This is the main thread, which runs the event loop.
+    In fact, the kernel kills the child when the thread that forked it ends. That is the main
+    thread, which runs the event loop.
     """
     if sys.platform != "linux":
         return None
-    # looked up before the fork, because the child must not take locks
+    # Looked up before the fork, because the child must not take locks before `exec`.
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def before_exec() -> None:
-        # Ignored until the child has a handler, because the signal would end the child.
+        # SIGUSR1 would end a child that has no handler for it yet, so it is ignored at first.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the call
+        if os.getppid() != parent:  # the parent ended before the child made this call
             os._exit(1)
 
     return before_exec

@@ -22,8 +22,8 @@ class ProcessRole(StrEnum):
     GATEWAY = "gateway"
 
 
-# Producers stop before consumers: workers finish their requests while backends still run, and usage
-# events are shipped and billed while Valkey still runs.
+# A process stops before the processes that it needs. Workers finish their requests while backends
+# still run. Usage events are shipped and billed while Valkey still runs.
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
     (ProcessRole.GATEWAY, ProcessRole.BATCHES),
     (ProcessRole.ADMIN,),
@@ -34,17 +34,18 @@ STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
 )
 
 
-# Returns within about a second why a process is not ready, or ""; never raises.
+# Returns why a process is not ready, or "" if it is ready. Takes about a second at most, and raises
+# no errors.
 Probe = Callable[[], Awaitable[str]]
 
 
 async def is_started() -> str:
-    """Return "": the process is ready as soon as it runs."""
+    """Return "". This probe is for a process that is ready as soon as it runs."""
     return ""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a child. `name` is unique and names its log; `address` is where it listens."""
+    """Describes a child. `name` is unique and is the name of its log. It listens on `address`."""
 
     name: str
     role: ProcessRole
@@ -58,26 +59,31 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     use this GPU."""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
-    """A socket of the supervisor that the child and its successors inherit.
+    """A socket that the supervisor holds. The child and its successors inherit the socket.
 
-    Such a child serves HTTP. At SIGUSR1 it reports that it is not ready, and continues to serve.
+    A child with a listener serves HTTP. After SIGUSR1, it reports that it is not ready, but
+    continues to serve.
     """
     siblings: tuple[socket.socket, ...] = ()
-    """Sockets of other workers on the same port. The child accepts connections that wait there
-    because their worker does not accept them."""
+    """Sockets of other workers on the same port. The child accepts connections that wait in the
+    backlog of one of these sockets because its worker does not accept them."""
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 120.0
     ready_after_response_within: float = 60.0
-    """Seconds from the child's first sign of life (its models are loaded) until it is ready."""
+    """Maximum seconds from the child's first heartbeat or response until the child is ready. A
+    backend has loaded its models by its first response."""
     heartbeat_variable: str = ""
-    """The environment variable with the descriptor for heartbeats; empty: the child sends none."""
+    """The environment variable that tells the child the descriptor for heartbeats. If it is empty,
+    the child sends no heartbeats."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
-    """Returns whether a child that sends no heartbeats responds; never raises."""
+    """For a child that sends no heartbeats: returns whether the child responds. Raises no
+    errors."""
     silent_within: float = 0.0
-    """Seconds of silence after which the child is replaced; 0: never."""
+    """Seconds of silence after which the child is replaced. With 0, it is never replaced for
+    silence."""
     memory_bytes: int = 0
-    """Resident memory above which the child is replaced; 0: no limit."""
+    """A child with more resident memory than this is replaced. 0 means no limit."""
     gives_way: bool = False
     """Whether the child has a low priority (`gateway.supervisor.priority`) until it is stopped."""
 
@@ -88,7 +94,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:
-    """Return `specs` in groups that stop together, in the order of stopping."""
+    """Return `specs` in groups.
+
+    The groups stop one after the other. The processes of a group stop together.
+    """
     specs = list(specs)
     groups = [[spec for spec in specs if spec.role in roles] for roles in STOP_ORDER]
     return [group for group in groups if group]

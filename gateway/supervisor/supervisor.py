@@ -1,4 +1,4 @@
-"""Owns child processes: starts them together, keeps them running, and stops them in order."""
+"""Starts child processes together, keeps them running, and stops them in order."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from gateway.telemetry.restarts import RestartCounts
 
 
 class Supervisor:
-    """Runs child processes while it is entered."""
+    """Runs child processes while its context lasts."""
 
     def __init__(
         self, *, root: Path, spawner: Spawner, say: Callable[[str], None], address: str = ""
@@ -51,7 +51,7 @@ class Supervisor:
         await self._group.__aexit__(None, None, None)
 
     def start(self, specs: Sequence[ProcessSpec]) -> list[Child]:
-        """Start a child for each spec, and return the children at once."""
+        """Start a child for each spec. Return the children without waiting until they are ready."""
         children = [
             Child(
                 spec=spec,
@@ -76,9 +76,10 @@ class Supervisor:
         await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
-        """Stop all children in the order of roles, or at once when `force` is set.
+        """Stop all children in the order of their roles. When `force` is set, stop them at once.
 
-        Before that, children that serve HTTP report for `delay` seconds that they are not ready.
+        For `delay` seconds before the stop, children that serve HTTP report that they are not
+        ready.
         """
         children = {child.spec.name: child for child in self._children}
         await self._announce(force, delay)
@@ -101,7 +102,8 @@ class Supervisor:
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
-            # Live gauges of an ended process must not be added to other processes' gauges.
+            # Live gauges of a process that has ended must not be added to the gauges of other
+            # processes.
             for left in (self._root / "metrics").glob(f"gauge_live*_{ended}.db"):
                 with contextlib.suppress(OSError):  # the disk may be read-only
                     left.unlink()
@@ -124,7 +126,7 @@ class Supervisor:
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Close the listeners of `group` once no connection waits in their backlogs."""
+    """Wait until no connection waits in a backlog of the group's listeners; then close these."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return
@@ -137,7 +139,10 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
 
 
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Return the results of all coroutines. The first error cancels the others and is raised."""
+    """Run coroutines at the same time; return their results.
+
+    If one raises an error, the others are cancelled, and the error is raised.
+    """
     async with TaskScope() as tasks:
         return await asyncio.gather(*map(tasks.create_task, work))
 
@@ -150,14 +155,15 @@ async def supervise(
     delay: float = 0.0,
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Run `start`, wait for SIGINT or SIGTERM, and stop all children; a second signal forces it.
+    """Run `start`, wait for SIGINT or SIGTERM, and stop all children.
 
-    After SIGTERM, children serve for `delay` seconds and report that they are not ready, so that
-    load balancers can react. SIGINT comes from a terminal and has no delay. SIGHUP runs `reload`.
-    `beside` runs until the end and is then cancelled.
+    A second signal makes the stop immediate. After SIGTERM, children continue to serve for `delay`
+    seconds but report that they are not ready, so that load balancers can react. SIGINT comes from
+    a terminal, so there is no delay. SIGHUP runs `reload`. `beside` runs at the same time, until
+    all children have stopped.
 
     Raises:
-        CannotStart: from `start`, after all running children were stopped.
+        CannotStart: `start` raised it. All running children were stopped first.
     """
     signals, hangup, is_ready = _StopSignals(supervisor.say), asyncio.Event(), asyncio.Event()
 
@@ -182,7 +188,7 @@ async def supervise(
 
 
 class _StopSignals:
-    """Holds the state of a stop by SIGINT or SIGTERM."""
+    """Holds which signals to stop have arrived."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.stopping, self.force = asyncio.Event(), asyncio.Event()
@@ -209,7 +215,7 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
 
 
 async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run all coroutines until one ends or fails, and cancel the others."""
+    """Run coroutines at the same time until one ends or fails; then cancel the others."""
     async with TaskScope() as tasks:
         running = [tasks.create_task(each) for each in work]
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

@@ -20,17 +20,19 @@ from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 
-# `-P`, because the working directory may contain another folder `gateway`.
+# With `-P`, Python does not import from the working directory, which may contain another folder
+# `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
 _ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - compared, not bound
 _BEYOND_DRAIN = 5.0
 _OF_BACKENDS = 0.8
-"""The fraction of the memory for backends. Gateway processes and Valkey use the rest."""
-# Factor on the timeout: loading a large model may block a backend's interpreter for so long.
+"""Backends may use this fraction of the memory. The gateway's processes and Valkey use the rest."""
+# Backends get a timeout that is longer by this factor, because loading a large model may block a
+# backend's interpreter.
 _LOADING = 3.0
 _READY_WITHIN = 120.0
-# At the first start on a GPU, a backend compares graph variants and builds engines.
+# The first start on a GPU takes longer: a backend compares variants of graphs, and builds engines.
 _READY_ON_GPU_WITHIN = 1800.0
 _ON_CPU = Devices()
 
@@ -45,10 +47,10 @@ def backend_specs(
     memory: int = 0,
     devices: Devices = _ON_CPU,
 ) -> list[ProcessSpec]:
-    """Return the backends of the regions, each on a free loopback port that it keeps.
+    """Return the backends of the regions. Each gets a free loopback port, which it keeps.
 
-    Without GPUs, a region has one backend. If the settings have no memory limit, the backends
-    divide `memory` bytes among them; 0: no limit.
+    If there are no GPUs, a region has one backend. If the settings have no memory limit, the
+    backends share `memory` bytes equally. If `memory` is 0, they have no limit.
     """
     places = list(_places(regions, devices))
     sharing = Counter(gpu.uuid for _, gpu in places if gpu is not None)
@@ -74,7 +76,7 @@ def backend_specs(
                 region=region,
                 index=index,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
-                # No delay, because the gateways that call it stop first.
+                # A backend stops without a delay, because the gateways that call it stop first.
                 environment={
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
@@ -94,7 +96,7 @@ def backend_specs(
 
 
 def _places(regions: Sequence[str], devices: Devices) -> Iterator[tuple[str, Gpu | None]]:
-    """Yield the region and the GPU of each backend, assigning GPUs to regions in turn."""
+    """Yield the region and the GPU of each backend. Regions get GPUs in turn."""
     if not devices.gpus:
         yield from ((region, None) for region in regions)
         return
@@ -105,7 +107,7 @@ def _places(regions: Sequence[str], devices: Devices) -> Iterator[tuple[str, Gpu
 
 
 def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
-    """Return the environment of a backend that sees only this GPU, as device 0."""
+    """Return the environment of a backend. The backend sees only this GPU, as device 0."""
     return {
         "CUDA_VISIBLE_DEVICES": gpu.uuid,
         PROVIDER: provider,
@@ -117,9 +119,9 @@ def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
 def first_of_devices(
     backends: Sequence[ProcessSpec],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Return the backends to start at once, and the backends to start when these are ready.
+    """Return the backends to start first, and the backends to start when the first are ready.
 
-    A GPU's first backend measures its models while no other backend uses the GPU.
+    The first backend on a GPU measures its models. No other backend may use the GPU meanwhile.
     """
     seen: set[str] = set()
     first: list[ProcessSpec] = []
@@ -136,7 +138,8 @@ def worker_specs(
 ) -> list[ProcessSpec]:
     """Return the spec of a worker for each listener.
 
-    A worker with `alone` is ready when it listens, because its dependencies are not started here.
+    With `alone`, the dependencies of the workers are not started here, so a worker counts as ready
+    when it listens.
     """
     specs = []
     for index, listener in enumerate(listeners):
@@ -163,7 +166,7 @@ def worker_specs(
 def admin_spec(
     settings: Settings, listener: socket.socket, admin_key: str, *, alone: bool = False
 ) -> ProcessSpec:
-    """Return the spec of the operators' listener, the only process with the admin key."""
+    """Return the spec of the operators' listener. Only this process gets the admin key."""
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
@@ -181,7 +184,7 @@ def admin_spec(
 def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[ProcessSpec]:
     """Return the specs of background processes, which have a low priority.
 
-    `roles` may be the shipper, billing, the request log and batches.
+    Possible `roles` are the shipper, billing, the request log and batches.
     """
     return [
         msgspec.structs.replace(
@@ -194,13 +197,14 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the address at which this machine reaches a listener bound to `host`."""
+    """Return the address at which processes on this machine reach a listener bound to `host`."""
     return _ANYWHERE.get(host, host)
 
 
 def preface_of_workers(settings: Settings) -> Preface:
-    """Return the bytes that the customers' listener expects from the supervisor before HTTP."""
-    # A connection to an address of this machine has the same source address.
+    """Return what the supervisor must send to the customers' listener before HTTP."""
+    # The supervisor is a trusted proxy if the listener's address is one: a connection to an address
+    # of this machine has the same source address.
     is_proxy = settings.proxy_protocol and _address_of(settings.host) in Networks(
         settings.trusted_proxies
     )
@@ -208,7 +212,7 @@ def preface_of_workers(settings: Settings) -> Preface:
 
 
 def preface_of_admin(settings: Settings) -> Preface:
-    """Return the bytes that the operators' listener expects before HTTP."""
+    """Return what the supervisor must send to the operators' listener before HTTP."""
     return Preface(settings.admin_tls_certificate is not None)
 
 
@@ -225,7 +229,7 @@ def child_command(entry: str) -> tuple[str, ...]:
 def _address_of(host: str) -> str:
     host = reachable(host)
     try:
-        return socket.gethostbyname(host)  # as `bind` does
+        return socket.gethostbyname(host)  # `bind` resolves the name in the same way
     except OSError:
         return host  # an IPv6 address, or an unknown name, to which nothing can be bound
 
@@ -239,7 +243,7 @@ def _serving(
     preface: Preface,
     alone: bool,
 ) -> ProcessSpec:
-    """Return `spec` with HTTP served on `listener`."""
+    """Return a copy of `spec` for a process that serves HTTP on `listener`."""
     rest = is_started if alone else partial(probe_http, reachable(host), port, preface)
     return msgspec.structs.replace(
         spec,

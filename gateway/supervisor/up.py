@@ -39,7 +39,8 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
     """Run all processes until a signal ends them.
 
     Raises:
-        CannotStart: for example, a port is in use, the configuration is invalid or a process fails.
+        CannotStart: for example, a port is in use, the configuration is invalid, or a process
+            fails.
     """
     started = time.monotonic()
 
@@ -79,14 +80,14 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
 
 
 def check_configuration(settings: Settings) -> None:
-    """Check the document and the certificates before anything starts.
+    """Check the configuration document and the certificates before anything starts.
 
     Raises:
         CannotStart: the document or a certificate is invalid.
     """
     try:
         check_memory(parse_sources(read_folder(settings.config)), settings.memory_limit_bytes)
-        client_tls(settings).renew()  # raises an error for unusable files
+        client_tls(settings).renew()  # raises an error if the files are unusable
         check_listeners(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
@@ -96,7 +97,7 @@ def check_runtime() -> None:
     """Check that exactly one model runtime is installed.
 
     Raises:
-        CannotStart: no runtime is installed, or two that conflict.
+        CannotStart: no runtime is installed, or two runtimes that conflict.
     """
     if conflict := conflict_of_runtimes():
         raise CannotStart(conflict)
@@ -111,7 +112,7 @@ def check_models(options: UpOptions) -> None:
     """Check that there are models to serve.
 
     Raises:
-        CannotStart: there are none.
+        CannotStart: there are no models.
     """
     if options.models is None:
         return
@@ -133,13 +134,13 @@ def _model_names(repository: Path) -> set[str]:
 
 
 def _described(broken: dict[str, str]) -> str:
-    """Return lines about models that are not served; empty if all models are."""
+    """Return lines about the models that are not served, or nothing if all models are served."""
     lines = [f"  {name}: {reason}\n" for name, reason in sorted(broken.items())]
     return "".join(["Not served:\n\n", *lines, "\n"]) if lines else ""
 
 
 class _Up:
-    """Starts everything, each step as soon as its dependencies are ready."""
+    """Starts all processes. Each starts as soon as the processes that it needs are ready."""
 
     def __init__(
         self,

@@ -14,7 +14,8 @@ from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
-# The state Valkey holds limits, streams and configuration. It keeps everything and evicts nothing.
+# The state Valkey holds limits, streams and configuration. It stores everything on disk and evicts
+# nothing.
 _APPEND = ("--appendonly", "yes", "--appendfsync", "everysec")
 STATE_OPTIONS = (*_APPEND, "--maxmemory-policy", "noeviction")
 
@@ -43,7 +44,7 @@ def find_program() -> Path:
 
 
 def cache_options(max_bytes: int) -> tuple[str, ...]:
-    """Return the options of the cache Valkey: bounded, LFU eviction, no persistence."""
+    """Return the options of the cache Valkey: limited memory, LFU eviction, nothing on disk."""
     bound = ("--maxmemory", str(max_bytes), "--maxmemory-policy", "allkeys-lfu")
     return ("--appendonly", "no", *bound)
 

@@ -1,4 +1,4 @@
-"""Replaces children that are silent or exceed their memory limit."""
+"""Replaces children that are silent or that exceed their memory limit."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +8,8 @@ from gateway.supervisor.liveness import Activity, activity_of
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"
-# Factor on the memory limit beyond which a process is killed: it may grow faster than it drains.
+# A process that exceeds its memory limit by this factor is killed. It may grow faster than it can
+# finish its work.
 _RUNAWAY = 1.5
 _MEBIBYTE = 1024 * 1024
 
@@ -16,9 +17,9 @@ _MEBIBYTE = 1024 * 1024
 class Watchdog:
     """Checks every child once a second by reading `/proc`.
 
-    A child that is silent for `spec.silent_within` seconds is killed. Children above
-    `spec.memory_bytes` are terminated one at a time. A child that exceeds the limit by half is
-    killed.
+    A child that is silent for `spec.silent_within` seconds is killed. Children with more memory
+    than `spec.memory_bytes` are terminated, one at a time. A child that exceeds this limit by half
+    is killed.
     """
 
     def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
@@ -62,7 +63,7 @@ class Watchdog:
 
 
 async def _ask(child: Child) -> None:
-    """Call a child that sends no heartbeats, and record its response."""
+    """Send a request to a child that sends no heartbeats, and record its response."""
     pid, ask = child.pid, child.spec.sign_of_life
     if ask is not None and await ask() and child.pid == pid:
         child.record_response()

@@ -1,4 +1,4 @@
-"""Publishes a listener's open, refused and closed connections, and its certificate."""
+"""Publishes metrics about a listener's connections and its certificate."""
 
 from prometheus_client import CollectorRegistry
 
@@ -28,9 +28,9 @@ class EdgeMetrics:
         self._instruments.set_gauge("open_connections", count, (self._listener,))
 
     def refused(self, reason: str) -> None:
-        """Count a refused connection; `reason` is one of a fixed set."""
+        """Count a refused connection. `reason` is one of a few fixed words."""
         self._instruments.add("refused_connections_total", (self._listener, reason))
 
     def closed(self, reason: str) -> None:
-        """Count a connection that was closed because its peer read too slowly."""
+        """Count a connection that was closed because its client read too slowly."""
         self._instruments.add("closed_readers_total", (self._listener, reason))

@@ -1,4 +1,4 @@
-"""Stores a traced request as exemplar of each latency bucket, in a file beside the metrics.
+"""Stores a traced request for each latency bucket as its exemplar, in a file beside the metrics.
 
 The metrics library does not support exemplars for several processes. Each worker therefore writes
 its exemplars to its own file, and the operators' listener shows the newest exemplar of each bucket.
@@ -25,13 +25,13 @@ _BOUNDS: Final[list[str]] = [
 ]
 _MAX_EXEMPLARS: Final = 2000
 _OLDEST: Final = 900.0
-"""Seconds after which an exemplar is too old to be shown."""
+"""Exemplars older than this many seconds are not shown."""
 Key = tuple[str, str, str, str]
-"""Route, model, outcome and the upper bound of the bucket."""
+"""Identifies a bucket: the route, the model, the outcome, and the bucket's upper bound."""
 
 
 class StoredExemplar(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Identifies a request by its trace id; `time` is in seconds since 1970."""
+    """Identifies a request by its trace id. `time` is in seconds since 1970."""
 
     key: Key
     trace: str
@@ -48,7 +48,10 @@ class ExemplarFile:
         self._has_changed = False
 
     def add(self, labels: tuple[str, str, str], duration: float, trace: str) -> None:
-        """Store a request with these metric labels as the newest exemplar of its bucket."""
+        """Store a request as the newest exemplar of its bucket.
+
+        The request has the metric's `labels`.
+        """
         key = (*labels, _BOUNDS[bisect_left(SECONDS, duration)])
         if len(self._newest) < _MAX_EXEMPLARS or key in self._newest:
             now = time.time()  # noqa: TID251 - shown beside other machines' times
@@ -98,7 +101,7 @@ def with_exemplars(metrics: Iterable[Metric], folder: Path) -> list[Metric]:
             labels = sample.labels
             if "le" not in labels:
                 continue
-            # An older version, whose files are read until they are added up, had other labels.
+            # The files of an older version, which had other labels, are still read for a while.
             found = exemplars.get(
                 (
                     *(labels.get("route", ""), labels.get("model", "")),

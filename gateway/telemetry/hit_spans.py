@@ -1,7 +1,8 @@
 """Encodes the spans of replayed memory hits from a template.
 
-The spans of equal hits differ in ids, times and the request id only. A template is one encoding
-with placeholders for these values. Filling it in takes a quarter of the time of building spans.
+The spans of equal hits differ only in span ids, times and the request id. A template is the
+encoding of such spans, with placeholders for these values. Filling in a template takes a quarter of
+the time that building the spans takes.
 """
 
 import re
@@ -23,7 +24,7 @@ from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
-# Placeholders for ids and times while a template is built. No other value has these bytes.
+# These values stand for ids and times while a template is built. No other value has these bytes.
 _TRACE: Final = b"\xf0" * 16
 _MARKS: Final = {
     name: bytes([0xF1 + number]) * 8
@@ -52,10 +53,11 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
 
 
 class HitTemplate:
-    """Encodes the spans of hits that are equal to `hit`, with or without a remote parent.
+    """Encodes the spans of hits that are equal to `hit`.
 
-    `make` builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded
-    spans lack the request id, for example because the environment limits attributes.
+    With `has_parent`, the hits have a remote parent span. Otherwise, they have none. `make` builds
+    a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded spans do not
+    contain the request id, for example because the environment limits attributes.
     """
 
     def __init__(
@@ -85,8 +87,8 @@ class HitTemplate:
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return the encoded spans of a hit as a list with one element for each span.
 
-        All bytes are in the first element. The others are empty, so that `SpanQueue` counts the
-        spans correctly.
+        The first element has all bytes. The other elements are empty; they let `SpanQueue` count
+        the spans correctly.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)
@@ -98,7 +100,10 @@ class HitTemplate:
 
 
 class SpanList(SpanSink):
-    """Collects spans built by `make`; the first spans get the placeholder ids `names`."""
+    """Collects spans that `make` builds.
+
+    The first spans get the ids `names`, which are placeholders.
+    """
 
     def __init__(self, make: Callable[..., ReadableSpan], *names: bytes) -> None:
         self._make = make
@@ -127,10 +132,10 @@ def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
 
 
 def _opened(spans: bytes, request_id: bytes) -> tuple[bytes, list[int]]:
-    """Return encoded spans as a `%` template with placeholders for the marks and `request_id`.
+    """Return encoded spans as a `%` template. Placeholders replace the marks and `request_id`.
 
-    The numbers identify the value of each placeholder: 0 is the trace id, then come `_MARKS` and
-    last the request id.
+    The second result says which value each placeholder stands for: 0 is the trace id, the numbers
+    after that are `_MARKS`, and the last number is the request id.
     """
     marks = [_TRACE, *_MARKS.values(), request_id]
     parts = re.split(b"(%b)" % b"|".join(map(re.escape, marks)), spans)

@@ -1,7 +1,7 @@
-"""Creates the instruments of declared metrics on first use.
+"""Creates the instrument of a declared metric when the metric is first used.
 
-Names come from the catalogue, without `sluicegate_`. A name that is not declared raises `KeyError`,
-so the metrics page documents every metric.
+A metric's name is its name in the catalogue without `sluicegate_`. A name that is not in the
+catalogue raises `KeyError`. So every metric on the metrics page is documented.
 """
 
 import math
@@ -22,7 +22,10 @@ class TalliedHistogram(Histogram):
     """A histogram that can add many observations at once."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations, as counts for each bucket and their sum."""
+        """Add observations.
+
+        `counts` holds their number in each bucket, and `total` the sum of their values.
+        """
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -35,7 +38,7 @@ class Instruments:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._declared: Mapping[str, MetricDeclaration] = gateway_metrics()
-        # counters, gauges and histograms, which have different methods
+        # `Any`: counters, gauges and histograms have different methods
         self._families: dict[str, Any] = {}
         self._children: dict[tuple[str, Labels], Any] = {}
         self._values: dict[tuple[str, Labels], float] = {}
@@ -54,9 +57,10 @@ class Instruments:
     def set_total(
         self, name: str, total: float, labels: Labels = NO_LABELS, *, source: str = ""
     ) -> None:
-        """Add to a counter the growth of the running total of `source` since the last call.
+        """Raise a counter by as much as a running total has grown since the last call.
 
-        If `total` is below the last one, the source has restarted from 0.
+        `source` names where the running total comes from. If `total` is less than at the last call,
+        the source has started again from 0.
         """
         key = (source, name, labels)
         grown = total - self._totals.get(key, 0.0)
@@ -65,30 +69,37 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Start counting at `total`, for a running total that outlives this process.
+        """Let `set_total` count from `total` on. For a running total that outlives this process.
 
         Only the first call has an effect.
         """
         self._totals.setdefault(("", name, labels), total)
 
     def record(self, name: str, value: float, labels: Labels, *, source: str) -> None:
-        """Set a gauge to `value`, or a counter to the running total `value`."""
+        """Set a gauge to `value`. For a counter, `value` is a running total; see `set_total`."""
         if self._declared[PREFIX + name].kind is MetricKind.COUNTER:
             self.set_total(name, value, labels, source=source)
         else:
             self.set_gauge(name, value, labels)
 
     def add_durations(self, name: str, labels: Labels, counts: Sequence[int], total: float) -> None:
-        """Add observations to a histogram, as counts for each bucket and their sum."""
+        """Add observations to a histogram.
+
+        `counts` holds their number in each bucket, and `total` the sum of their values.
+        """
         if any(counts):
             self._child(name, labels).add(counts, total)
 
     def retain(self, names: Iterable[str], keep: Collection[Labels]) -> None:
-        """Hide all labels of the gauges `names` except `keep`, until they are set again."""
+        """Hide all series of the gauges `names`, except series whose labels are in `keep`.
+
+        A hidden series is shown again when it is set.
+        """
         for name in names:
             for labels in [labels for (one, labels) in self._values if one == name]:
                 if labels not in keep:
-                    # The metrics page omits NaN, because a value cannot be removed from the files.
+                    # A value cannot be removed from the files, so NaN marks it. The metrics page
+                    # leaves NaN out.
                     self._child(name, labels).set(math.nan)
                     del self._values[name, labels]
 

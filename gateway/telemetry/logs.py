@@ -1,4 +1,4 @@
-"""Writes log lines to standard output, as JSON or text: a constant message and its fields."""
+"""Writes log lines to standard output as JSON or text. A line is a constant message and fields."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
-# The warnings of these loggers quote a caller's `tracestate`, or headers with secrets.
+# The warnings of these loggers may contain a caller's `tracestate`, or headers with secrets.
 _QUOTING = ("opentelemetry.trace.span", "opentelemetry.util.re")
 _ErrorInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -22,8 +22,8 @@ _ErrorInfo = (
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object.
 
-    Exceptions are shown by type and origin only. `process` names this process among the processes
-    that write to the same output.
+    Of an exception, only the type and origin are shown. Several processes write to the same output;
+    `process` is the name of this one.
     """
 
     def __init__(self, process: str = "") -> None:
@@ -36,9 +36,9 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(self.fields(record), enc_hook=str).decode()
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """Return the fields of `record`, starting with the fields that every line has."""
+        """Return the fields of `record`. The fields that every line has come first."""
         fields: dict[str, object] = {
-            # RFC 3339 in UTC, as in the logs of backends.
+            # Times are RFC 3339 in UTC, as in the logs of backends.
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             **self._process,
@@ -54,17 +54,17 @@ class JsonFormatter(logging.Formatter):
     def formatException(self, ei: _ErrorInfo) -> str:
         """Return the type and origin of the exception, but not its message.
 
-        The message may quote a caller's text.
+        The message may contain a caller's text.
         """
         return _describe(ei[1]) if ei[1] is not None else ""
 
 
 class TextFormatter(JsonFormatter):
-    """Formats a record as text: time, level, process, message, then fields as `name=value`."""
+    """Formats a record as text: time, level, process, message, and then fields as `name=value`."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """Return `record` as one line of text. Values are JSON, which has no line breaks."""
+        """Return `record` as one line of text. Values are JSON, so they contain no line breaks."""
         fields = self.fields(record)
         head = [str(fields.pop(name)) for name in ("time", "level", "process") if name in fields]
         message = str(fields.pop("message")).replace("\n", " ")
@@ -79,7 +79,7 @@ def _text(value: object) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the types of `error` and its causes, each with its stack frames, innermost first."""
+    """Return the types of `error` and of its causes. Each has its stack frames, innermost first."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
@@ -92,7 +92,7 @@ def _describe(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines, and silently drops a line that cannot be written, as on a full disk.
+    """Writes lines, and silently drops lines that cannot be written, for example on a full disk.
 
     `logging` would print a traceback to the same output for each such line.
     """

@@ -1,12 +1,13 @@
 """Stores a process's metrics in files that the operators' listener reads.
 
-The files have the format of the library `prometheus_client`. The library creates sparse files and
-maps them into memory; on a full disk, the kernel kills a process that writes to them. This module
-reserves every block first. While the disk is full, values stay in memory.
+The files have the format of the library `prometheus_client`. The library itself creates sparse
+files and maps them into memory. On a full disk, the kernel then kills a process that writes to such
+a file. This module therefore reserves the blocks of a file first. While the disk is full, values
+stay in memory.
 
-A process locks its files while it lives. When another process starts, it adds the values of dead
-processes to the files of process 0 and deletes their files. Series that this version does not
-declare are dropped.
+A process locks its files while it lives. When a process starts, it adds the values of processes
+that have ended to the files named for process 0, and deletes the files of the ended processes.
+Series that this version does not declare are dropped.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _RETRY: Final = 1.0
 
 Allocate = Callable[[int, int, int], None]
 IsKept = Callable[[str], bool]
-"""Returns whether the value of a key is still needed."""
+"""Returns whether the value of a key should be kept."""
 
 
 class MetricFile:
@@ -68,17 +69,20 @@ class MetricFile:
         return isinstance(self._buffer, mmap.mmap)
 
     def read(self, key: str) -> float:
-        """Return the value of `key`; a new key has the value 0."""
-        position = self._position(key)  # first, because it may replace the buffer
+        """Return the value of `key`. A new key has the value 0."""
+        position = self._position(key)  # called first, because it may replace the buffer
         value, _ = _VALUE.unpack_from(self._buffer, position)
         return float(value)
 
     def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
-        """Set the value of `key`, and return to the file if the disk has room again."""
+        """Set the value of `key`.
+
+        Switch from memory back to the file if the disk has room again.
+        """
         position = self._position(key)
         if not self.is_on_disk and self._clock() >= self._retry_at:
             self._attach()
-        # One assignment, so that a reader never sees half of a value.
+        # A single assignment writes the whole value, so that no reader sees half of it.
         self._buffer[position : position + _VALUE.size] = _VALUE.pack(value, timestamp)
 
     def close(self) -> None:
@@ -125,7 +129,7 @@ class MetricFile:
         self._buffer = memory
 
     def _create(self) -> None:
-        """Create the file under a hidden name, because readers reject an empty file."""
+        """Create the file under a hidden name at first, because readers reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
         file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -145,7 +149,10 @@ class MetricFile:
 
 
 class MetricFiles:
-    """Holds this process's files in `folder`, one for each kind of metric, with a common lock."""
+    """Holds this process's files in `folder`.
+
+    There is one for each kind of metric, with one lock.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.lock = Lock()
@@ -153,14 +160,14 @@ class MetricFiles:
         self._files: dict[str, MetricFile] = {}
 
     def of(self, kind: str) -> MetricFile:
-        """Return the file for metrics of a kind, such as `counter` or `gauge_livesum`."""
+        """Return the file for a kind of metrics, such as `counter` or `gauge_livesum`."""
         if kind not in self._files:
             self._files[kind] = MetricFile(self._folder / f"{kind}_{os.getpid()}.db")
         return self._files[kind]
 
 
 class FileValue:
-    """Implements the interface of `prometheus_client` for a metric's value."""
+    """Holds a metric's value. Implements the interface that `prometheus_client` requires."""
 
     _multiprocess = True
 
@@ -200,8 +207,7 @@ class FileValue:
     def set_exemplar(self, exemplar: object) -> None:
         """Do nothing.
 
-        Prometheus' client library does not store exemplars of several processes, so these files do
-        not either.
+        The format of these files, which is that of `prometheus_client`, has no exemplars.
         """
 
     def get_exemplar(self) -> None:
@@ -213,22 +219,23 @@ def _keep_all(_: str) -> bool:
 
 
 def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
-    """Store every metric created from now on in files in `folder`.
+    """Store every metric that is created from now on in files in `folder`.
 
-    Call it once per process, before the first metric is created. The process must not fork.
+    Call this once in a process, before the first metric is created. The process must not fork
+    afterwards.
     """
     add_up_dead(folder, is_kept=is_kept)
     values.ValueClass = partial(FileValue, MetricFiles(folder))
 
 
 def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
-    """Add the values of dead processes to the files of process 0, and delete their files.
+    """Add the values of ended processes to the files of process 0, and delete the added files.
 
     Values for which `is_kept` returns false are dropped.
     """
     with files_held(folder, exclusive=True):
         for total in folder.glob(f"*_{_DEAD}.db"):
-            with contextlib.suppress(OSError):  # the disk is full: a later start retries
+            with contextlib.suppress(OSError):  # the disk is full; a later start retries
                 _drop(total, is_kept)
         for path in sorted(folder.glob("*_*.db")):
             kind, _, process = path.stem.rpartition("_")
@@ -237,19 +244,19 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
             try:
                 if not kind.startswith("gauge"):
                     _add(path, folder / f"{kind}_{_DEAD}.db", is_kept)
-            except OSError:  # the disk is full: a later start retries
+            except OSError:  # on a full disk, a process that starts later retries
                 continue
             path.unlink(missing_ok=True)
 
 
 def counted_since(folder: Path) -> int | None:
-    """Return when counting into the totals in `folder` began, in nanoseconds since 1970.
+    """Return since when the counters in `folder` count, in nanoseconds since 1970.
 
-    Totals outlive worker processes. A supervisor that starts deletes them together with the lock
-    file.
+    This is when the lock file was created. The counters outlive worker processes. When a supervisor
+    starts, it deletes the counters and the lock file.
     """
     try:
-        # nothing changes the file after its creation
+        # Nothing changes the lock file after its creation.
         return (folder / _LOCK_NAME).stat().st_mtime_ns
     except OSError:
         return None
@@ -257,10 +264,13 @@ def counted_since(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
-    """Lock the folder: shared to read files, exclusive to add them up."""
+    """Lock the folder.
+
+    A shared lock is for reading the files, an exclusive one for adding them up.
+    """
     try:
         file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError:  # the disk is full: one read may be wrong
+    except OSError:  # the disk is full, so there is no lock, and one read may be wrong
         yield
         return
     try:
@@ -297,7 +307,7 @@ def _write(total: Path, sums: Mapping[str, float]) -> None:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the values of a file; empty if a crash has corrupted it."""
+    """Return the values in a file, or nothing if a crash has corrupted the file."""
     try:
         found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
         return {key: value for key, value, *_ in found}
@@ -306,7 +316,7 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _entry(key: str, value: float) -> bytes:
-    """Return a value's encoding in a file."""
+    """Return the bytes that stand for a value in a file."""
     encoded = key.encode()
     padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
     return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)

@@ -9,14 +9,14 @@ from gateway.errors import ConfigurationError
 
 
 class MetricPush(Protocol):
-    """Pushes metrics to a collector. Failures raise nothing and block nobody."""
+    """Pushes metrics to a collector. A failure raises no error and makes nobody wait."""
 
     async def run(
         self,
         read: Callable[[], Awaitable[Iterable[Any]]],  # metric families of `prometheus_client`
         stop: asyncio.Event,
     ) -> None:
-        """Push the metrics that `read` returns, repeatedly, until `stop` is set."""
+        """Push the metrics that `read` returns at intervals, until `stop` is set."""
         ...
 
 
@@ -32,16 +32,16 @@ def push_from(
 ) -> MetricPush:
     """Return the push that `environ`, the process's environment, configures.
 
-    `counted_since` is when the machine's totals began (nanoseconds), if they are older than the
-    process.
+    If the machine's counters are older than this process, `counted_since` is since when they count,
+    in nanoseconds since 1970.
 
     Raises:
-        ConfigurationError: the configuration is impossible, or a package is not installed.
+        ConfigurationError: the configuration is invalid, or a package is not installed.
     """
     drop_unusable(environ)
     if not is_push_wanted(environ):
         return NoPush()
-    # The SDK reads the environment when it is imported.
+    # Imported here, because the SDK reads the environment when it is imported.
     from backends.otlp_metrics import open_pusher  # noqa: PLC0415
 
     attributes = {"service.name": "sluicegate-gateway", "service.instance.id": instance}

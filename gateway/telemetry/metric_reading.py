@@ -1,4 +1,4 @@
-"""Reads selected metrics from the files of all processes, without building the metrics page."""
+"""Reads some metrics from the files of all processes, without building the whole metrics page."""
 
 import math
 import struct
@@ -13,7 +13,7 @@ from gateway.telemetry.metric_files import files_held
 
 Labels = tuple[tuple[str, str], ...]
 Series = tuple[str, Labels]
-"""The name of a sample, and its labels sorted by name."""
+"""The name of a series, and its labels sorted by name."""
 _ADD_UP: Final[dict[str, Callable[[float, float], float]]] = {
     "counter": float.__add__,
     "histogram": float.__add__,
@@ -30,17 +30,18 @@ _MAX_KEYS: Final = 200_000
 class MetricReader:
     """Reads the metrics `names` from the files in `folder`.
 
-    A counter is named without `_total`. Histogram buckets are not cumulative. Not thread-safe.
+    In `names`, a counter's name does not end in `_total`. The values of histogram buckets are not
+    cumulative. Not thread-safe.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._folder = folder
         self._names = frozenset(names)
-        # Decoded keys, because the same keys are read repeatedly.
+        # Caches decoded keys, because the same keys are read again and again.
         self._keys: dict[str, Series | None] = {}
 
     def read(self) -> dict[Series, float]:
-        """Return the values by series, without files that a crash has corrupted."""
+        """Return the value of each series. Files that a crash has corrupted are left out."""
         found: dict[Series, float] = {}
         with files_held(self._folder, exclusive=False):
             for path in self._folder.glob("*.db"):
@@ -55,7 +56,7 @@ class MetricReader:
         return found
 
     def _series(self, key: str) -> Series | None:
-        """Return the series of a key; `None` if its metric is not selected."""
+        """Return the series of a key, or `None` if its metric is not in `names`."""
         if key not in self._keys:
             if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()

@@ -1,8 +1,8 @@
 """Counts a worker's requests and items, and publishes the statistics of its components.
 
 On the request path, methods only add to Python numbers, because incrementing an instrument costs as
-much as a cache lookup. `flush` adds the numbers to the instruments. Refusals by limits are rare and
-counted in the instruments directly.
+much as a cache lookup. `flush` later adds these numbers to the instruments. Refusals by limits are
+rare, so they increment the instruments directly.
 """
 
 from bisect import bisect_left
@@ -49,10 +49,10 @@ def outcome_of(status: int, code: str) -> str:
 
 
 class GatewayMetrics:
-    """Counts requests, items, rows and tokens. The request path calls each method.
+    """Counts requests, items, rows and tokens. The request path calls its methods.
 
-    Call `flush` about once a second and at the end. After `kill -9`, the counts since the last
-    `flush` are lost.
+    Call `flush` about once a second and before the process ends. If the process is killed, the
+    counts since the last `flush` are lost.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -83,7 +83,7 @@ class GatewayMetrics:
         durations = self._durations.get(key)
         if durations is None:
             durations = self._durations[key] = DurationCounts(SECONDS)
-        # The code of `DurationCounts.add`, inlined to save a call for each hit.
+        # This is the code of `DurationCounts.add`, inlined to save a call for each hit.
         durations.counts[bisect_left(SECONDS, duration)] += count
         durations.total += duration * count
 
@@ -97,7 +97,7 @@ class GatewayMetrics:
         status: int = 200,
         code: str = "",
     ) -> None:
-        """Store a request as exemplar, by the trace of `traceparent`."""
+        """Store a request with the trace context `traceparent` as an exemplar."""
         labels = (route, model, outcome_of(status, code))
         self.exemplars.add(labels, duration, traceparent[3:35])
 
@@ -111,9 +111,9 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count items of a revision that ended as `source`, and the rows and tokens computed."""
+        """Count items of a revision with the outcome `source`, and the rows and tokens computed."""
         self._items[model, revision, source] += count
-        if rows:  # the code of `work`, inlined to save a call
+        if rows:  # this is the code of `work`, inlined to save a call
             self._rows[model] += rows
             self._tokens[model] += tokens
 
@@ -165,7 +165,7 @@ class GatewayMetrics:
         self._shed[reason] += 1
 
     def shadowed(self, policy: str) -> None:
-        """Count a request that the limit `policy` would have refused outside of shadow mode."""
+        """Count a request that the limit `policy`, which is in shadow mode, would have refused."""
         self.instruments.add("limit_decisions_total", (policy, "shadow_refused"))
 
     def statistics(self, component: str, statistics: msgspec.Struct) -> None:

@@ -17,12 +17,13 @@ from gateway.telemetry.restarts_collector import RestartsCollector
 def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
     """Return the metrics in `folder` and the supervisor's counts in `data_dir`, sorted by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    collector: Any = MultiProcessCollector  # whose methods have no types
+    collector: Any = MultiProcessCollector  # Any: its methods have no types
     with files_held(folder, exclusive=False):
         paths = [str(path) for path in folder.glob("[!.]*.db")]
         read = collector._read_metrics(paths)  # noqa: SLF001 - values are filtered in between
     for metric in read.values():
-        # NaN marks a value that a process no longer shows; another process may still show it.
+        # NaN marks a series that a process no longer shows. Another process may still show the
+        # series.
         metric.samples = [sample for sample in metric.samples if not math.isnan(sample.value)]
     added_up = collector._accumulate_metrics(read, accumulate=True)  # noqa: SLF001 - as above
     found = [*added_up, *RestartsCollector(data_dir).collect()]
@@ -30,7 +31,7 @@ def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
 
 
 class ReadMetrics(Collector):
-    """Gives metrics that were already read to `prometheus_client`, which encodes them."""
+    """Passes metrics that were read already to `prometheus_client`, so that it encodes them."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

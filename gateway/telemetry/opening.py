@@ -14,13 +14,13 @@ def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: st
     `environ` must be the process's environment.
 
     Raises:
-        ConfigurationError: the configuration is impossible, or a package is not installed.
+        ConfigurationError: the configuration is invalid, or a package is not installed.
     """
     drop_unusable(environ)
     contexts = ContextReader(environ.get("OTEL_PROPAGATORS", ""))
     if not is_tracing_wanted(environ):
         return Tracer(contexts)
-    # The SDK reads the environment when it is imported.
+    # Imported here, because the SDK reads the environment when it is imported.
     from gateway.telemetry.otel_tracer import open_tracer  # noqa: PLC0415
 
     attributes = {"service.name": service}

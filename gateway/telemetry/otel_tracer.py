@@ -1,6 +1,6 @@
 """Records spans and exports them with OpenTelemetry's exporters.
 
-W3C trace context links them to the spans of backends.
+W3C trace context links the gateway's spans to the spans of backends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from gateway.telemetry.tracing import ReplayedHit, Tracer
 
 _MAX_ATTRIBUTES: Final = 16
 _MAX_TEMPLATES: Final = 4096
-# The second flag says that the trace id is random (W3C Trace Context level 2).
+# The second flag says that the trace id is random; see W3C Trace Context level 2.
 _NEW_TRACE: Final = TraceFlags(SAMPLED | 2)
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 
@@ -62,7 +62,7 @@ class OtelTracer(Tracer):
         self._queue.add((None, None, partial(self._hit_spans, hit, context)))
 
     def _hit_spans(self, hit: ReplayedHit, context: str) -> Sequence[ReadableSpan | bytes]:
-        # Templates do not support `tracestate`, which is rare and would be in every span.
+        # Templates do not support `tracestate`. It is rare, and would be in every span.
         if self._queue.takes_encoded and len(context) <= LENGTH:
             kind = hit.name, hit.model, hit.revision, context != ""
             template = self._templates.get(kind)
@@ -82,7 +82,8 @@ class OtelTracer(Tracer):
         started, context = time_ns() - int(age * 1e9), span.traceparent
         if not (isinstance(span, UnsampledSpan) and span.begins_trace):
             return self._begin(name, context, SpanKind.SERVER, {}, started)
-        # Backends may have received this span's ids already. The span is the root of its trace.
+        # The span keeps its ids, because backends may have received them. It is the root of its
+        # trace.
         own = _parsed(context, is_remote=False)
         return RecordedSpan(self, name, own, None, kind=SpanKind.SERVER, started=started)
 
@@ -122,7 +123,7 @@ class OtelTracer(Tracer):
 
     @override
     def close(self) -> None:
-        """Send the queued spans for at most a few seconds."""
+        """Send the queued spans. This takes at most a few seconds."""
         self._provider.shutdown()
 
     def _make(
@@ -157,7 +158,10 @@ class OtelTracer(Tracer):
         return template
 
     def _ids(self, context: str) -> tuple[bytes, bytes]:
-        """Return the ids of the trace and its parent span; without a context, of a new trace."""
+        """Return the ids of the trace and of the parent span.
+
+        Without a context, begin a new trace.
+        """
         if context:
             return bytes.fromhex(context[3:35]), bytes.fromhex(context[36:52])
         return self.sampler.new_trace_id().to_bytes(16, "big"), b""
@@ -185,19 +189,19 @@ class OtelTracer(Tracer):
 def open_tracer(
     environ: Mapping[str, str], attributes: Mapping[str, str], contexts: ContextReader
 ) -> OtelTracer:
-    """Return a tracer for a service with `attributes`, configured by `environ`.
+    """Return a tracer that `environ` configures, for a service with `attributes`.
 
     Raises:
-        TracingProblem: the configuration is impossible, or a package is not installed.
+        TracingProblem: the configuration is invalid, or a package is not installed.
     """
     queue = open_queue(environ)
     return OtelTracer(queue, open_provider(queue, attributes), contexts)
 
 
 def _limits() -> SpanLimits | None:
-    """Return the limits on attributes in the environment; `None` if there are none."""
+    """Return the environment's limits on attributes of spans, or `None` if there are none."""
     limits = SpanLimits()
-    # A limit above the number of attributes that spans have here has no effect.
+    # A limit has no effect if the gateway's spans never have that many attributes.
     is_unlimited = limits.max_span_attribute_length is None and (
         limits.max_span_attributes is None or limits.max_span_attributes >= _MAX_ATTRIBUTES
     )

@@ -1,7 +1,7 @@
 """Measures the durations of request phases.
 
-It uses `perf_counter`, because the event loop's clock stands still while callbacks run and has a
-resolution of a millisecond.
+It uses `perf_counter`. The event loop's clock would not do: it stands still while callbacks run,
+and has a resolution of a millisecond.
 """
 
 from bisect import bisect_left
@@ -16,16 +16,19 @@ PHASES: Final = ("admission", "cache", "wait", "dispatch")
 
 
 class PhaseDurations:
-    """Holds the durations of each phase until the next flush. Belongs to the event loop."""
+    """Holds the durations of each phase until the next flush. Only the event loop uses it."""
 
     def __init__(self) -> None:
         self.clock = perf_counter
         self._counts = {phase: DurationCounts(SECONDS) for phase in PHASES}
 
     def end(self, phase: str, began: float, count: int = 1) -> float:
-        """Count a phase from `began` until now, `count` times; return the present time."""
+        """Count a phase that lasted from `began` until now. Return the present time.
+
+        The phase counts `count` times.
+        """
         now = self.clock()
-        # The code of `DurationCounts.add`, inlined to save a call.
+        # This is the code of `DurationCounts.add`, inlined to save a call.
         durations = self._counts[phase]
         durations.counts[bisect_left(SECONDS, now - began)] += count
         durations.total += (now - began) * count
@@ -36,7 +39,7 @@ class PhaseDurations:
         self._counts[phase].add(duration, count)
 
     def take(self) -> Iterator[tuple[str, list[int], float]]:
-        """Yield each phase's name, counts by bucket and sum since the last call."""
+        """Yield each phase's name, counts by bucket, and total duration since the last call."""
         for phase, durations in self._counts.items():
             counts, total = durations.take()
             yield phase, counts, total

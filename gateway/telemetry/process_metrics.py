@@ -1,4 +1,4 @@
-"""Measures a process: the delays of its event loop, resident memory and CPU time."""
+"""Measures the delays of a process's event loop, its resident memory and its CPU time."""
 
 import contextlib
 import os

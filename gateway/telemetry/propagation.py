@@ -1,8 +1,8 @@
 """Reads trace contexts of requests in the formats that `OTEL_PROPAGATORS` names.
 
-W3C Trace Context is read here. OpenTelemetry's propagators read other formats, such as `b3`, if
-their packages are installed. Requests to backends always carry W3C Trace Context. `baggage` is
-neither read nor passed on.
+This module itself reads W3C Trace Context. OpenTelemetry's propagators read other formats, such as
+`b3`, if their packages are installed. Requests to backends always have W3C Trace Context. `baggage`
+is neither read nor passed on.
 """
 
 import logging
@@ -18,21 +18,23 @@ _log = logging.getLogger(__name__)
 
 
 class ContextReader:
-    """Reads trace contexts in the formats `names`, the value of `OTEL_PROPAGATORS`.
+    """Reads trace contexts in the formats `names`. That is the value of `OTEL_PROPAGATORS`.
 
-    A format that is unknown or whose package is not installed is ignored with a warning.
+    If a format is unknown, or its package is not installed, a warning is logged and the format is
+    ignored.
     """
 
     def __init__(self, names: str = "") -> None:
         formats = {name.strip().lower() for name in names.split(",")} - {""} or DEFAULT
         self._reads_w3c = "tracecontext" in formats and "none" not in formats
         self.split = split_context if self._reads_w3c else _without_context
-        """Returns the trace context of a request's bytes, and the bytes without it."""
+        """Returns the trace context in a request's bytes, and the bytes without the trace
+        context."""
         others = set() if "none" in formats else formats - {"tracecontext", "baggage"}
         self._others = [found for name in sorted(others) if (found := _installed(name))]
 
     def read(self, headers: Headers) -> str:
-        """Return the trace context that `headers` (names in lower case) carry."""
+        """Return the trace context in `headers`, whose names are in lower case."""
         context = context_of(headers) if self._reads_w3c else ""
         if context or not self._others:
             return context

@@ -14,7 +14,7 @@ OK: Final = Status()
 
 
 class SpanSink(Protocol):
-    """Receives ended spans."""
+    """Receives spans that have ended."""
 
     def add(
         self,
@@ -26,12 +26,12 @@ class SpanSink(Protocol):
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status = OK,
     ) -> None:
-        """Queue a span; `times` are its start and end. Never waits and never raises."""
+        """Queue a span that began and ended at `times`. Never waits and never raises."""
         ...
 
 
 class RecordedSpan(Span):
-    """Records a step that began at `started` (nanoseconds since 1970); 0 means now."""
+    """Records a step that began at `started`, in nanoseconds since 1970. 0 means now."""
 
     is_recorded = True
 
@@ -64,10 +64,10 @@ class RecordedSpan(Span):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            # The code of a `GatewayError`, or the code or cause of a `CallFailed`. A message could
-            # contain a caller's text.
+            # This is the code of a `GatewayError`, or the code or cause of a `CallFailed`. It is
+            # not the error's message, because that could contain a caller's text.
             code = getattr(error, "code", "") or getattr(error, "cause", "")
-            self.fail(str(code) or type(error).__name__)  # an enumeration is encoded slowly
+            self.fail(str(code) or type(error).__name__)  # `str`: an enumeration is encoded slowly
         self.end()
 
     @property

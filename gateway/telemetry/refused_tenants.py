@@ -1,6 +1,6 @@
 """Counts the requests that limits refused for each tenant.
 
-A metric cannot have tenants as labels, because there are too many.
+There are too many tenants to make them labels of a metric.
 """
 
 import time
@@ -23,7 +23,7 @@ class TenantRefusals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedTenants:
-    """Counts refusals over the last 30 to 60 seconds, for at most 1,000 tenants."""
+    """Counts each tenant's refusals in the last 30 to 60 seconds, for at most 1,000 tenants."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Counts process restarts in a file that the metrics page reads."""
+"""Counts restarts of processes in a file, which the metrics page reads."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,9 +9,10 @@ FILE = "restarts.json"
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts restarts of `role` processes for `reason` since the supervisor started.
+    """Counts restarts, since the supervisor started, of processes of one `role` for one `reason`.
 
-    Reasons: `ended` (exited), `silent` (no heartbeat), `memory` (above its limit).
+    The reasons are `ended` (the process exited), `silent` (it sent no heartbeat) and `memory` (it
+    used more memory than its limit).
     """
 
     role: str
@@ -20,14 +21,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartCounts:
-    """Counts one supervisor's restarts, and writes the file in `folder` at each change."""
+    """Counts the restarts by one supervisor, and writes a file in `folder` after each restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, role: str, reason: str) -> None:
-        """Count a restart. On a full disk, the file keeps the old counts."""
+        """Count a restart. If the disk is full, the file keeps the old counts."""
         self._counts[role, reason] += 1
         restarts = [
             Restart(role=role, reason=reason, count=count)
@@ -46,7 +47,7 @@ class RestartCounts:
 
 
 def read_restarts(folder: Path) -> list[Restart]:
-    """Return the counts in `folder`; empty if there is no file."""
+    """Return the counts in `folder`, or an empty list if there is no file."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=list[Restart])
     except (OSError, msgspec.DecodeError):

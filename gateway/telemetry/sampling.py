@@ -1,6 +1,7 @@
-"""Decides which traces are recorded, with the rules of the OpenTelemetry SDK's samplers.
+"""Decides which traces are recorded, by the same rules as the OpenTelemetry SDK's samplers.
 
-The SDK's own sampler takes 2 µs for a decision, a seventh of the cost of a cache hit.
+The SDK's own sampler is not used: it takes 2 µs for a decision, a seventh of the time of a cache
+hit.
 """
 
 import sys
@@ -18,14 +19,14 @@ _ALL: Final = 1 << 64
 class HeadSampler:
     """Decides whether to record a request, from its trace context.
 
-    `sampler` is a sampler that `OTEL_TRACES_SAMPLER` can name. Each of them records the trace ids
-    whose last 64 bits are below a bound. A parent-based sampler follows the parent's decision if
-    there is a parent.
+    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these records a
+    trace if the last 64 bits of its id are below a bound. A parent-based sampler follows the
+    parent's decision if there is a parent.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         self._follows_parent = isinstance(sampler, ParentBased)
-        # The SDK has no public attribute for it.
+        # The SDK has no public attribute for the bound.
         root: Sampler = getattr(sampler, "_root", sampler)
         if isinstance(root, TraceIdRatioBased):
             self.bound = root.bound
@@ -40,20 +41,20 @@ class HeadSampler:
         if not context:
             return getrandbits(64) < self.bound
         if self._follows_parent:
-            return context[54] in ODD  # the code of `is_sampled`, inlined to save a call
+            return context[54] in ODD  # this is the code of `is_sampled`, inlined to save a call
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Return the distance to the next recorded request without a context; 1: the next request.
+        """Draw which of the next requests without a trace context is recorded; 1 is the next one.
 
-        Counting down costs half of drawing random bits for each request, and has the same
-        distribution.
+        The caller counts requests down to that one. This costs half as much as drawing random bits
+        for each request, and records requests with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize
         return 1 + int(log(1.0 - random()) / log1p(-self.bound / _ALL))  # noqa: S311 - no secret
 
     def new_trace_id(self) -> int:
-        """Return the id of a new sampled trace, which other services' samplers record, too."""
+        """Return the id of a new trace. The samplers of other services record this id, too."""
         low = (getrandbits(64) * (self.bound or _ALL)) >> 64
         return getrandbits(64) << 64 | low or 1

@@ -1,7 +1,7 @@
-"""Implements spans that are not recorded: they pass a trace context on and read no clock.
+"""Implements spans that are not recorded. They only pass a trace context on.
 
-`recorded_spans` implements recorded spans. This module does not import OpenTelemetry, which is
-needed only if tracing is on.
+`recorded_spans` implements spans that are recorded. This module does not import OpenTelemetry,
+because OpenTelemetry is needed only if tracing is on.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from gateway.telemetry.trace_context import unsampled
 Attributes = Mapping[str, str | int | float | bool]
 NO_ATTRIBUTES: Final[Attributes] = {}
 MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
-"""The attributes of a lookup in memory."""
+"""The attributes of a cache lookup in memory."""
 
 
 class Span:
-    """A step that is not recorded. It passes its caller's trace context on.
+    """A step that is not recorded. It passes its caller's trace context on to child steps.
 
-    As a context manager, it ends the step.
+    Used as a context manager, it ends the step on exit.
     """
 
     is_recorded = False
@@ -52,16 +52,16 @@ class Span:
     def record(
         self, name: str, started: int, ended: int, attributes: Attributes = NO_ATTRIBUTES
     ) -> None:
-        """Record a child step that has ended; times are in nanoseconds since 1970."""
+        """Record a child step that has ended. Times are in nanoseconds since 1970."""
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Set an attribute, which must not contain a caller's text."""
+        """Set an attribute. Its value must not contain a caller's text."""
 
     def fail(self, code: str) -> None:
         """Mark the step as failed with the error code `code`."""
 
     def end(self) -> None:
-        """End the step. A second call has no effect."""
+        """End the step. Ending it again has no effect."""
 
 
 NO_SPAN: Final = Span()
@@ -70,8 +70,8 @@ NO_SPAN: Final = Span()
 class UnsampledSpan(Span):
     """Stands for a request that is not sampled.
 
-    Its trace context lacks the flag `sampled`, so backends do not record the request either.
-    Without a caller's trace context, it begins a new trace.
+    The flag `sampled` is not set in its trace context, so that backends do not record the request
+    either. If the caller sent no trace context, a new trace begins.
     """
 
     def __init__(self, traceparent: str = "") -> None:

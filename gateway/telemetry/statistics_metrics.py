@@ -1,8 +1,8 @@
 """Maps the statistics of components to metrics.
 
-A component's `statistics()` returns a struct. Each field is a number, a state of a circuit breaker,
-or a mapping from labels to numbers. In `labels`, `$component` stands for the component's name, and
-`$number` for the number at the end of that name.
+A component's `statistics()` returns a struct. Each field is a number, the state of a circuit
+breaker, or a mapping from labels to numbers. In `labels`, `$component` stands for the component's
+name, and `$number` stands for the number at the end of this name.
 """
 
 import re
@@ -18,7 +18,10 @@ _NAME: Final = re.compile(r"(.+?)(?:_(\d+))?")
 
 
 class StatisticsMetric(NamedTuple):
-    """Maps a field of the statistics (`outer.inner`) to a metric and its labels."""
+    """Maps a field of the statistics to a metric and its labels.
+
+    `outer.inner` names a nested field.
+    """
 
     field: str
     metric: str
@@ -213,7 +216,7 @@ def _split(component: str) -> tuple[str, str]:
 
 
 def _values(value: Any) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers of a field, each with the labels that the field adds."""
+    """Yield the numbers in a field, each with the labels that the field's mapping adds."""
     if isinstance(value, Mapping):
         for labels, one in value.items():
             yield (labels,) if isinstance(labels, str) else labels, float(one)

@@ -1,7 +1,7 @@
-"""Reads the W3C trace context of requests, which is passed on as one string.
+"""Reads the W3C trace context of requests. The gateway passes it on as one string.
 
 The string is a valid `traceparent` of version 00. If there is a `tracestate`, it follows after a
-blank. Without a trace, the string is empty.
+space. If the request has no trace context, the string is empty.
 """
 
 import re
@@ -11,32 +11,32 @@ from typing import Final
 
 SAMPLED: Final = 1
 LENGTH: Final = 55
-"""The length of a `traceparent`. A `tracestate` follows after a blank."""
+"""The length of a `traceparent`. A `tracestate` follows after a space."""
 MOST_LINES: Final = 3
 """The most header lines that `split_context` removes from a request."""
 _LONGEST_STATE = 512
 ODD: Final = "13579bdf"
-"""The last hexadecimal digits of flags that include `sampled`."""
+"""If the flag `sampled` is set, the last hexadecimal digit of the flags is one of these."""
 _IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
-# The form that most clients write. A parser reads folded lines.
+# The form of the header field that most clients write. Other forms are left to a parser.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
 MARK: Final = b"raceparent: 00-"
-"""Bytes that are in every request from which `split_context` takes a context."""
+"""Every request from which `split_context` takes a trace context contains these bytes."""
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
-    """Return the trace context of a request, and the request without it.
+    """Return the trace context of a request, and the request without its trace context.
 
-    Requests that differ only in their trace then have equal bytes. A head of unusual form is
-    returned unchanged, without a context: a parser then reads it, and `context_of` reads its header
-    fields.
+    Requests that differ only in their trace context then have equal bytes. If the head has an
+    unusual form, the request is returned unchanged, with an empty context. A parser then reads the
+    head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
-    # The field must be in the head: removing bytes of the body would change its length. The blank
-    # line may end where the field begins.
+    # The field must be in the head, because removing bytes of the body would change the body's
+    # length. The blank line may end right where the field begins.
     if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
@@ -71,7 +71,7 @@ def is_sampled(context: str) -> bool:
 
 
 def unsampled(context: str) -> str:
-    """Return `context` without the `sampled` flag; for an empty context, a new one."""
+    """Return `context` without the flag `sampled`. If `context` is empty, return a new context."""
     if not context:
         return f"00-{getrandbits(128) or 1:032x}-{getrandbits(64) or 1:016x}-00"
     flags = int(context[53:55], 16) & ~SAMPLED

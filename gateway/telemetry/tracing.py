@@ -1,7 +1,8 @@
-"""Begins spans for steps of the gateway; with tracing off, spans only pass a context on.
+"""Begins spans for steps of the gateway. If tracing is off, spans only pass a trace context on.
 
-A parent is passed as the string of its context (see `trace_context`) and not in context variables.
-Work that outlives its request, such as a detached computation or a probe, needs no special care.
+A parent span is passed as the string of its trace context (see `trace_context`), not in context
+variables. Work that outlives its request, such as a detached computation, therefore needs no
+special care.
 """
 
 import sys
@@ -17,10 +18,10 @@ _ID = b"x-request-id: "
 
 
 class ReplayedHit(msgspec.Struct, frozen=True):
-    """A memory hit that the fast path replayed.
+    """A cache hit in memory that the fast path replayed.
 
-    `name` and `attributes` belong to the span of the request. `times` are in nanoseconds since
-    1970: when the request began, was found in the cache, was charged, and ended.
+    The span of the request has `name` and `attributes`. `times` are in nanoseconds since 1970: when
+    the request began, when it was found in the cache, when it was charged, and when it ended.
     """
 
     name: str
@@ -32,13 +33,13 @@ class ReplayedHit(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> bytes:
-        """The request id, read from the head of the response only when a span needs it."""
+        """The request id. It is read from the head of the response only if a span needs it."""
         start = self.answer.index(_ID) + len(_ID)
         return self.answer[start : self.answer.index(b"\r", start)]
 
 
 class Tracer:
-    """Begins spans. This base class records nothing and reads no clock: tracing is off."""
+    """Begins spans. This base class is used if tracing is off, and records nothing."""
 
     is_on = False
 
@@ -47,8 +48,8 @@ class Tracer:
         self.samples: Callable[[str], bool] = _samples_none
         """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Returns the distance to the next recorded request without a context; 1: the next
-        request."""
+        """Returns which of the next requests without a trace context is recorded. 1 is the next
+        one."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request with the trace context `context`."""
@@ -58,9 +59,9 @@ class Tracer:
         """Record a hit of a request with the trace context `context`."""
 
     def failure(self, name: str, span: Span, *, age: float) -> Span:
-        """Begin the span of a failed request that was not sampled; it began `age` seconds ago.
+        """Begin the span of a failed request that was not sampled.
 
-        `span` is the request's unrecorded span.
+        The request began `age` seconds ago. `span` is its span, which is not recorded.
         """
         return NO_SPAN
 
@@ -72,7 +73,10 @@ class Tracer:
         kind: str = "internal",
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Begin a child step of the context `parent`; without a parent it is not recorded."""
+        """Begin a child step of a step with the context `parent`.
+
+        Without a parent, it is not recorded.
+        """
         return Span(parent) if parent else NO_SPAN
 
     def records(self, parent: str) -> bool:

@@ -1,4 +1,4 @@
-"""Provides waits that a stop event ends, and backs off waits and batch sizes after failures."""
+"""Provides waits that a stop event ends, and reduces the rate and size of calls after failures."""
 
 import asyncio
 import random
@@ -18,9 +18,10 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 class StoppableBackoff:
-    """Doubles the wait from 50 ms to `longest` with each consecutive failure, less a random half.
+    """Computes the wait after a failure.
 
-    The jitter spreads the retries of processes that lost the same server.
+    The wait doubles with each consecutive failure, from 50 ms up to `longest`. It is then shortened
+    at random by up to a half. This spreads the retries of processes that lost the same server.
     """
 
     def __init__(
@@ -34,13 +35,13 @@ class StoppableBackoff:
         self.failures = 0
 
     def failed(self) -> float:
-        """Count a failure; return the seconds to wait."""
+        """Count a failure; return the seconds to wait before the next call."""
         self.failures += 1
         whole = float(min(self._longest, _FIRST * 2 ** min(self.failures - 1, 16)))
         return whole * (1 - self._chance() / 2)
 
     def succeeded(self) -> bool:
-        """Reset the failures; return whether there were any."""
+        """Reset the count of failures; return whether there were any."""
         failed, self.failures = self.failures > 0, 0
         return failed
 
@@ -48,7 +49,7 @@ class StoppableBackoff:
 class BatchSize:
     """Halves the batch size after a failure, and doubles it after 20 successes in a row.
 
-    A slow server may time out on the same large batch every time.
+    Without smaller batches, a slow server could time out on the same large batch every time.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes stream entries to the ledger, and acknowledges them after the commit."""
+"""Writes entries of the event stream to the ledger, and acknowledges them after the commit."""
 
 import asyncio
 import logging
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts billed events since the start.
+    """Counts the events that were billed since the start.
 
-    `lag` is the age in seconds of the oldest event when the last blocks were committed. `failures`
-    counts consecutive failures of Redis or the ledger.
+    `lag` is how old the oldest event was, in seconds, when the last blocks were committed.
+    `failures` counts consecutive failures of Redis or the ledger.
     """
 
     events: int
@@ -48,10 +48,11 @@ class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Billing:
-    """Reads entries of `group` and commits them to the ledger with `writer`.
+    """Reads stream entries from `group`, and commits them to the ledger with `writer`.
 
-    While Redis or the ledger is down, it retries. Entries that were committed but not acknowledged
-    are delivered again and not counted twice. Several instances may run, in one process or many.
+    While Redis or the ledger is down, it retries. An entry that was committed but not acknowledged
+    is delivered again, but not counted again. Several instances may run at the same time, in one
+    process or in several.
     """
 
     def __init__(
@@ -71,7 +72,10 @@ class Billing:
         self._counts = dict.fromkeys(("events", "duplicates", "dead", "lost"), 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Bill until `stop`, then bill the rest of the stream for at most the drain time."""
+        """Bill until `stop` is set.
+
+        Then bill the rest of the stream, for at most the drain time.
+        """
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
@@ -84,7 +88,10 @@ class Billing:
         return BillingStatistics(**self._counts, lag=self._lag, failures=self._backoff.failures)
 
     async def _run_once(self, stop: asyncio.Event, wait: float) -> bool:
-        """Bill the next entries; return whether there may be more. True after a failure."""
+        """Bill the next entries; return whether there may be more.
+
+        After a failure, there may be more.
+        """
         try:
             entries = await self._group.read(wait=wait)
             if entries:
@@ -99,7 +106,8 @@ class Billing:
                     extra={"reason": reason},
                 )
             await pause(stop, self._backoff.failed())
-            # After `stop`, the wait above ends at once, and the loop must not spin.
+            # Once `stop` is set, the wait above ends at once. This wait keeps the loop from
+            # spinning.
             await asyncio.sleep(0.05 if stop.is_set() else 0)
             return True
         if self._backoff.succeeded():
@@ -111,7 +119,7 @@ class Billing:
         try:
             result = await asyncio.to_thread(self._writer.write, entries)
         except DependencyUnavailable:
-            # A slow ledger may time out on the same batch every time.
+            # A smaller batch, because a slow ledger may time out on the same batch every time.
             self._group.reread_smaller()
             raise
         self._count(result)
@@ -128,7 +136,10 @@ class Billing:
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Bill the streams of all regions until `stop`. A stream that is down does not delay others."""
+    """Bill the streams of all regions until `stop` is set.
+
+    Each is billed independently of others.
+    """
     metrics = GatewayMetrics(CollectorRegistry())
     with Ledger(settings.ledger) as ledger:
         async with asyncio.TaskGroup() as group:

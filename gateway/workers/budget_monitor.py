@@ -1,4 +1,4 @@
-"""Compares tenants' costs with their budgets, in the billing process."""
+"""Compares tenants' costs with their budgets. Runs in the billing process."""
 
 import asyncio
 import logging
@@ -19,16 +19,17 @@ class BudgetStore(Protocol):
     """Stores budgets. Methods block."""
 
     def watch(self) -> Sequence[BudgetEvent]:
-        """Record which budget thresholds this month's costs have reached, and return the new ones.
+        """Record which thresholds this month's costs have reached; return those newly reached.
 
         Raises:
-            DependencyUnavailable: try again. Thresholds that were recorded are not returned again.
+            DependencyUnavailable: the call should be repeated. It does not return thresholds that
+                were already recorded.
         """
         ...
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts reached thresholds since the start, and consecutive failures."""
+    """Counts the thresholds reached since the start, and consecutive failures."""
 
     reached: int
     failures: int
@@ -51,7 +52,7 @@ class BudgetMonitor:
         self._reached = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Compare costs with budgets until `stop`."""
+        """Compare costs with budgets until `stop` is set."""
         while not stop.is_set():
             await pause(stop, await self.run_once())
 

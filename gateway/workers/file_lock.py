@@ -7,7 +7,10 @@ from typing import Self
 
 
 class FileLock:
-    """Locks the file `path` until the process ends. `held`: this process has the lock."""
+    """Locks the file `path` until the process ends.
+
+    `held` says whether this process has the lock.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Reads the event stream in a Redis consumer group.
 
-Entries are delivered again until they are acknowledged.
+An entry is delivered again until it is acknowledged.
 """
 
 import asyncio
@@ -25,24 +25,25 @@ class StreamEntry(NamedTuple):
 
 
 def consumer_name(settings: Settings) -> str:
-    """Return this process's name in consumer groups.
+    """Return this process's name as a consumer in consumer groups.
 
-    A restart keeps the name, so that the process finds its pending entries.
+    The name is the same after a restart, so that the process finds its pending entries.
     """
     return f"{socket.gethostname()}-{settings.worker}"
 
 
 class GroupReader:
-    """Reads entries as `consumer` of `group`. Methods raise the errors of redis-py.
+    """Reads entries of the stream as `consumer` of `group`. Methods raise the errors of redis-py.
 
     Entries are returned in this order:
 
-    - Entries pending for this consumer, after a crash, an error or a restart.
-    - Entries pending for another consumer for `claim_after` seconds, because it may be dead.
+    - Pending entries of this consumer, which a crash, an error or a restart has left.
+    - Entries that have been pending for another consumer for `claim_after` seconds. That consumer
+      may be dead.
     - New entries.
 
-    Pending entries are read at the start and three times in `claim_after` seconds. This consumer's
-    pending entries are also read after an error.
+    The reader looks for pending entries at its start, and then every `claim_after` / 3 seconds.
+    After an error, it also looks for this consumer's pending entries.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class GroupReader:
         self._pending_after: bytes | None = b"0"
 
     async def read(self, *, wait: float) -> list[StreamEntry]:
-        """Return entries to process; empty if no entry arrives within `wait` seconds."""
+        """Return entries to process, or an empty list if no entry arrives within `wait` seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         entries = await self._read_group(wait)
         if not entries and (left := until - loop.time()) > 0:
-            # An immediate empty reply must not make the caller spin.
+            # An empty reply may arrive early. The caller must not call again at once.
             await asyncio.sleep(left)
         return entries
 
@@ -98,18 +99,18 @@ class GroupReader:
         self._count.succeeded()
 
     def reread(self) -> None:
-        """Deliver unacknowledged entries again before other entries."""
+        """Make `read` return this consumer's unacknowledged entries again, before other entries."""
         self._pending_after = b"0"
 
     def reread_smaller(self) -> None:
-        """Deliver unacknowledged entries again, in smaller batches until batches succeed."""
+        """Do as `reread` does, with smaller batches until several batches have succeeded."""
         self._count.failed()
         self.reread()
 
     async def _read(self, wait: float) -> list[StreamEntry]:
         is_due = self._clock() >= self._claim_at
         if is_due and self._pending_after is None:
-            # A command that timed out may have run later, and left entries pending.
+            # A command that timed out may still have run, and so have left pending entries.
             self._pending_after = b"0"
         while self._pending_after is not None:
             entries = await self._read_after(self._pending_after, None)
@@ -155,7 +156,7 @@ class GroupReader:
 
 
 def _entries(reply: Any) -> list[StreamEntry]:
-    """Return the entries in a reply about one stream, in RESP2 or RESP3."""
+    """Return the entries in a reply about one stream. The reply has the form of RESP2 or RESP3."""
     if not reply:
         return []
     found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]

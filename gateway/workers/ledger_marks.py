@@ -1,4 +1,4 @@
-"""Reads how far the ledger has committed each event log, with a timeout."""
+"""Reads up to where the ledger has committed each event log. Reading has a timeout."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,10 @@ from gateway.tasks import ignore_outcome
 
 
 class LedgerMarks:
-    """Reads high-water marks in a thread, one query at a time, for at most `timeout` seconds.
+    """Reads high-water marks in a thread, with one query at a time.
 
-    `high_water` returns the mark of each log, 0 for no records, or raises `DependencyUnavailable`.
+    The caller waits at most `timeout` seconds for a query. `high_water` returns the mark of each
+    log, which is 0 if the ledger has no records of the log. It may raise `DependencyUnavailable`.
     """
 
     def __init__(
@@ -20,12 +21,12 @@ class LedgerMarks:
         self._high_water = high_water
         self._timeout = timeout
         self._query: asyncio.Future[dict[str, int]] | None = None
-        """The last query. It may have timed out but still run."""
+        """The last query. It may still run, even if it has timed out."""
 
     async def read(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the mark of each log; empty if the ledger is down or too slow.
+        """Return the mark of each log, or nothing if the ledger is down or too slow.
 
-        A late result is discarded, because the stream has changed since.
+        A result that arrives late is discarded, because the stream has changed in the meantime.
         """
         if not log_ids or (self._query is not None and not self._query.done()):
             return {}

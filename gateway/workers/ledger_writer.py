@@ -1,4 +1,4 @@
-"""Writes stream entries to the ledger. Unreadable entries become dead letters."""
+"""Writes entries of the event stream to the ledger. Unreadable entries become dead letters."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from gateway.workers.group import StreamEntry
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts written events. `oldest` is the time of the oldest event, 0 if there was none."""
+    """Counts the events that were written. `oldest` is the time of the oldest event, or 0."""
 
     recorded: Recorded
     oldest: int
 
 
 def merged(blocks: Sequence[EventBlock]) -> list[EventBlock]:
-    """Return `blocks`, with consecutive blocks of the same log merged.
+    """Return `blocks`. Consecutive blocks of the same log are merged into one.
 
-    A large block costs hardly more to write than a small one, and a billing process that lags gets
-    many small blocks.
+    A billing process that lags gets many small blocks, and writing a large block takes hardly
+    longer than writing a small one.
     """
     found: list[EventBlock] = []
     ends: dict[str, int] = {}
-    """The index in `found` of each log's last block."""
+    """The index of each log's last block in `found`."""
     for block in blocks:
         index = ends.get(block.log_id)
         if index is not None and _follows(found[index], block):
@@ -55,10 +55,11 @@ class LedgerWriter:
         self._unpacker = Unpacker()
 
     def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
-        """Commit `entries`. The caller may acknowledge them after this returns.
+        """Commit `entries`. After this has returned, the caller may acknowledge them.
 
         Raises:
-            DependencyUnavailable: some entries were not committed; write all of them again.
+            DependencyUnavailable: some entries were not committed. The caller should write all
+                entries again.
         """
         blocks: list[Block] = []
         dead = 0

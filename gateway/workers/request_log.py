@@ -28,8 +28,8 @@ GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 2.0
 _REMEMBERED: Final = 64
-"""The most written entries to remember, in case their acknowledgement is lost. A read returns
-fewer."""
+"""How many written entries are remembered, in case an acknowledgement is lost and they are
+delivered again. A read returns fewer entries than this."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ _copied = attrgetter(
 
 
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts written lines and dropped events since the start."""
+    """Counts the lines written, and the events dropped, since the start."""
 
     lines: int
     dropped: int
@@ -47,7 +47,7 @@ class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLog:
-    """Writes the events of `group` to `file`; drops and counts events that cannot be written."""
+    """Writes the events that `group` reads to `file`. Events that cannot be written are dropped."""
 
     def __init__(
         self,
@@ -68,7 +68,10 @@ class RequestLog:
         self._dropped = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write until `stop`, then write the rest of the stream for at most the drain time."""
+        """Write until `stop` is set.
+
+        Then write the rest of the stream, for at most the drain time.
+        """
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
@@ -101,7 +104,7 @@ class RequestLog:
         return bool(entries)
 
     async def _append(self, entries: Sequence[StreamEntry]) -> None:
-        """Write `entries`, except entries that were written before, and acknowledge all."""
+        """Write those of `entries` that were not written before, and acknowledge all of them."""
         new = [entry for entry in entries if entry.id not in self._written]
         if new:
             await asyncio.to_thread(self._write, new)
@@ -131,7 +134,7 @@ class RequestLog:
 
 
 class _Line(msgspec.Struct):
-    """Defines the fields of a line, in order."""
+    """Defines the fields of a line, in their order."""
 
     id: str
     time: str
@@ -151,12 +154,12 @@ class _Line(msgspec.Struct):
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """Return a time in seconds since the epoch as ISO 8601, without its zone."""
+    """Return a time in seconds since the epoch in the format of ISO 8601, without a time zone."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def request_lines(event: RequestEvent) -> bytes:
-    """Return the JSON lines of `event`, one for each request of its run."""
+    """Return JSON lines for `event`. An event may stand for a run of requests; each gets a line."""
     seconds, rest = divmod(event.time, 1_000_000_000)
     micros = rest // 1_000
     fields = _Line(
@@ -176,7 +179,7 @@ def request_lines(event: RequestEvent) -> bytes:
 
 
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Write `requests.log` in the data directory until `stop`."""
+    """Write `requests.log` in the data directory until `stop` is set."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(
         settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive

@@ -1,4 +1,7 @@
-"""Keeps committed segments of event logs for some time, in case the ledger is restored."""
+"""Keeps committed segments of event logs for a while.
+
+If the ledger is restored from a backup, their events can be counted again.
+"""
 
 import contextlib
 import math
@@ -20,7 +23,7 @@ _RESERVE_FRACTION: Final = 0.1
 
 
 class RetainedLog:
-    """Opens a log, and the mark up to which the ledger has committed it."""
+    """Holds an open event log, and the mark up to which the ledger has committed the log."""
 
     def __init__(self, directory: Path) -> None:
         self.reader = LogReader(directory)
@@ -28,7 +31,7 @@ class RetainedLog:
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts present segments, and deleted segments since the start."""
+    """Counts the segments that are present, and the segments deleted since the start."""
 
     segments: int
     size_bytes: int
@@ -46,20 +49,20 @@ class _Segment(NamedTuple):
 
 
 def missing_bytes(directory: Path) -> int:
-    """Return how many bytes must be freed on the disk of `directory`; 0 or less if none."""
+    """Return how many bytes must be freed on the disk of `directory`. 0 or less means none."""
     try:
         disk = shutil.disk_usage(directory)
-    except OSError:  # unknown space counts as sufficient
+    except OSError:  # if the free space is unknown, it counts as sufficient
         return 0
     return min(_RESERVE_BYTES, int(disk.total * _RESERVE_FRACTION)) - disk.free
 
 
 class SegmentRetention:
-    """Deletes committed segments, oldest first.
+    """Deletes committed segments, from the oldest on.
 
-    A segment is deleted `keep` seconds after its commit. It is deleted earlier if all segments use
-    more than `keep_bytes`, or if less than 1 GiB of the disk (or a tenth of it, if that is less) is
-    free.
+    A segment is deleted `keep` seconds after its commit. It is deleted earlier in two cases: all
+    segments together use more than `keep_bytes`, or the disk has less than 1 GiB of free space. On
+    a disk smaller than 10 GiB, a tenth of the disk must be free.
     """
 
     def __init__(
@@ -80,7 +83,10 @@ class SegmentRetention:
         self._kept: list[_Segment] = []
 
     def record_commit(self, log: RetainedLog, mark: int) -> None:
-        """Record that the ledger has committed `log` up to `mark`, and start the retention time."""
+        """Record that the ledger has committed `log` up to `mark`.
+
+        The retention time starts now.
+        """
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
             for number in log.reader.committed_segments(mark):
@@ -98,7 +104,7 @@ class SegmentRetention:
             os.utime(path, (now, now))
 
     def expire(self, logs: Iterable[RetainedLog]) -> None:
-        """Delete segments whose retention time is over, or for which there is no space."""
+        """Delete segments whose retention time is over, or that take space that is needed."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
         short = self._missing_bytes(self._directory)
         size = sum(segment.size for segment in self._kept)
@@ -123,12 +129,15 @@ class SegmentRetention:
 
 
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
-    """Yield the committed segments of a log; none has a later time than its successors."""
+    """Yield the committed segments of a log.
+
+    No segment has a later time than the segments that follow it.
+    """
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):
         with contextlib.suppress(OSError):
             found = log.reader.path_of(number).stat()
-            # Truncating a segment after its commit sets a later time.
+            # A segment that was truncated after its commit has a time that is too late.
             committed = min(committed, found.st_mtime)
             yield _Segment(
                 committed=committed,

@@ -1,4 +1,4 @@
-"""Appends lines to a file that is rotated by size."""
+"""Appends lines to a file, and rotates the file when it is large."""
 
 import contextlib
 import io
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 class RotatingFile:
-    """Appends to `path`, and keeps `keep` older files; `path.1` is the newest. Methods block."""
+    """Appends to `path`, and keeps `keep` older files.
+
+    The newest of these is `path.1`. Methods block.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int, keep: int) -> None:
         self._path = path
@@ -14,7 +17,9 @@ class RotatingFile:
         self._keep = keep
 
     def append(self, lines: bytes) -> None:
-        """Append all `lines` or none. The file is opened each time, because it may have been moved.
+        """Append all `lines` or none.
+
+        The file is opened anew each time, because another program may have moved it.
 
         Raises:
             OSError: the lines cannot be written.
@@ -38,7 +43,7 @@ class RotatingFile:
 
 
 def _write(file: io.FileIO, lines: bytes) -> None:
-    """Write all `lines`; on an error, remove lines that were written in part."""
+    """Write all `lines`. If that fails, remove the part that was written."""
     size, left = file.tell(), memoryview(lines)
     try:
         while left:

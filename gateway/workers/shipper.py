@@ -1,4 +1,7 @@
-"""Ships event logs to the stream, and deletes their segments after the ledger has them."""
+"""Ships event logs to the event stream.
+
+Deletes a log's segments after the ledger has their events.
+"""
 
 import asyncio
 import logging
@@ -29,18 +32,21 @@ LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
 _CHECK_EVERY: Final = 2
-"""Polls between two comparisons of the logs with the stream."""
+"""The logs are compared with the stream at every second poll."""
 _log = logging.getLogger(__name__)
 
 
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts shipped events since the start, and describes the state of the stream and the logs.
+    """Counts the events shipped since the start, and describes the stream and the logs.
 
-    `unconsumed` counts blocks in the stream; `full` says that the stream accepts no more. `lost`
-    events were destroyed by a power cut or machine crash, as far as is known. `dropped` blocks
-    never reached the request log. `lagging` estimates each consumer's unacknowledged events from
-    the average size of a block. `lag` is how long the oldest unshipped events have waited.
-    `unshipped_bytes` is the size of all unshipped events.
+    - `unconsumed` is the number of blocks in the stream.
+    - `full` says that the stream accepts no more blocks.
+    - `lost` is the known number of events that a power cut or a machine crash destroyed.
+    - `dropped` is the number of blocks that never reached the request log.
+    - `lagging` estimates how many events each consumer has not acknowledged, from the average size
+      of a block.
+    - `lag` is for how many seconds the oldest unshipped events have waited.
+    - `unshipped_bytes` is the size of all unshipped events.
     """
 
     logs: int
@@ -62,24 +68,26 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ShippedLog(RetainedLog):
-    """Tracks a log. `shipped` is its last sequence number in the stream."""
+    """Tracks a log. `shipped` is the last sequence number of the log in the stream."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.shipped: int | None = None
         self.is_positioned = False
         self.waits_since: float | None = None
-        """When unshipped events were first noticed."""
+        """When the log was first found to have unshipped events."""
 
 
 class Shipper:
-    """Ships every log in `directory`, including logs of dead writers; one process at a time.
+    """Ships all logs in `directory`, including the logs of writers that have died.
 
-    While Redis is down or full, or a consumer is dead, the logs wait on disk. While the ledger is
-    down or does not respond, nothing is deleted, but shipping continues. At every second poll, the
-    logs are compared with the stream. Events that Redis lost are shipped again from the ledger's
-    mark. If a ledger was restored from a backup, its missing events are shipped again, provided
-    that `retention` still has them.
+    Only one process at a time ships the logs of a directory. While Redis is down or full, or a
+    consumer is dead, events wait on disk. While the ledger is down or does not respond, nothing is
+    deleted, but shipping continues.
+
+    At every second poll, the logs are compared with the stream. If Redis has lost events, the
+    events after the ledger's mark are shipped again. If the ledger was restored from a backup, the
+    events that it does not have are shipped again, provided that `retention` still has them.
     """
 
     def __init__(
@@ -112,7 +120,7 @@ class Shipper:
         self._busy = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ship until `stop`, then ship the rest for at most the drain time."""
+        """Ship until `stop` is set. Then ship the rest, for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await pause(stop, await self.run_once())
@@ -127,14 +135,14 @@ class Shipper:
         clock = asyncio.get_running_loop().time
         before = self._counts["blocks"]
         try:
-            # first, so that the statistics include logs that cannot be shipped while Redis is down
+            # Done first, so that the statistics include the logs even while Redis is down.
             self._discover()
             if clock() >= self._check_at:
                 await self._check()
                 self._check_at = clock() + _CHECK_EVERY * self._poll
             self._busy = any([await self._ship(log) for log in list(self._logs.values())])
         except (RedisError, OSError) as error:
-            # Each log keeps its position, and the next call continues there.
+            # Each log keeps its position, so the next call continues there.
             if not self._backoff.failures:
                 _log.warning(
                     "shipping failed and is retried; events wait on disk",
@@ -146,7 +154,8 @@ class Shipper:
             _log.info("shipping has recovered")
         if self._full:
             return self._poll * _CHECK_EVERY
-        # A log whose position keeps being wrong counts as busy, but the loop must not spin.
+        # A log counts as busy if its position is wrong. This may happen repeatedly, and the loop
+        # must not spin.
         return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
@@ -168,7 +177,7 @@ class Shipper:
         )
 
     def _waiting(self) -> dict[float, int]:
-        """Return the unshipped bytes by how long they have waited."""
+        """Return the unshipped bytes, by for how long they have waited."""
         now = time.monotonic()
         found: dict[float, int] = {}
         for log in self._logs.values():
@@ -183,11 +192,11 @@ class Shipper:
         return found
 
     def _unshipped_bytes(self, log: _ShippedLog) -> int | None:
-        """Return the approximate unshipped bytes of a log; `None` if it cannot be read."""
+        """Return about how many bytes of a log are unshipped, or `None` if it cannot be read."""
         reader = log.reader
         try:
             if not log.is_positioned:
-                # The stream's position is unknown, so only events in the ledger count as shipped.
+                # What the stream has is unknown, so only events in the ledger count as shipped.
                 reader.seek(max(log.mark.value, reader.deleted_up_to()))
                 if reader.read(self._block_events) is None:
                     return 0
@@ -207,7 +216,7 @@ class Shipper:
                     "an event log has an unknown format and is not shipped",
                     extra={"reason": str(error)},
                 )
-            except OSError as error:  # for example a missing permission, which may be granted later
+            except OSError as error:  # for example, a missing permission that may be granted later
                 if path.name not in self._unreachable:
                     self._unreachable.add(path.name)
                     _log.error(
@@ -216,7 +225,7 @@ class Shipper:
                     )
 
     async def _ship(self, log: _ShippedLog) -> bool:
-        """Ship the next block; return whether more can be shipped at once."""
+        """Ship the next block of a log; return whether another block can be shipped at once."""
         if not log.is_positioned:
             await self._set_position(log)
         reader = log.reader
@@ -240,7 +249,7 @@ class Shipper:
         log.shipped = block.last
         has_more = batch is not None and batch.more
         if not has_more:
-            # Later events were written after this read.
+            # Events beyond this block were written after the read.
             log.waits_since = None
         if batch is None or missing:
             reader.sequence = block.last
@@ -255,7 +264,7 @@ class Shipper:
         log_id = log.reader.id
         log.shipped = (await self._stream.last_shipped([log_id]))[log_id]
         marks = await self._marks.read([log_id])
-        # While the ledger is down, its last known mark applies.
+        # While the ledger is down, the last mark that is known applies.
         mark = marks.get(log_id, max(log.mark.value, log.reader.deleted_up_to()))
         is_behind = mark < log.mark.value
         log.reader.seek(mark if is_behind else max(log.shipped or 0, mark))
@@ -277,7 +286,8 @@ class Shipper:
         self._counts["dropped"] += trimmed.dropped
         logs = {log_id: log for log_id, log in self._logs.items() if log.is_positioned}
         shipped = await self._stream.last_shipped(list(logs))
-        # Read after the stream: if the stream is empty, these marks cover all shipped events.
+        # The marks are read after the stream. If the stream is empty, they therefore cover all
+        # shipped events.
         marks = await self._marks.read(list(logs))
         for log_id, mark in marks.items():
             self._compare(logs[log_id], mark, shipped[log_id], is_empty=trimmed.left == 0)
@@ -285,7 +295,7 @@ class Shipper:
         for log_id, mark in marks.items():
             log = logs[log_id]
             reader = log.reader
-            # A log without records has no events that a restored ledger could lack.
+            # If a log has no records, no events can be missing in a restored ledger.
             is_empty = reader.sequence == 0 or reader.is_empty
             is_whole = reader.destroyed_up_to() <= reader.sequence
             if reader.ended and reader.sequence <= mark and is_empty and is_whole:
@@ -293,7 +303,7 @@ class Shipper:
         self._report(self.statistics())
 
     def _compare(self, log: _ShippedLog, mark: int, shipped: int | None, *, is_empty: bool) -> None:
-        """Rewind to the ledger's mark if the ledger or the stream has lost events."""
+        """Rewind a log to the ledger's mark if the ledger or the stream has lost events."""
         if mark < log.mark.value:
             self._rewind(log, mark, shipped, "the ledger was restored and lacks events")
         elif log.reader.sequence > mark and (is_empty or shipped != log.shipped):
@@ -316,7 +326,7 @@ class Shipper:
 
 
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Ship the data directory's logs until `stop`; wait while another process ships them."""
+    """Ship the data directory's logs until `stop` is set. Wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(
         settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive

@@ -1,4 +1,4 @@
-"""Appends each block of events to the stream once, and trims the stream."""
+"""Appends each block of events to the event stream exactly once, and trims the stream."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -12,8 +12,9 @@ from gateway.events.block import SHIPPED, STREAM, Block
 
 BILLING: Final = "billing"
 
-# The script changes the hash and the stream together, so that they agree after a restart or
-# failover that lost recent writes. It also detects a lost reply: the retry returns `moved`.
+# The script changes the hash of positions and the stream together. So the two agree even after a
+# restart or failover that lost recent writes. The script also makes retries safe: if the reply to a
+# call was lost, the retry returns `moved`.
 _SHIP: Final = """
 local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
 if shipped ~= ARGV[3] then return 'moved' end
@@ -22,7 +23,7 @@ redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return 'shipped'
 """
-# A script, because no command returns the last id without its entry.
+# This is a script, because no command returns the last id of a stream without its entry.
 _END: Final = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
@@ -34,12 +35,12 @@ class AppendOutcome(Enum):
 
     SHIPPED = "shipped"
     MOVED = "moved"
-    """The log's last block in the stream is not the expected one."""
+    """The last block of the log in the stream is another one than the caller expected."""
     FULL = "full"
 
 
 class TrimCounts(NamedTuple):
-    """Counts remaining blocks, and blocks deleted before every group had read them.
+    """Counts the blocks that remain, and the blocks deleted before every group had read them.
 
     `lagging` counts the blocks that each group has not acknowledged.
     """
@@ -50,10 +51,10 @@ class TrimCounts(NamedTuple):
 
 
 class EventStream:
-    """Writes the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
+    """Writes to the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
 
-    The stream holds at most `max_blocks`. Billing may lag by all these blocks. A group other than
-    billing that lags by more than half of them loses blocks.
+    The stream holds at most `max_blocks` blocks. Billing may lag by all of them without losing any.
+    Another group loses blocks if it lags by more than half of `max_blocks`.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:
@@ -65,8 +66,9 @@ class EventStream:
     async def ship(self, block: Block, *, after: int | None) -> AppendOutcome:
         """Append `block` if it continues its log.
 
-        It does if `after` is the last sequence number of its log that was appended before.
-        Otherwise append nothing and return `MOVED`; return `FULL` if the stream is full.
+        The block continues its log if `after` is the last sequence number of the log in the stream.
+        Otherwise, nothing is appended, and the result is `MOVED`. If the stream is full, the result
+        is `FULL`.
         """
         expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
@@ -74,14 +76,14 @@ class EventStream:
         return AppendOutcome(word.decode())
 
     async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
-        """Return each log's last sequence number that was appended; `None` if there is none."""
+        """Return each log's last appended sequence number, or `None` if nothing was appended."""
         if not log_ids:
             return {}
         values: list[Any] = await self._redis.hmget(SHIPPED, log_ids)
         return {i: None if v is None else int(v) for i, v in zip(log_ids, values, strict=True)}
 
     async def delete_log(self, log_id: str) -> None:
-        """Delete the position of a log that the ledger has committed completely."""
+        """Delete the stored position of a log, after the ledger has committed the whole log."""
         await self._redis.hdel(SHIPPED, log_id)
 
     async def trim(self) -> TrimCounts:
@@ -98,12 +100,13 @@ class EventStream:
         return TrimCounts(left=left - dropped, dropped=dropped, lagging=lagging)
 
     async def _acknowledged(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-        """Return each group's position, before which it has acknowledged all blocks, and its lag.
+        """Return each group's position and its lag.
 
-        Redis 7.0 loses the `lag` field after a restart or failover, or counts deleted blocks. The
-        lag is then the number of blocks that may not have been delivered.
+        A group has acknowledged all blocks before its position. The lag is the number of blocks
+        that the group has not acknowledged. After a restart or failover, Redis 7.0 may lose its own
+        field `lag`, or count deleted blocks. The result is then an upper bound.
         """
-        # Read first: blocks that a group receives meanwhile only reduce its lag.
+        # This is read first, so that blocks that a group gets meanwhile only reduce its lag.
         length, last = await self._end(keys=[STREAM])
         try:
             groups = await self._redis.xinfo_groups(STREAM)
@@ -114,7 +117,7 @@ class EventStream:
         done: dict[str, tuple[int, int]] = {}
         lagging: dict[str, int] = {}
         for group in groups:
-            # In this order, a delivery between the two replies only lowers the result.
+            # In this order, a delivery between the two calls can only lower the result.
             delivered = _number(group["last-delivered-id"])
             pending = await self._redis.xpending(STREAM, group["name"])
             following = (delivered[0], delivered[1] + 1)

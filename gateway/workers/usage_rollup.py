@@ -1,4 +1,4 @@
-"""Sums old usage events in the ledger by hour, in the billing process."""
+"""Sums old usage events in the ledger by hour. Runs in the billing process."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
 _LONGEST: Final = 1e9
-"""The largest `keep` in seconds. With this value, no event is ever old enough to be summed."""
+"""The largest `keep` in seconds. With it, no event is ever old enough to be summed."""
 _log = logging.getLogger(__name__)
 
 
@@ -22,7 +22,7 @@ class UsageStore(Protocol):
     """Stores usage events. Methods block."""
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Sum at most `limit` rows of hours that end before a time; return their number.
+        """Sum at most `limit` rows of an hour that ended by `before`; return their number.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -30,7 +30,7 @@ class UsageStore(Protocol):
         ...
 
     def sum_day(self) -> bool:
-        """Sum a day whose hours were summed; return whether there may be another day.
+        """Sum a day whose hours have been summed; return whether another day may be due.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -38,7 +38,7 @@ class UsageStore(Protocol):
         ...
 
     def keep_hours(self) -> bool:
-        """Sum an hour without sums, or delete old sums; return whether there may be more.
+        """Recompute an hour's sums, or delete old sums; return whether there may be more to do.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -47,17 +47,17 @@ class UsageStore(Protocol):
 
 
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts summed rows since the start, and consecutive failures."""
+    """Counts the rows summed since the start, and consecutive failures."""
 
     rows: int
     failures: int
 
 
 class UsageRollup:
-    """Looks every `every` seconds for usage events older than `keep` seconds, and adds them up.
+    """Adds up usage events older than `keep` seconds. Looks for them every `every` seconds.
 
-    A transaction has at most a thousand rows, and fewer after failures. There are `rest` seconds
-    between transactions, so that other writers of the ledger get the lock.
+    A transaction sums at most a thousand rows, and fewer after failures. It waits `rest` seconds
+    after each transaction, so that other processes can write to the ledger.
     """
 
     def __init__(
@@ -81,12 +81,16 @@ class UsageRollup:
         self._limit = BatchSize(_ROWS)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sum events until `stop`."""
+        """Sum events until `stop` is set."""
         while not stop.is_set():
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Sum some rows, or else a day or an hour; return the seconds until the next call."""
+        """Sum some rows; if there are none, sum a day or an hour.
+
+        Returns:
+            The seconds to wait before the next call.
+        """
         before = self._clock() - self._keep
         try:
             limit = self._limit.now

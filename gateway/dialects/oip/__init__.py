@@ -1,5 +1,5 @@
-"""Implements the Open Inference Protocol v2, which Triton and KServe speak.
+"""Implements the Open Inference Protocol v2, the protocol of Triton and KServe.
 
-`tensors`, `task_tensors`, `calls` and `models` are independent of the transport. The other modules
-serve HTTP.
+`tensors`, `task_tensors`, `calls` and `models` do not depend on the transport (HTTP or gRPC). The
+other modules serve HTTP.
 """

@@ -1,8 +1,8 @@
 """Converts tensor requests to native requests, and results to tensors.
 
 A transport builds a `TensorRequest` from the bytes that it received. `tensor_call` determines the
-task and returns a `TensorCall`. A `TensorCall` is the `RequestBody` of an `InferenceRoute`, with
-`items` and `request`; its `outputs` are the tensors of the response.
+task and returns a `TensorCall`. For an `InferenceRoute`, the `TensorCall` is the `RequestBody`. Its
+method `outputs` returns the tensors of the response.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from gateway.types import Answer, InferenceRequest, ServedModel
 # Parameters of the protocol that do not affect the results.
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})
 _TASK = "task"
-# Inputs that identify the task.
+# A request that has one of these inputs is for this task.
 _TASK_BY_INPUT = {
     "QUERY": Task.RERANK,
     "LABELS": Task.ZERO_SHOT,
@@ -35,7 +35,10 @@ _TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a request in tensors. If `outputs` is empty, all outputs of the task are wanted."""
+    """Holds a request in the form of tensors.
+
+    If `outputs` is empty, the response has all outputs of the task.
+    """
 
     inputs: Sequence[InputTensor]
     outputs: Sequence[RequestedOutput] = ()
@@ -44,12 +47,12 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a validated request, with the equivalent native body."""
+    """Holds a validated request and the equivalent native body."""
 
     model: str
-    """The gateway's name of the model."""
+    """The name of the model in the gateway."""
     version: str
-    """The version in the response; empty if several revisions share the items."""
+    """The version in the response; empty if a traffic split divides the items among revisions."""
     id: str
     body: Body
     tensors: TaskTensors
@@ -64,7 +67,7 @@ class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.body.request(self.model)
 
     def outputs(self, answer: Answer) -> list[OutputTensor]:
-        """Return the wanted outputs, in the order of the request."""
+        """Return the outputs that the request asks for, in the order of the request."""
         results = [outcome.result for outcome in answer.outcomes]
         info = answer.model.info
         return [self.tensors.tensor(one, results, self.body, info) for one in self.wanted]
@@ -78,7 +81,7 @@ def tensor_call(
     version: str,
     bounds: RequestConfig,
 ) -> TensorCall:
-    """Return the validated call to `model`; if `served` is `None`, the call is refused later.
+    """Return the validated call to `model`. If `served` is `None`, the call is refused later.
 
     `model` and `version` come from `gateway.dialects.oip.models.find_model`. `bounds` limits the
     number of elements of an input.
@@ -86,8 +89,9 @@ def tensor_call(
     Raises:
         TaskNotSupported: the model does not have the task.
         InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
-        PayloadTooLarge: an input has too many elements, counting copies for each item.
-        MsgspecError: the native route refuses a parameter or an element.
+        PayloadTooLarge: an input has too many elements. Elements that are copied for each item
+            count once for each item.
+        MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:
         return _unserved_call(model, version)
@@ -127,17 +131,17 @@ def tensor_call(
 
 
 def _unserved_call(model: str, version: str) -> TensorCall:
-    """Return a call of a model that is not served, which the request path refuses later."""
+    """Return a call to a model that is not served. The request path refuses the call later."""
     tensors = TASK_TENSORS[Task.EMBED]
     body = msgspec.convert({"model": model, "input": ["-"]}, tensors.body)
     return TensorCall(model=model, version=version, id="", body=body, tensors=tensors, wanted=())
 
 
 def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
-    """Return the requested task, from the parameter `task`, else from the inputs or the model.
+    """Return the requested task. The parameter `task`, the inputs or the model determine it.
 
     Raises:
-        InvalidRequest: there is no such task, or the model has several tasks of texts.
+        InvalidRequest: the parameter names no task, or the model has several tasks for texts.
     """
     if (named := request.parameters.get(_TASK)) is not None:
         if not isinstance(named, str) or named not in TASK_TENSORS:
@@ -152,15 +156,15 @@ def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
         raise InvalidRequest(
             f"The model has the tasks {names}: choose one with the parameter `task`."
         )
-    # If the first task needs other inputs too, the caller reports which are missing.
+    # If the first task needs more inputs, the caller reports which of them are missing.
     return found[0] if found else next(iter(tasks), Task.EMBED)
 
 
 def _parameters(request: TensorRequest, tensors: TaskTensors) -> dict[str, Any]:
-    """Return the fields of the native body that parameters set.
+    """Return the fields of the native body that the request's parameters set.
 
     Raises:
-        InvalidRequest: the task does not have a parameter.
+        InvalidRequest: the task does not have one of the parameters.
     """
     given = {
         name: value

@@ -13,7 +13,7 @@ class OipError(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     """What was wrong, and what to do."""
     code: str
-    """A stable code for programs."""
+    """An error code for programs. It stays the same between versions."""
 
 
 class OipErrorFormat(ErrorFormat):

@@ -1,7 +1,7 @@
 """Serves the routes of the Open Inference Protocol v2 that do not run a model.
 
-One Litestar handler serves all of them, because each handler adds a millisecond to a process's
-start.
+One Litestar handler serves all these routes, because each handler makes the start of a process a
+millisecond longer.
 """
 
 import re
@@ -65,7 +65,7 @@ class OipLiveness(msgspec.Struct, frozen=True, kw_only=True):
     """The process is running."""
 
     live: bool = True
-    """Is always `true`."""
+    """Always `true`."""
 
 
 class OipReadiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,20 +79,20 @@ class OipModelReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests to a model can be answered."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     ready: bool
     """Whether requests can be answered."""
 
 
 class OipStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions of models, with statistics that are always 0."""
+    """The versions of models. Their statistics are always 0."""
 
     model_stats: list[OipModelStatistics]
     """The statistics of each version."""
 
 
 class _RouteRequest(NamedTuple):
-    """Holds the data for a response: models visible to the caller, and path parameters."""
+    """Holds what a handler needs: the models visible to the caller, and the path's parameters."""
 
     visible: list[ServedModel]
     document: Document
@@ -236,7 +236,10 @@ Health = NamedDependency[SkipValidation[ReadinessSource]]
 
 @get("/v2/health/{probe:str}", opt={"public": True}, include_in_schema=False)
 async def probe_health(probe: FromPath[str], health: Health) -> Response[Any]:
-    """Return status 200 if the process is live or ready, as the path asks, else 503."""
+    """Return status 200 if the process is live or ready, else 503.
+
+    The path says which is checked.
+    """
     if probe == "live":
         return Response(OipLiveness())
     if probe != "ready":
@@ -256,7 +259,7 @@ async def answer_route(
     runtimes: Runtimes,
     health: Health,
 ) -> Response[Any]:
-    """Serve a route of `OPERATIONS`. Refuse routes of the protocol that only operators may use."""
+    """Serve a route of `OPERATIONS`. Routes of the protocol that are for operators are refused."""
     path = request.scope["path"].rstrip("/")
     if request.method == HttpMethod.OPTIONS:
         allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}
@@ -278,8 +281,8 @@ def _routed(request_method: str, path: str) -> tuple[_Handler, dict[str, str]]:
     """Return the function that serves a path, and the values of the path's parameters.
 
     Raises:
-        MethodNotAllowedException: the path exists with other methods.
-        GatewayError: there is no such path, or it is refused.
+        MethodNotAllowedException: the path exists, but not with this method.
+        GatewayError: the path does not exist or is refused.
     """
     methods = set()
     for method, pattern, answer in _PATTERNS:

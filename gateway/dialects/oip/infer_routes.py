@@ -16,7 +16,7 @@ from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 
 class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a call to a model, and how to send its outputs."""
+    """Holds a call to a model, and in which format to send the outputs."""
 
     call: TensorCall
     name: str
@@ -29,7 +29,10 @@ class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.call.items()
 
     def request(self, model: str) -> InferenceRequest:
-        """Return the request. `model` is not used, because the path may also name a version."""
+        """Return the request.
+
+        `model` comes from the path, which may name a version; it is not used.
+        """
         return self.call.request()
 
 

@@ -1,7 +1,8 @@
 """Describes models in the terms of the Open Inference Protocol v2.
 
 HTTP sends these structs as JSON in Triton's format. gRPC copies their fields to messages with the
-same field names. A version is the number of a revision; `name@number` names a version of `name`.
+same field names. A version is the number of a revision. `name@number` names a version of the model
+`name`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,8 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-"""The supported extensions of the protocol. Models cannot be loaded or unloaded with it."""
+"""The supported extensions of the protocol. The extension to load and unload models is not
+supported."""
 _PLATFORM = "sluicegate"
 _FIRST = "1"
 _TYPES: dict[str, str] = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
@@ -33,7 +35,7 @@ class OipServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of the gateway."""
 
     name: str = "sluicegate"
-    """Always the same."""
+    """A constant."""
     version: str
     """The version of the gateway."""
     extensions: tuple[str, ...] = EXTENSIONS
@@ -44,39 +46,39 @@ class OipTensorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """An input or output of a model."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     datatype: str
     """The type of its elements."""
     shape: list[int]
-    """The number of rows and the size of a row; -1 is any size."""
+    """The number of rows and the size of a row. -1 stands for any number."""
 
 
 class OipModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with the tensors of all its tasks."""
+    """A model, and the tensors of all its tasks."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     versions: list[str]
-    """The numbers of its served revisions."""
+    """The numbers of the model's revisions that are served."""
     platform: str = _PLATFORM
-    """Always the same."""
+    """A constant."""
     inputs: list[OipTensorMetadata]
-    """Its inputs."""
+    """The inputs of the model."""
     outputs: list[OipTensorMetadata]
-    """Its outputs."""
+    """The outputs of the model."""
 
 
 class OipTensorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An input or output in a model's configuration."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     data_type: str
     """The type of its elements."""
     dims: list[int]
-    """The size of a row; -1 is any size."""
+    """The size of a row. -1 stands for any size."""
     optional: bool = False
-    """Whether requests may omit it."""
+    """Whether requests may omit the input."""
 
 
 class OipParameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,39 +92,39 @@ class OipModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A model's configuration, in Triton's format."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     platform: str = _PLATFORM
-    """Always the same."""
+    """A constant."""
     backend: str = _PLATFORM
-    """Always the same."""
+    """A constant."""
     max_batch_size: int
-    """The most items of a request."""
+    """The most items that a request may have."""
     input: list[OipTensorConfig]
-    """Its inputs."""
+    """The inputs of the model."""
     output: list[OipTensorConfig]
-    """Its outputs."""
+    """The outputs of the model."""
     dynamic_batching: dict[str, int] = {}
     """Present because the gateway batches the rows of all requests."""
     parameters: dict[str, OipParameter]
-    """`tasks`, `revision` and `profile`. For a classifier also `labels`, as JSON, in the order
-    of `SCORES`."""
+    """`tasks`, `revision` and `profile`. A classifier also has `labels`, a JSON list in the order
+    of the output `SCORES`."""
 
 
 class OipIndexEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a model that is served."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     version: str
     """The number of the revision."""
     state: Literal["READY"] = "READY"
-    """Always `READY`: other versions are not listed."""
+    """Always `READY`, because only served versions are listed."""
     reason: str = ""
     """Always empty."""
 
 
 class OipItemStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Always 0, because an API key must not see the use of a model by others."""
+    """Always 0, because an API key must not see how others use a model."""
 
     count: int = 0
     """Always 0."""
@@ -134,7 +136,7 @@ _NONE = OipItemStatistics()
 
 
 class OipInferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a model, for clients that require the fields."""
+    """Statistics that are always 0, for clients that require these fields."""
 
     success: OipItemStatistics = _NONE
     """Always 0."""
@@ -155,10 +157,10 @@ class OipInferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OipModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a model, with statistics that are always 0; operators use `/metrics`."""
+    """A version of a model. Its statistics are always 0; operators use `/metrics`."""
 
     name: str
-    """Its name in requests."""
+    """The name to use in requests."""
     version: str
     """The number of the revision."""
     last_inference: int = 0
@@ -174,13 +176,13 @@ class OipModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundModel(NamedTuple):
-    """Holds a model, with the name and version under which the gateway serves it."""
+    """Holds a model, and the name and version under which the gateway serves it."""
 
     served: ServedModel | None
     name: str
-    """The gateway's name of the version."""
+    """The name of the version in the gateway."""
     version: str
-    """The number of the version; empty if several revisions share the items."""
+    """The number of the version; empty if a traffic split divides the items among revisions."""
     visible: Sequence[ServedModel] = ()
     """All models that are visible to the caller."""
 
@@ -196,9 +198,9 @@ class FoundModel(NamedTuple):
 
 
 def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
-    """Return the model of this name and version, looked up with `served`.
+    """Look up the model with this name and version, with the function `served`.
 
-    `served` returns only models that are visible to the caller.
+    `served` finds only models that are visible to the caller.
     """
     found = served(name)
     sharing = _sharing(found.info) if found is not None else []
@@ -209,7 +211,7 @@ def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
 
 
 def versions(info: ModelInfo) -> list[str]:
-    """Return the numbers of all revisions of a model that requests can name."""
+    """Return the numbers of those revisions of a model that requests can name."""
     serving = info.serving
     apart = [] if serving is None else list(serving.preload)
     if serving is not None and serving.shadow is not None:
@@ -234,7 +236,7 @@ def model_metadata(found: FoundModel, name: str, version: str = "") -> OipModelM
 
 
 def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelConfig:
-    """Return the configuration of a model; `max_items` is the most items of a request.
+    """Return the configuration of a model. A request may have `max_items` items.
 
     Raises:
         ModelNotFound: the model is not served.
@@ -258,7 +260,7 @@ def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelCon
 
 
 def repository_index(models: Iterable[ServedModel]) -> list[OipIndexEntry]:
-    """Return the versions of `models`, which the caller has filtered by visibility."""
+    """Return the versions of `models`. The caller has already left out invisible models."""
     return [OipIndexEntry(name=name, version=number) for name, number in _each_version(models)]
 
 
@@ -268,7 +270,7 @@ def model_statistics(models: Iterable[ServedModel]) -> list[OipModelStatistics]:
 
 
 def _each_version(models: Iterable[ServedModel]) -> Iterator[tuple[str, str]]:
-    """Yield name and number of each version."""
+    """Yield the model's name and the number of each version."""
     for model in models:
         name = model.info.name
         if "@" not in name:
@@ -286,7 +288,7 @@ def _sharing(info: ModelInfo) -> list[str]:
 def _tensors(info: ModelInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Return the inputs and outputs of all tasks of a model.
 
-    An input is optional unless every task requires it.
+    An input is optional, unless all tasks require it.
     """
     tasks = [TASK_TENSORS[task] for task in tasks_of(info)]
     inputs = {spec.name: spec for task in tasks for spec in task.inputs}

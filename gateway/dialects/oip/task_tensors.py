@@ -1,8 +1,9 @@
 """Defines the input and output tensors of each task.
 
-Each element of `TEXT` is an item. For owners' algorithms, each element of `INPUT` is an item.
-Outputs have a row for each item. An input that all items share, such as the query of a rerank
-request, has one row. If the client has batched several requests, the input has equal rows.
+Each element of the input `TEXT` is an item. For models that run an owner's algorithm, each element
+of `INPUT` is an item. Outputs have a row for each item. An input that all items share, such as the
+query of a rerank request, has one row. If the client has batched several requests, such an input
+has several equal rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ _Results = Sequence[bytes]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output tensor, where `row` is the size of a row."""
+    """Describes an input or output tensor. `row` is the size of a row."""
 
     name: str
     datatype: DataType = "BYTES"
@@ -55,7 +56,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> list[int]:
-        """The shape, with any number of rows."""
+        """The shape of the tensor. The number of rows is -1, which stands for any number."""
         return [ANY, self.row]
 
 
@@ -67,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
     def shared(self) -> list[str]:
-        """Return the only row, or the first of equal rows.
+        """Return the row. If there are several rows, they must be equal.
 
         Raises:
             InvalidRequest: the rows differ.
@@ -93,7 +94,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTensors:
-    """Converts the inputs of one task to the native body, and results to outputs."""
+    """Converts the inputs of one task to the native body, and its results to outputs."""
 
     task: Task
     body: type[Body]
@@ -101,32 +102,32 @@ class TaskTensors:
     """The input whose elements are the items."""
     inputs: tuple[TensorSpec, ...] = (TensorSpec(name="TEXT"),)
     parameters: tuple[str, ...] = ("truncate",)
-    """Fields of the native body that a request may set with parameters."""
+    """The fields of the native body that a request's parameters may set."""
 
     def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
         """Return the outputs of a model."""
         raise NotImplementedError
 
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
-        """Check inputs that are larger in the native body than in the request.
+        """Check the size of inputs that take more space in the native body than in the request.
 
         Raises:
             PayloadTooLarge: the native body would exceed `bounds`.
         """
 
     def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
-        """Return the fields of the native body. `inputs` includes all required inputs."""
+        """Return the fields of the native body. `inputs` must contain all required inputs."""
         return {"input": inputs["TEXT"].texts}
 
     def tensor(
         self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
     ) -> OutputTensor:
-        """Return the output tensor `wanted`, which is one of `outputs`."""
+        """Return the output tensor that `wanted` names. It must be one of `outputs`."""
         raise NotImplementedError
 
 
 class _LabelTensors(TaskTensors):
-    """Returns the best label of each text, its score, and the scores of all labels."""
+    """Returns, for each text, the best label, its score, and the scores of all labels."""
 
     def order(self, results: _Results, body: Body, info: ModelInfo) -> Sequence[str]:
         """Return the labels in the order of the output `SCORES`."""
@@ -195,7 +196,7 @@ class ZeroShotTensors(_LabelTensors):
 
 
 class ChooseTensors(TaskTensors):
-    """Chooses among options, which prompts may share."""
+    """Chooses among options. Several prompts may share the options."""
 
     task = Task.CHOOSE
     body = ChooseBody
@@ -291,7 +292,7 @@ class RerankTensors(TaskTensors):
 
 
 class EntitiesTensors(TaskTensors):
-    """Finds named entities; an output row is a JSON list of a text's entities."""
+    """Finds named entities. An output row is a JSON list of the entities in a text."""
 
     task = Task.ENTITIES
     body = EntitiesBody
@@ -310,7 +311,7 @@ class EntitiesTensors(TaskTensors):
 
 
 class AlgorithmTensors(TaskTensors):
-    """Runs an owner's algorithm with any parameters; items and results are JSON."""
+    """Runs an owner's algorithm with any parameters. Items and results are JSON."""
 
     task = Task.INFER
     body = InferBody
@@ -345,11 +346,11 @@ TASK_TENSORS: dict[Task, TaskTensors] = {
         AlgorithmTensors(),
     )
 }
-"""The tensors of each task, except `tokenize` and `detokenize`, which run no model."""
+"""The tensors of each task. `tokenize` and `detokenize` have none, because they run no model."""
 
 
 def tasks_of(info: ModelInfo) -> list[Task]:
-    """Return a model's tasks that have tensors."""
+    """Return those tasks of a model that have tensors."""
     return [task for task in info.tasks if task in TASK_TENSORS]
 
 
@@ -378,9 +379,9 @@ def _in_order(labels: Sequence[StoredLabel], order: Sequence[str]) -> list[float
 def _score_tensor(
     wanted: RequestedOutput, rows: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]
 ) -> OutputTensor:
-    """Return scores, or with `classification` the best labels of each row.
+    """Return the scores of each row or, if `wanted` has `classification`, the row's best labels.
 
-    `labels` holds the labels of each row, or one list for all rows.
+    `labels` holds a list of labels for each row, or a single list for all rows.
     """
     size = len(rows[0])
     if not wanted.classification:

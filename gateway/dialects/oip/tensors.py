@@ -1,14 +1,16 @@
-"""Holds tensors of the Open Inference Protocol v2, independent of the transport.
+"""Holds tensors of the Open Inference Protocol v2, for all transports.
 
-A transport builds `InputTensor` objects. Their `data` is either a list of elements, flat or nested
-(JSON, or `bytes_contents` of gRPC), or the bytes of all elements (HTTP's binary extension, or
-`raw_input_contents` of gRPC).
+A transport builds `InputTensor` objects. Their `data` has one of two forms:
+
+- A list of elements, flat or nested. JSON and gRPC's `bytes_contents` have this form.
+- The bytes of all elements. HTTP's binary extension and gRPC's `raw_input_contents` have this form.
 
 A transport sends `OutputTensor` objects. `raw` returns the bytes of all elements row by row, in
-little-endian order. Each `BYTES` element follows its length of 4 bytes. `json` returns a flat JSON
+little-endian order. A `BYTES` element begins with its length in 4 bytes. `json` returns a flat JSON
 list of the elements.
 
-Every input has the datatype `BYTES`: texts in UTF-8, or JSON for owners' algorithms.
+Every input has the datatype `BYTES`. Its elements are texts in UTF-8, or JSON for owners'
+algorithms.
 """
 
 import math
@@ -30,17 +32,17 @@ _encode = msgspec.json.encode
 
 
 class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an input as received; `texts` validates it."""
+    """Holds an input as it was received. `texts` validates the input."""
 
     name: str
     datatype: str
     shape: Sequence[int]
     data: Sequence[Any] | bytes
-    """The elements, flat or nested, or the bytes of all of them."""
+    """A flat or nested list of the elements, or the bytes of all elements."""
 
     @property
     def rows(self) -> int:
-        """The number of rows: the first of several dimensions; 1 for a flat list."""
+        """The number of rows. It is the first of several dimensions, or 1 for a flat list."""
         return self.shape[0] if len(self.shape) > 1 else 1
 
     def texts(self, *, most: int) -> list[str]:
@@ -73,7 +75,7 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape)
 
     def _split(self, raw: bytes, count: int) -> Iterator[bytes]:
-        """Yield the elements of `raw`, whose lengths precede them; at most `count + 1`."""
+        """Yield at most `count + 1` elements of `raw`. Each element begins with its length."""
         start = 0
         for _ in range(count + 1):
             if start == len(raw):
@@ -103,20 +105,20 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a wanted output.
+    """Names an output that the request asks for.
 
-    If `classification` is not 0, the output is this number of best labels in place of scores.
+    If `classification` is not 0, the output has this many best labels instead of scores.
     """
 
     name: str
     classification: int = 0
     is_binary: bool | None = None
-    """Whether to send the output as bytes if the transport has both formats; `None`: the request
-    decides."""
+    """Whether to send the output as bytes, if the transport has two formats. `None` means that the
+    whole request has a setting."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of outputs; a subclass holds the elements."""
+    """Base class of output tensors. A subclass holds the elements."""
 
     name: str
     shape: Sequence[int]

@@ -1,8 +1,8 @@
-"""Reads and writes tensors over HTTP, as JSON or as bytes after the JSON.
+"""Reads and writes tensors for HTTP, as JSON or as bytes after the JSON.
 
-In the binary extension, the header `Inference-Header-Content-Length` is the length of the JSON. The
-bytes of the tensors follow in their order, and the parameter `binary_data_size` of a tensor is the
-number of its bytes.
+In the protocol's binary extension, the header `Inference-Header-Content-Length` is the length of
+the JSON. The bytes of the tensors follow the JSON, in the order of the tensors. A tensor's
+parameter `binary_data_size` is the number of its bytes.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class OipParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of a tensor. Unknown parameters are ignored."""
 
     binary_data_size: int | None = None
-    """The number of its bytes after the JSON, instead of `data`."""
+    """The number of the tensor's bytes after the JSON. They replace `data`."""
     binary_data: bool | None = None
     """Whether to send the output as bytes."""
     classification: int = 0
-    """Returns this number of best labels of `SCORES`, as `score:index:label`."""
+    """If not 0, the output `SCORES` has this many best labels, as `score:index:label`."""
 
 
 _NO_PARAMETERS = OipParameters()
@@ -43,53 +43,53 @@ class OipInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     """A name from the model's metadata."""
     shape: list[int]
-    """Its dimensions; their product is the number of elements."""
+    """The dimensions. Their product is the number of elements."""
     datatype: str
     """Must be `BYTES`."""
     data: list[Any] | None = None
     """The elements, as a flat or nested list."""
     parameters: OipParameters | None = None
-    """With `binary_data_size`, the elements follow the JSON."""
+    """If the parameter `binary_data_size` is set, the elements follow the JSON."""
 
 
 class OipWantedOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A wanted output."""
+    """An output that the response should have."""
 
     name: str
     """A name from the model's metadata."""
     parameters: OipParameters | None = None
-    """Its format."""
+    """The format of the output."""
 
 
 class OipInferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Run a model with tensors, as clients of Triton and KServe do."""
 
     id: str | None = None
-    """Returned in the response."""
+    """An id of the caller. The response contains it."""
     inputs: list[OipInput]
     """The inputs of the task."""
     outputs: list[OipWantedOutput] | None = None
-    """The wanted outputs; by default all outputs of the task."""
+    """The outputs that the response should have. The default is all outputs of the task."""
     parameters: dict[str, Any] | None = None
     """The task's parameters. `task` names the task if the inputs do not identify it."""
     model_name: str | None = None
-    """Ignored: the path names the model."""
+    """Ignored, because the path names the model."""
     model_version: str | None = None
-    """Ignored: the path may name a version."""
+    """Ignored, because the path may name a version."""
 
 
 class OipOutput(msgspec.Struct, frozen=True, kw_only=True):
     """An output of a model."""
 
     name: str
-    """Its name."""
+    """The name of the output."""
     datatype: str
     """The type of its elements."""
     shape: list[int]
-    """The number of rows, one for each item, and the size of a row."""
+    """The number of rows and the size of a row. There is a row for each item."""
     data: list[Any]
-    """The elements, as a flat list. Omitted if the parameter `binary_data_size` gives the number
-    of its bytes after the JSON."""
+    """The elements, as a flat list. Omitted if the elements follow the JSON as bytes; the parameter
+    `binary_data_size` then gives their number."""
 
 
 class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,18 +98,18 @@ class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     model_name: str
     """The model's name in the request."""
     model_version: str = ""
-    """The version that was used; omitted if several revisions share the items."""
+    """The version that was used. Omitted if a traffic split divides the items among revisions."""
     id: str = ""
-    """The id of the request, if it has one."""
+    """The `id` in the request, if it has one."""
     outputs: list[OipOutput]
-    """The outputs in the order of the request, or of the model's metadata."""
+    """The outputs, in the order of `outputs` in the request, or of the model's metadata."""
 
 
 _decode = BodyDecoder(OipInferBody)
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a decoded request, and whether outputs are sent as bytes by default."""
+    """Holds a decoded request, and whether the default is to send outputs as bytes."""
 
     tensors: TensorRequest
     is_binary: bool
@@ -118,10 +118,10 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
 def json_part(raw: bytes, length: bytes) -> bytes:
     """Return the JSON at the beginning of a body.
 
-    `length` is the value of the header; if it is empty, the whole body is JSON.
+    `length` is the value of the header `LENGTH`. If it is empty, the whole body is JSON.
 
     Raises:
-        InvalidRequest: the header does not fit the body.
+        InvalidRequest: the header is invalid, or larger than the body.
     """
     if not length:
         return raw
@@ -136,10 +136,10 @@ def json_part(raw: bytes, length: bytes) -> bytes:
 def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
     """Return the decoded request.
 
-    A body without JSON becomes the only element of the input `only_input`.
+    If the body contains no JSON, it becomes the only element of the input `only_input`.
 
     Raises:
-        InvalidRequest: the bytes after the JSON do not fit it.
+        InvalidRequest: the number of bytes after the JSON does not agree with the JSON.
         MsgspecError: the JSON is not a valid request.
     """
     head = json_part(raw, length)
@@ -171,7 +171,7 @@ def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
 def write_answer(
     names: tuple[str, str, str], tensors: Sequence[OutputTensor], are_binary: Sequence[bool]
 ) -> Rendered:
-    """Return the response. `names` holds the model's name, its version and the request's id.
+    """Return the response. `names` holds the model's name, its version, and the request's id.
 
     `are_binary` says for each tensor whether it is sent as bytes.
     """
@@ -194,7 +194,7 @@ def write_answer(
 
 
 def _inputs(described: Sequence[OipInput], binary: bytes) -> list[InputTensor]:
-    """Return the inputs, each with its bytes after the JSON."""
+    """Return the inputs. An input with `binary_data_size` gets its bytes from `binary`."""
     found: list[InputTensor] = []
     start = 0
     for one in described:
