@@ -143,8 +143,8 @@ def _pip_mounts(folder: Path) -> list[str]:
 
 
 def _checked_out(ref: str, folder: Path) -> Path:
-    archive = _git("archive", "--format=tar", ref)
-    subprocess.run(["tar", "--extract", f"--directory={folder}"], input=archive, check=True)
+    command = ["tar", "--extract", f"--directory={folder}"]
+    subprocess.run(command, input=_git("archive", "--format=tar", ref), check=True)
     return folder
 
 
