@@ -88,8 +88,8 @@ class IssuerKeys:
     async def find(self, kid: str, algorithm: str) -> PublicKey | None:
         """Return the key that a token names, or `None` if the issuer has no such key.
 
-        If the key is unknown, the keys are read again, but not more often than every 10 s. The call
-        waits at most 2 s for the read.
+        If the key is unknown, the keys are read again, but at most once in 10 s. The call waits at
+        most 2 s for the read.
 
         Raises:
             DependencyUnavailable: the last read of the keys failed.

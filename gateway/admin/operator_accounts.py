@@ -74,7 +74,7 @@ class OwnOperator(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorChanges(NamedTuple):
     """Changes operators in the ledger.
 
-    This process applies a change at once. Other processes apply it within a second.
+    This process applies a change immediately. Other processes apply the change within a second.
     """
 
     store: OperatorStore

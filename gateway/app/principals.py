@@ -1,4 +1,4 @@
-"""Keeps a worker's keys up to date with the ledger. While the ledger is down, they stay valid."""
+"""Keeps a worker's API keys up to date. While the ledger is down, the known keys stay valid."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Reads keys from the ledger. Calls block, and raise `DependencyUnavailable` if it is down."""
+    """Reads keys from the ledger. Calls block. They raise `DependencyUnavailable` if it is down."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.

@@ -1,4 +1,4 @@
-"""Implements the Redis tier of the result cache. Concurrent lookups share one MGET."""
+"""Implements the Redis tier of the result cache. Simultaneous lookups share one `MGET`."""
 
 import asyncio
 from collections import deque
@@ -57,9 +57,9 @@ class RedisTier:
     After five failures in a row, the circuit breaker opens until Redis has responded to a `PING` in
     time. No request waits for the `PING`.
 
-    `random` (0 to 1) shortens the lifetimes of entries by a fraction of up to `ttl_jitter`. A claim
-    on a key lasts for `lease` seconds and contains the name `claimant`, which all tiers of a worker
-    share.
+    `random` returns numbers from 0 to 1. They shorten the lifetime of each entry by a fraction of
+    up to `ttl_jitter`. A claim on a key lasts for `lease` seconds. It contains the name `claimant`,
+    which all tiers of a worker share.
     """
 
     name = "redis"

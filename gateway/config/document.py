@@ -1,7 +1,8 @@
 """Defines the schema of the reloadable configuration document.
 
 `gateway.config.load` reads the document from YAML. Every field has a default that suits a first
-run, so a document contains only other values. A reload applies all fields to running workers.
+run, so a document needs only the values that differ from the defaults. A reload applies all fields
+to running workers.
 """
 
 from typing import Literal

@@ -88,7 +88,7 @@ class Lease:
         return self.available if self.usable_until > now else 0
 
     def is_idle(self, now: float, idle: float) -> bool:
-        """Return whether the lease has available units and was not spent for `idle` seconds.
+        """Return whether units are available, and none was spent in the last `idle` seconds.
 
         If the rule limits concurrent requests, units count as idle as soon as no request uses them,
         because another worker may need them.
@@ -97,7 +97,7 @@ class Lease:
         return is_unused and self.usable(now) > 0
 
     def refuses(self, amount: int, now: float) -> bool:
-        """Return whether Redis would refuse `amount`, judged by a recent refusal.
+        """Return whether a recent refusal shows that Redis would refuse `amount`.
 
         That is the case if Redis refused `amount` or a smaller amount within `_LONGEST_REFUSAL`
         seconds, and the bucket cannot have refilled to `amount` since.
@@ -117,8 +117,8 @@ class Lease:
     def spend(self, amount: int, now: float) -> tuple[int, float]:
         """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Every request that a lease admits runs this method. For a bucket that refills, the method is
-        therefore inlined: it calls no other function.
+        Every request that a lease admits runs this method. To be fast for a bucket that refills,
+        the method then calls no other function.
         """
         self.available = available = self.available - amount
         self.spent += amount
@@ -141,7 +141,7 @@ class Lease:
         return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
-        """Return how many units to lease in addition to the `amount` that is taken now."""
+        """Return how many units to lease in addition to `amount`, the units that are taken now."""
         if self.rule.unit == CONCURRENT:
             return 0  # another worker could not use a unit that this worker keeps in stock
         if self.at == -inf:
@@ -198,7 +198,7 @@ class Lease:
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
         """Add `units` that Redis granted to a call sent at `sent_at`.
 
-        The overdraft is deducted from them first.
+        The lease's overdraft is first deducted from `units`.
         """
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid
@@ -226,7 +226,7 @@ class Leases(dict[str, Lease]):
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Return whether a charge exceeds its whole limit, or was refused by Redis a moment ago."""
+        """Return whether a charge exceeds its whole limit, or Redis refused it a moment ago."""
         for charge in charges:
             if charge.rule.shadow:
                 continue
