@@ -385,7 +385,7 @@ def _check_sent(values: Mapping[str, str]) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return environment variables from which a child process loads the same settings."""
+    """Return environment variables that give a child process the same settings."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
@@ -396,7 +396,7 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files. The operators' listener adds up these files.
+    """Make the metrics library write to files, whose values the operators' listener adds up.
 
     Call this before the library is imported, because the import reads the environment.
     """

@@ -97,7 +97,7 @@ class BackendCalls:
         return []
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
-        """Let a backend try to load a plan's revisions; return the problems, such as a failed call."""
+        """Let a backend try to load a plan's revisions. A failed call counts as a problem."""
         try:
             return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
         except CallFailed as error:

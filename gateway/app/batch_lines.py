@@ -127,10 +127,10 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 
 
 class PrincipalsById(KeyRing):
-    """Finds principals by the ids of their keys. The returned principals have only quotas as limits.
+    """Finds principals by the ids of their keys. The results have no limits except quotas.
 
-    Rate limits are for callers who wait for a response. They do not apply to a batch job, which may
-    take a day. The key's web origins were checked when the batch job was created.
+    Rate limits apply to callers who wait for a response, but not to a batch job, which may take a
+    day. The key's web origins were checked when the batch job was created.
     """
 
     def __init__(self) -> None:

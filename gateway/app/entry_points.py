@@ -1,4 +1,4 @@
-"""Builds a worker's entry points: its application, and the fast path in front of the application."""
+"""Builds a worker's entry points: the application, and the fast path in front of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence

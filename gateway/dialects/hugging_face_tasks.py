@@ -63,7 +63,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the request for the model that the gateway serves.
 
-        `model` comes from the path. It is not used, because it may contain the model's owner.
+        The method ignores `model`, which comes from the path, because it may contain the model's
+        owner.
         """
         return self.inputs.native(self.model).request(self.model)
 
@@ -293,7 +294,7 @@ def vectors_of(answer: Answer) -> bytes:
 def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
     """Return the index and the score of each text, from the highest score to the lowest.
 
-    If `texts` is given, return each text, too.
+    If `texts` is given, the result also has each text.
     """
     return [
         {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})

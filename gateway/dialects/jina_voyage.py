@@ -1,8 +1,9 @@
-"""Implements Jina's and Voyage's embeddings and reranking. They differ only in names of fields.
+"""Implements Jina's and Voyage's embeddings and reranking. Only names of fields differ.
 
-Both products have the same paths as native routes, and a body does not show for which product it
-is. The gateway therefore serves them under the prefixes `/jina` and `/voyage`. Their clients read
-the field `detail` of an error. A native error, which is a problem document, has this field.
+Both products use the same paths as native routes, and a body does not show to which product it
+belongs. The gateway therefore serves the two APIs under the prefixes `/jina` and `/voyage`. Errors
+are native errors (problem documents), because the products' clients read the field `detail`, which
+native errors have.
 """
 
 from typing import Any, Literal

@@ -59,7 +59,7 @@ class Silence:
         self._has_responded = True
 
     def look(self, passed: float, activity: Activity | None) -> float:
-        """Return the seconds of silence so far. `passed` seconds have passed since the last call."""
+        """Return the seconds of silence so far. The last call was `passed` seconds ago."""
         step = min(passed, LONGEST_STEP)
         if activity is not None:
             used = activity.processor_time - self._processor_time

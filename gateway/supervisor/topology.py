@@ -121,7 +121,7 @@ def first_of_devices(
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
     """Divide backends into those to start first, and those to start when the first are ready.
 
-    The first backend on a GPU measures how fast its models run. During the measurement, no other
+    The first backend on a GPU measures its models at its start. During the measurement, no other
     backend may use the GPU.
     """
     seen: set[str] = set()

@@ -69,7 +69,7 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Let `set_total` count from `total` on. For running totals that are older than this process.
+        """Let `set_total` count from `total` on. For totals that are older than this process.
 
         Only the first call has an effect.
         """

@@ -193,7 +193,7 @@ class Shipper:
         return found
 
     def _unshipped_bytes(self, log: _ShippedLog) -> int | None:
-        """Return how many bytes of a log are unshipped, roughly; `None` if the log is unreadable."""
+        """Estimate how many bytes of a log are unshipped; `None` if the log is unreadable."""
         reader = log.reader
         try:
             if not log.is_positioned:
