@@ -58,8 +58,8 @@ class Rule(
     """The limit applies only to requests for this model. If it is empty, the limit applies to all
     models."""
     shadow: bool = False
-    """Whether the rule is in shadow mode: it admits requests that it would refuse, and counts
-    them."""
+    """Whether the rule is in shadow mode: it admits requests that it would otherwise refuse, and
+    counts them."""
 
     @property
     def limit(self) -> int:
@@ -174,8 +174,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the item had no time left because backends were busy with other items.
 
     The item's request is then refused because of overload. Another request with an equal item,
-    which was coalesced with this one, may have more time, and tries again.
-    """
+    which was coalesced with this one, may have more time, and tries again."""
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:

@@ -30,7 +30,7 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[FieldChange]
     """The fields that differ, but at most 1,000 of them."""
     omitted: int
-    """How many more fields differ than `changes` lists."""
+    """The number of differing fields that `changes` leaves out."""
     models: ModelNameChanges
     limits: list[str]
     """The limits that change, such as `limits.tenant[minute]`."""

@@ -25,7 +25,7 @@ INTERVAL = 300.0
 KEPT = 24 * 3600.0
 """Seconds for which keys stay in use after the last read that succeeded."""
 _PAUSE = 10.0
-"""Minimum seconds between two reads of the keys that tokens with unknown keys cause."""
+"""Tokens with unknown keys cause at most one read of the keys in this many seconds."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024

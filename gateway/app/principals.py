@@ -16,7 +16,7 @@ from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
-"""How many keys are replaced in one event-loop iteration. It takes some milliseconds."""
+"""The number of keys replaced in one event-loop iteration, which takes some milliseconds."""
 _SET_BACK = 1_000_000_000
 """If the clock goes back by more than this many nanoseconds, all keys are read again."""
 _OVERDUE = 2.0

@@ -31,15 +31,14 @@ _MAX_READS = 1
 """The most round trips of reads in flight.
 
 Lookups that start during a round trip share the next one. Under load, there are fewer and larger
-reads, and on average a lookup waits for at most half a round trip.
-"""
+reads, and on average a lookup waits for at most half a round trip."""
 _DRAIN = 2.0
 """Maximum seconds for writing queued entries at shutdown."""
 _GRACE = 0.001
 """Seconds for which a lookup that seems late may still get its response.
 
-After a delay, the event loop runs timers before it reads responses that have already arrived.
-"""
+It has arrived in time if the event loop was delayed: after a delay, the loop runs timers before it
+reads responses."""
 _PER_KEY = 20e-6
 """Each key adds this many seconds to a call's timeout, so that large calls do not look slow."""
 _MANY_KEYS = 64  # a lookup of more keys gets its own timer, so that other lookups end in time

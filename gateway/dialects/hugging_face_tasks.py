@@ -198,7 +198,7 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions, before the vector is scaled."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
     encoding_format: Literal["float"] = "float"
@@ -230,7 +230,7 @@ class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
     inputs: SimilarityItem
     """The sentences."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
 
@@ -255,7 +255,7 @@ class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
 
     inputs: RankingItem
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     return_text: bool = False
 
     @override

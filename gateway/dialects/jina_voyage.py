@@ -62,7 +62,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     embedding_type: Literal["float", "base64", "binary", "ubinary"] = "float"
     """The number type of the vectors. `base64` encodes little-endian float32."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     late_chunking: bool = False
     """Must be `false`, because each text is encoded separately."""
 
@@ -96,7 +96,7 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input_type: Literal["query", "document"] | None = None
     """Ignored, because Sluicegate adds no prompt to texts."""
     truncation: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     output_dimension: Positive | None = None
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
@@ -162,7 +162,7 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
     return_documents: bool = False
     """Whether results include the documents."""
     truncation: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
 
     @override
     def items(self) -> list[Any]:

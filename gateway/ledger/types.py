@@ -62,7 +62,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] | None = None
     """Paths of the API that the key may be used for. `null` allows all paths."""
     former_expires: datetime | None = None
-    """Until when the former secret is valid, which the last rotation replaced."""
+    """The time until which the former secret, replaced by the last rotation, is valid."""
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,19 +14,17 @@ this time are lost."""
 _USABLE = 1.8
 """Seconds after its request for a lease during which a worker may spend the lease.
 
-It is less than `LEASE`, so that the worker stops before the lease ends in Redis.
-"""
+It is less than `LEASE`, so that the worker stops before the lease ends in Redis."""
 _HORIZON = 0.1
 """Seconds of a worker's spending that a lease should cover. If `_TRIPS` round trips to Redis take
-longer, a lease should cover their duration."""
+longer, a lease should cover the duration of these round trips."""
 _TRIPS = 6.0
 _LARGEST_FRACTION = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
 """Seconds for which a worker repeats a refusal without a call to Redis.
 
-The time is short because other workers may return units to Redis meanwhile.
-"""
+The time is short because other workers may return units to Redis meanwhile."""
 
 
 # A dataclass with slots, not a `msgspec.Struct`: each cache hit writes to leases, and a write to a
@@ -67,8 +65,7 @@ class Lease:
     requested_rule: Rule | None = None
     """The full rule of the charge for which this lease was last requested.
 
-    The attribute `rule` is the same rule reduced to the region's share.
-    """
+    The attribute `rule` is the same rule reduced to the region's share."""
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)

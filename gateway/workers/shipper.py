@@ -32,7 +32,7 @@ LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
 _CHECK_EVERY: Final = 2
-"""The logs are compared with the stream at every second poll."""
+"""The logs are compared with the stream at every other poll."""
 _log = logging.getLogger(__name__)
 
 

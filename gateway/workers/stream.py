@@ -35,7 +35,7 @@ class AppendOutcome(Enum):
 
     SHIPPED = "shipped"
     MOVED = "moved"
-    """The last block of the log in the stream is another one than the caller expected."""
+    """The log's last block in the stream is not the block that the caller expected."""
     FULL = "full"
 
 

@@ -115,7 +115,7 @@ class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
     classification: int = 0
     is_binary: bool | None = None
     """Whether to send the output as bytes, if the transport has two formats. `None` means that the
-    whole request has a setting."""
+    setting of the whole request decides."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):

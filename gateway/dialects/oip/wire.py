@@ -88,8 +88,8 @@ class OipOutput(msgspec.Struct, frozen=True, kw_only=True):
     shape: list[int]
     """The number of rows and the size of a row. There is a row for each item."""
     data: list[Any]
-    """The elements, as a flat list. Omitted if the elements follow the JSON as bytes; the parameter
-    `binary_data_size` then gives their number."""
+    """The elements, as a flat list. If the elements follow the JSON as bytes, this field is
+    omitted, and the parameter `binary_data_size` is the number of bytes."""
 
 
 class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
