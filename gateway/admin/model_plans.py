@@ -100,7 +100,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Divide a model's items among revisions, after every backend has checked the revisions.
+        """Divide the items of a model among revisions. Every backend checks the revisions first.
 
         If the split contains the shadow revision, that revision stops being a shadow.
         """

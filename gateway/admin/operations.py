@@ -80,9 +80,9 @@ class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     `missing` lists what prevents changes. `ready` is true if `missing` is empty. `degraded` lists
     problems that do not prevent changes, such as an unreachable cache Redis.
 
-    Only operators with the role `viewer` see all of `degraded` and `backends`. For them, `degraded`
-    also lists problems of the disk, event logs, dependencies, workers and clocks. `backends` lists
-    the problems of each backend that is not ready.
+    Operators with the role `viewer` see more. For them, `degraded` also lists problems of the disk,
+    event logs, dependencies, workers and clocks, and `backends` lists the problems of each backend
+    that is not ready.
     """
 
     ready: bool

@@ -126,8 +126,8 @@ class RemoteTier(Protocol):
 
         Returns:
             For each key, whether another worker computes its result or has just stored it. Even
-                then, this worker may have to compute the result later, because the other worker's
-                claim may expire.
+            then, this worker may have to compute the result later, because the other worker's
+            claim may expire.
         """
         ...
 

@@ -98,8 +98,8 @@ def read_claim(key: CacheKey, value: bytes) -> bytes | None:
 def pack(value: bytes) -> bytes:
     """Return `value` with everything after its tag compressed, if that saves enough space.
 
-    `value` is returned unchanged in two cases: compression would save less than a quarter of it, or
-    it is short, a claim or compressed already.
+    `value` is returned unchanged if compression would save less than a quarter of its bytes. It is
+    also returned unchanged if it is short, is a claim, or is already compressed.
     """
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value

@@ -163,7 +163,7 @@ def _by_group(
 
     Returns:
         Three values: a row for each tenant or model; the names of the tenants or models with the
-            most usage; and a row for each of these names and each hour or day.
+        most usage; and a row for each of these names and each hour or day.
     """
     rows = reader.totals(wanted, buckets)
     names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]

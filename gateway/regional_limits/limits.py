@@ -60,9 +60,9 @@ class _QuotaState(msgspec.Struct):
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
-    A share is valid until its lease expires. If the lease expires because the store does not
-    respond, the region applies at most the fraction `alone()` of a limit until the store responds.
-    Grants of quotas do not expire. The region refuses requests that exceed its grants.
+    A share is valid until its lease expires. It expires if the store stops responding. Until the
+    store responds again, the region applies at most the fraction `alone()` of a limit. Grants of
+    quotas do not expire. The region refuses requests that exceed its grants.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Creates the ledger and the demo tenant for `sluicegate up`.
 
-In a separate process, because the supervisor starts sooner and takes less memory if it does not
+This runs in a separate process. The supervisor starts sooner and takes less memory if it does not
 import the SQL library.
 """
 
