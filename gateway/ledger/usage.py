@@ -34,7 +34,8 @@ _events: Final = schema.usage_events.c
 class _Sums(NamedTuple):
     """Describes a table of sums: its columns, and the column that holds the time (`start`).
 
-    `groups` holds the length of a day or an hour in the unit of `start`.
+    `groups` maps a grouping by day or hour to the length of a day or an hour, in the unit of
+    `start`.
     """
 
     columns: ReadOnlyColumnCollection[str, Column[Any]]

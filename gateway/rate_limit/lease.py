@@ -114,8 +114,8 @@ class Lease:
     def spend(self, amount: int, now: float) -> tuple[int, float]:
         """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Every request that a lease admits runs this method. To be fast for a bucket that refills,
-        the method then calls no other function.
+        Every request that a lease admits runs this method. To be fast, it calls no other function
+        if the bucket refills.
         """
         self.available = available = self.available - amount
         self.spent += amount

@@ -25,7 +25,7 @@ class UsageStore(Protocol):
         """Sum at most `limit` rows of an hour that ended by `before`; return their number.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
@@ -33,7 +33,7 @@ class UsageStore(Protocol):
         """Sum a day whose hours are already summed; return whether another day may be due.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
@@ -41,7 +41,7 @@ class UsageStore(Protocol):
         """Recompute an hour's sums, or delete old sums; return whether there may be more to do.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
