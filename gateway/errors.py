@@ -69,7 +69,7 @@ class GatewayError(Exception):
 
 
 class InternalError(GatewayError):
-    """The gateway has made an error. The log has the cause, under the request's id."""
+    """The gateway has a fault. The log shows the cause, with the request's id."""
 
 
 class ClientError(GatewayError):
@@ -204,7 +204,7 @@ class ExpansionTooLarge(ClientError):
 
 
 class RateLimited(ClientError):
-    """A limit is used up. The refused request took nothing from it."""
+    """A limit is used up. The refused request does not count towards the limit."""
 
     status = 429
     code = "rate_limited"
@@ -280,7 +280,7 @@ class DeadlineExceeded(UpstreamError):
 
     @classmethod
     def during(cls, phase: str) -> Self:
-        """Return the error that says that the deadline passed during `phase`."""
+        """Return the error of a request whose deadline passed during `phase`."""
         return cls(
             f"The request's deadline passed during {phase}; send fewer items, or allow more time"
             " with `X-Request-Timeout`."
@@ -319,7 +319,7 @@ class ConfigurationError(GatewayError):
 
 
 class ModelsBroken(GatewayError):
-    """Models were reloaded, but some cannot be served in the way that their folders define."""
+    """Models were reloaded, but some cannot be served as their folders define."""
 
     status = 422
     code = "models_broken"

@@ -104,7 +104,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     playground_url: str = ""
     """The address to which the console's playground sends requests, as `http://host:port`. The
     default is the customers' listener of this machine. Set the address if that listener accepts
-    only a load balancer."""
+    connections only from a load balancer."""
     region: str = ""
     """The name of this gateway region, if there are several. Each region has its own Redis, and the
     ledger divides limits among the regions. If it is empty, there is only one region."""
@@ -145,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hsts_max_age: _Bound | None = None
     """The seconds in the header `Strict-Transport-Security`. With 0, there is no header. The
     default is a year on listeners with TLS, and no header on others. Set it if a load balancer in
-    front of the gateway ends TLS."""
+    front of the gateway ends TLS, because the listener then has no TLS."""
     trusted_proxies: str = ""
     """The networks of the proxies that may state the client's address. Spaces or commas separate
     them."""
@@ -226,11 +226,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
     """The most bytes of a line of a batch job."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """The most bytes of a batch job's results. If they are reached, the remaining lines are not
-    run, and fail with `output_too_large`."""
+    """The most bytes of a batch job's results. When the results reach this size, the remaining
+    lines are not run, and fail with `output_too_large`."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """The number of lines that a process runs at a time, of all its batch jobs together. It runs
-    fewer lines of a tenant while these lines are refused for lack of capacity."""
+    """The number of lines that a process runs at a time, of all its batch jobs together. While a
+    tenant's lines are refused for lack of capacity, the process runs fewer of this tenant's
+    lines."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
     """The results of a batch job are stored after each chunk of this many lines. After a crash, at
     most this many lines run again."""
@@ -258,7 +259,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time, the ledger adds up the events of each hour that differ only in their amounts."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds for which workers wait for the state Redis, from 0.01 to 60. If it does not respond
-    within this time, they admit `limits.local_share` of each limit."""
+    within this time, they admit the fraction `limits.local_share` of each limit."""
     tcp_keepalive_idle: _Seconds = 5
     """Seconds without a packet after which a connection to Redis or a backend is probed."""
     tcp_keepalive_interval: _Seconds = 2
@@ -385,7 +386,7 @@ def _check_sent(values: Mapping[str, str]) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return environment variables from which a child process loads the same settings."""
+    """Return environment variables that give a child process the same settings."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
@@ -396,7 +397,7 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files. The operators' listener adds up these files.
+    """Make the metrics library write to files, whose values the operators' listener adds up.
 
     Call this before the library is imported, because the import reads the environment.
     """

@@ -71,7 +71,7 @@ class TaskScope:
         """Return the result of `work`.
 
         If the caller is cancelled, `work` is cancelled, too, but the caller does not wait for
-        `work` to end. So a second cancellation of the caller cannot interrupt the cleanup of
+        `work` to end. A second cancellation of the caller therefore cannot interrupt the cleanup of
         `work`.
         """
         task = self.create_task(work)
@@ -90,7 +90,7 @@ def log_failure(error: BaseException) -> None:
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that nobody awaits. Otherwise, asyncio would log it."""
+    """Retrieve the exception of a future that nobody awaits, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 

@@ -58,8 +58,8 @@ class Rule(
     """The limit applies only to requests for this model. If it is empty, the limit applies to all
     models."""
     shadow: bool = False
-    """Whether the rule is in shadow mode: it admits requests that it would refuse, and counts
-    them."""
+    """Whether the rule is in shadow mode: it admits requests that it would otherwise refuse, and
+    counts them."""
 
     @property
     def limit(self) -> int:
@@ -98,10 +98,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a configured backend, and where it is in the order of use.
+    """Describes a configured backend, and its position in the order of use.
 
-    If an endpoint has a `dns` name, and its id contains no address, it stands for all backends to
-    which the name resolves.
+    An endpoint with a `dns` name whose id contains no address stands for all backends to which the
+    name resolves.
     """
 
     backend: BackendId
@@ -174,8 +174,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the item had no time left because backends were busy with other items.
 
     The item's request is then refused because of overload. Another request with an equal item,
-    which was coalesced with this one, may have more time, and tries again.
-    """
+    which was coalesced with this one, may have more time, and tries again."""
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
@@ -210,7 +209,7 @@ class Stale(StrEnum):
 class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Holds an item's JSON `result`, or its `failure`.
 
-    `age` is for how many seconds the result has been cached, or 0 if it was not cached.
+    `age` is the time in seconds since the result was cached, or 0 if it was not cached.
     """
 
     source: Source
@@ -312,8 +311,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Counts those items of a request that one revision of its model computed.
 
-    `shadow` is the revision that got copies of the items, or empty if there was none. Append new
-    fields at the end.
+    `shadow` is the revision that got copies of the items. It is empty if there was no shadow
+    revision. Append new fields at the end.
     """
 
     arm: str

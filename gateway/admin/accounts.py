@@ -99,7 +99,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountChanges:
-    """Makes changes in the ledger, and waits up to two seconds until all workers apply them.
+    """Makes changes in the ledger, and waits at most two seconds for all workers to apply them.
 
     A worker that misses the notification of a change finds the change when it next polls the
     ledger.

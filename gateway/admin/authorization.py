@@ -27,14 +27,15 @@ OPERATOR = "operator"
 
 
 class AdminAccess(ASGIMiddleware):
-    """Refuses a request unless it is from an operator with the role that its route requires.
+    """Admits a request only from an operator who has the role that the route requires.
 
     Routes with the option `public` need no operator. The middleware stores the operator in
-    `scope["state"]["operator"]`; on a public route, that may be `None`.
+    `scope["state"]["operator"]`. On a public route, this value may be `None`.
 
-    With `wants_certificate`, the middleware also requires a client certificate. Operators need no
-    certificate if they have the role that the route's option `without_certificate` names. This
-    exempts Prometheus, and the supervisor, which reloads the configuration with the admin key.
+    With `wants_certificate`, the middleware also requires a client certificate. Exception: an
+    operator needs no certificate if the operator has the role that the route's option
+    `without_certificate` names. Prometheus needs this exception to read metrics, and the supervisor
+    needs it to reload the configuration with the admin key.
 
     The middleware refuses a request whose body takes longer than `body_timeout` seconds to arrive.
     """

@@ -51,8 +51,8 @@ class BackendCalls:
 
         Raises:
             ConfigurationError: there is no valid document.
-            DependencyUnavailable: the workers' reports cannot be read. They hold the addresses to
-                which DNS names resolve.
+            DependencyUnavailable: the workers' reports cannot be read. They are needed because they
+                hold the addresses to which DNS names resolve.
         """
         endpoints = await self._endpoints()
         found = await asyncio.gather(*map(self._state, endpoints))
@@ -97,7 +97,7 @@ class BackendCalls:
         return []
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
-        """Let a backend try to load the revisions of a plan. A failed call counts as a problem."""
+        """Let a backend try to load a plan's revisions. A failed call counts as a problem."""
         try:
             return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
         except CallFailed as error:

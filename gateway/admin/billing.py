@@ -163,7 +163,7 @@ class BillingController(Controller):
         since: Annotated[str, QueryParameter(name="from")] = "",
         until: Annotated[str, QueryParameter(name="to")] = "",
     ) -> AuditPage:
-        """Return who changed what, when, from the newest change on."""
+        """Return who changed what, when, with the newest change first."""
         if before is None and "before" in request.query_params:
             # Litestar treats the value `null` like a missing parameter.
             raise InvalidRequest("`before` must be the number of an entry")

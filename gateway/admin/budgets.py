@@ -42,7 +42,7 @@ class BudgetController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> BudgetReport:
-        """Return a tenant's budget with this month's cost, or 404 if the tenant has no budget."""
+        """Return a tenant's budget with this month's cost. Without a budget, the status is 404."""
         prices = (await active.document()).prices
         await asyncio.to_thread(ledger.accounts.tenant, tenant)
         found = await asyncio.to_thread(ledger.budgets.status, tenant, prices)

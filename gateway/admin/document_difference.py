@@ -30,7 +30,7 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[FieldChange]
     """The fields that differ, but at most 1,000 of them."""
     omitted: int
-    """How many more fields differ than `changes` lists."""
+    """The number of differing fields that `changes` leaves out."""
     models: ModelNameChanges
     limits: list[str]
     """The limits that change, such as `limits.tenant[minute]`."""
@@ -46,7 +46,7 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
 async def describe_difference(
     before: Document, after: Document, tenants: AffectedTenants
 ) -> DocumentDifference:
-    """Return how `after` differs from `before`. The ledger finds the affected tenants."""
+    """Return how `after` differs from `before`, and which tenants this affects."""
     # In a thread, because comparing 20,000 models takes a second.
     found = await asyncio.to_thread(_compare, before, after)
     prices = found.prices
@@ -70,7 +70,7 @@ async def _counted(count: Callable[[], TenantCount]) -> TenantCount | None:
 
 
 def _compare(before: Document, after: Document) -> DocumentDifference:
-    """Compare the documents. The result does not have the affected tenants yet."""
+    """Compare the documents. The caller adds the affected tenants to the result."""
     found = find_changes(before, after)
     return DocumentDifference(
         changes=list(islice(found, MAX_CHANGES)),

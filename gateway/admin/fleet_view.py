@@ -33,7 +33,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reported(control: Control, field: str) -> Json:
-    """Return one field of the last report of each live worker, by worker."""
+    """Return, for each live worker, one field of its last report."""
     reports = await control.reports()
     return {worker: msgspec.json.decode(text).get(field) for worker, text in reports.items()}
 
@@ -50,8 +50,9 @@ async def reported_backends(control: Control) -> dict[str, BackendView]:
 def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
     """Merge workers' reports (JSON); return backends by id.
 
-    For each backend, a report of a worker that reaches the backend is preferred. Among those, a
-    report that lists models is preferred, because workers of the previous version list none.
+    For each backend, the function prefers reports of workers that reach the backend. Among these
+    reports, it prefers reports that list models, because workers of the previous version list no
+    models.
     """
     merged: dict[str, BackendView] = {}
     for worker in sorted(reports):

@@ -30,8 +30,8 @@ def rollback_target(
     """Return the document that a rollback publishes again.
 
     `history` is sorted, newest first. If `generation` is `None`, the result is the newest document
-    that was published before the active document was first published. Publications by a rollback do
-    not count.
+    that was published before the active document was first published. Rollbacks do not count as
+    publications here.
 
     Raises:
         NotFound: there is no such document.

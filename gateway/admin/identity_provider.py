@@ -1,4 +1,4 @@
-"""Opens the authenticator for an identity provider. The library that it needs is optional."""
+"""Opens the authenticator for an identity provider. The library for it is optional."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence

@@ -25,7 +25,7 @@ INTERVAL = 300.0
 KEPT = 24 * 3600.0
 """Seconds for which keys stay in use after the last read that succeeded."""
 _PAUSE = 10.0
-"""Minimum seconds between two reads of the keys that tokens with unknown keys cause."""
+"""Tokens with unknown keys cause at most one read of the keys in this many seconds."""
 _WAIT = 2.0
 _TIMEOUT = 5.0
 _MAX_BYTES = 256 * 1024
@@ -88,8 +88,8 @@ class IssuerKeys:
     async def find(self, kid: str, algorithm: str) -> PublicKey | None:
         """Return the key that a token names, or `None` if the issuer has no such key.
 
-        If the key is unknown, the keys are read again, but not more often than every 10 s. The call
-        waits at most 2 s for the read.
+        If the key is unknown, the keys are read again, but at most once in 10 s. The call waits at
+        most 2 s for the read.
 
         Raises:
             DependencyUnavailable: the last read of the keys failed.

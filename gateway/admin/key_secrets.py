@@ -24,7 +24,7 @@ class KeyTextRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=LONGEST)] = DAY
     """Seconds for which the former secret stays valid, up to seven days. With 0, it becomes invalid
-    at once."""
+    immediately."""
 
 
 class ReplacedKey(msgspec.Struct, frozen=True, kw_only=True):

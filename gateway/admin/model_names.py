@@ -24,7 +24,7 @@ class ModelNameValidator:
         self._active = active
 
     async def check(self, models: Iterable[str], *, field: str) -> None:
-        """Refuse unknown models. As long as no worker has reported a backend, accept every name.
+        """Refuse unknown models, but accept every name until a worker has reported a backend.
 
         Raises:
             InvalidRequest: a model is unknown. The message names the first one.

@@ -77,12 +77,12 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Says whether operators can make changes.
 
-    `missing` lists what prevents changes. `ready` is true if that list is empty. `degraded` lists
+    `missing` lists what prevents changes. `ready` is true if `missing` is empty. `degraded` lists
     problems that do not prevent changes, such as an unreachable cache Redis.
 
     Operators with the role `viewer` see more. For them, `degraded` also lists problems of the disk,
-    event logs, dependencies, workers and clocks. `backends` lists the problems of each backend that
-    is not ready.
+    event logs, dependencies, workers and clocks, and `backends` lists the problems of each backend
+    that is not ready.
     """
 
     ready: bool
@@ -260,7 +260,7 @@ def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
 
 
 async def redis_statistics(redis: PipelinedClient) -> dict[str, int] | None:
-    """Return statistics of Redis, or of one node of a cluster. `None`: it cannot be reached."""
+    """Return statistics of Redis, or of one node of a cluster; `None` if Redis is unreachable."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])
     except OSError:

@@ -1,8 +1,8 @@
 """Lets commands on the same machine find a running operators' listener.
 
-The listener writes its address and a digest of its key to `operators.json` in its data directory,
-and keeps the file locked while it runs. A command with `--data-dir` reads the address in this file,
-and sends the key only to this address.
+While the listener runs, its data directory has a locked file, `operators.json`, with the listener's
+address and a digest of its key. A command with `--data-dir` reads the address in this file, and
+sends the key only to this address.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def read_access(data_dir: Path) -> OperatorAccess | None:
 
 
 def read_key(data_dir: Path) -> str:
-    """Return the admin key that `sluicegate up` keeps in the data directory; empty without a key.
+    """Return the admin key that `sluicegate up` has stored in the data directory, or "".
 
     Raises:
         OSError: the file cannot be read.

@@ -47,8 +47,8 @@ class OperatorRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A request to give an operator a new key."""
 
     former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_OVERLAP)] = _HOUR
-    """Seconds for which the former key stays valid, up to seven days. With 0, it becomes invalid at
-    once."""
+    """Seconds for which the former key stays valid, up to seven days. With 0, it becomes invalid
+    immediately."""
 
 
 class CreatedOperator(OperatorAccount, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class OwnOperator(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorChanges(NamedTuple):
     """Changes operators in the ledger.
 
-    This process applies a change at once. Other processes apply it within a second.
+    This process applies a change immediately. Other processes apply the change within a second.
     """
 
     store: OperatorStore

@@ -15,8 +15,8 @@ from gateway.tasks import PeriodicTask
 
 PREFIX = "op"
 _FRESH = 5.0
-"""An unknown key is refused without reading the ledger if the last read is at most this many
-seconds ago."""
+"""If the last read of the ledger is at most this many seconds ago, an unknown key is refused
+without another read."""
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Defines operators, their roles, and which roles include other roles."""
+"""Defines operators and their roles. A role may include other roles."""
 
 from enum import StrEnum
 from typing import Final

@@ -42,7 +42,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanChanges:
-    """Checks and stores plans. If two operators change a model's plan at once, one change fails."""
+    """Checks and stores plans. If two operators change the same plan, one of the changes fails."""
 
     def __init__(self, *, backends: BackendCalls, control: Control, ledger: Ledger) -> None:
         self._backends = backends

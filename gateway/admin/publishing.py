@@ -61,7 +61,7 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a publication. `live` is true if every worker has applied the document.
 
     `workers` maps each worker to `ok`, `pending` or an error. `changed` is false if the document
-    was already active. `notice` then says why a change that the operator expected may be missing.
+    was already active. If an operator's change may have been missed, `notice` then says why.
     """
 
     generation: int
@@ -84,9 +84,9 @@ class Publisher:
     """Publishes configuration documents. If a document is refused, nothing changes.
 
     `clock` returns the Unix time in seconds. After a publication, the publisher waits up to
-    `workers_timeout` seconds until all workers apply the document. `recovery` runs before each
-    publication. If the state Redis has lost documents, `recovery` publishes them again. `labels`
-    returns the labels of models, as backends report them.
+    `workers_timeout` seconds until all workers apply the document. Before each publication,
+    `recovery` publishes documents again that the state Redis has lost. `labels` returns the labels
+    of models, as backends report them.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Publisher:
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the configuration folder if nothing is published, or if the folder has changed.
 
-        The folder counts as changed if it differs from the folder at the last start. Otherwise, a
-        document that an operator has published stays active. If Redis cannot be reached, the method
-        waits for it until `stop` is set.
+        The folder counts as changed if it differs from the folder at the last start. If it has not
+        changed, the active document stays, even if it was not published from the folder. If Redis
+        cannot be reached, the method waits for it until `stop` is set.
         """
         while not stop.is_set():
             try:
@@ -199,7 +199,7 @@ class Publisher:
     def _placed(self, document: Document) -> Document:
         """Return the document.
 
-        If a placement file defines the regions, remove the document's regions.
+        If a placement file defines the regions, the returned document has no regions.
         """
         if self._settings.placement is None:
             return document
@@ -261,7 +261,7 @@ class Publisher:
         return active, wanted
 
     async def _validate(self, sources: Sources) -> ParsedDocument:
-        """Validate `sources`, both alone and together with this gateway's placement file."""
+        """Validate `sources`: once alone, and once with this gateway's placement file."""
 
         def validate() -> ParsedDocument:
             load_sources(sources, placement=self._settings.placement)
@@ -274,7 +274,7 @@ class Publisher:
     async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
         """Check the models and labels in a document.
 
-        This check is not made when a gateway starts, or for a rollback.
+        The start of a gateway and a rollback skip this check.
 
         Raises:
             ConfigurationError: a model is unknown, a served model would lose its backends, or a
@@ -404,7 +404,7 @@ async def _document_of(active: Published | None) -> Document | None:
 
 
 def _unchanged(folder: Path) -> str:
-    """Return a notice if single files of the folder are mounted, otherwise an empty string.
+    """Return a notice if single files of the folder are mounted, else an empty string.
 
     A change of such a file may be invisible to this process.
     """

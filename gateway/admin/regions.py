@@ -66,7 +66,7 @@ class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
-    """The live gateway regions, and the share that each of them has of each limit.
+    """The live gateway regions, and their shares of each limit.
 
     Shares are listed by bucket. The bucket with an empty name stands for all buckets that are not
     listed.

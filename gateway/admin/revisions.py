@@ -133,7 +133,7 @@ class RevisionReader:
 def views(
     serving: Serving, costs: Iterable[RevisionCost], counted: Mapping[str, list[RevisionStatistics]]
 ) -> list[ArmView]:
-    """Return a view of each revision that serves the model now, or has served it before."""
+    """Return a view of each revision that serves the model now or has served the model before."""
     weights = serving.revisions or {}
     by_revision: dict[str, list[RevisionCost]] = {number: [] for number in weights}
     for cost in costs:
@@ -155,7 +155,7 @@ def views(
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float:
-    """Return the duration that the fraction `share` of all durations does not exceed.
+    """Return the percentile `share` (a fraction such as 0.95) of durations.
 
     The result is in seconds and exact to 10 %.
 

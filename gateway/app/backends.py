@@ -55,8 +55,8 @@ class CallSpans:
 class BackendAccess:
     """Owns the fleet, the prober, DNS discovery and the dispatcher. Applies new runtimes to them.
 
-    The new backends of a new runtime are probed before the runtime takes effect. Until then, the
-    former runtime stays in use.
+    When a new runtime has new backends, these are probed before the runtime takes effect. Until
+    then, the former runtime stays in use.
     """
 
     def __init__(
@@ -131,6 +131,6 @@ class BackendAccess:
         self.client.configure(endpoints, routing)
 
     async def _take_resolved_names(self) -> None:
-        """Probe the backends at addresses to which DNS names newly resolve, and then use them."""
+        """Probe the backends at new addresses of DNS names, and then use these backends."""
         await self.prober.probe_new(self.discovery.expand(self._runtimes.current.endpoints))
         self._apply(self._runtimes.current)

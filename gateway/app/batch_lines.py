@@ -5,7 +5,7 @@ A line differs from a customer's request in four ways:
 - Its API key is found by the key's id, which the batch job stores.
 - Only quotas and the limits of models apply.
 - Its items have the traffic class `bulk`.
-- Its request id is fixed, so that a line that runs again is billed once.
+- Its request id is fixed, so that a line that runs twice is billed only once.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class ApplicationRunner:
 
 
 def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the usage event of a line that is accepted although some items have failed."""
+    """Publish the withheld usage event of a line whose result is final although items failed."""
     try:
         if line.publish is not None:
             line.publish()
@@ -100,7 +100,7 @@ def _publish_withheld(line: _LineRequest) -> bool:
 
 
 def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
-    """Return the options of a line. After each missed deadline, the time for the line doubles."""
+    """Return a line's options. Each missed deadline doubles the time that the line may take."""
     line = _line.get()
     longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
     return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
@@ -127,10 +127,10 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 
 
 class PrincipalsById(KeyRing):
-    """Finds principals by the ids of their keys. Of their limits, only quotas are left.
+    """Finds principals by the ids of their keys. The results have no limits except quotas.
 
-    Rate limits are for callers who wait for a response. A batch job has a day, so rate limits do
-    not apply to it. The key's web origins were checked when the batch job was created.
+    Rate limits apply to callers who wait for a response, but not to a batch job, which may take a
+    day. The key's web origins were checked when the batch job was created.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class BatchEvents(RequestEvents):
     """Publishes a usage event for each line of a batch job, under the id of the line.
 
     A line that first fails and later succeeds has two events. Only the later event is billed. If
-    only some items have failed, the event is withheld, because the line runs again.
+    only some items have failed, the event is withheld at first, because the line will run again.
     """
 
     def __init__(

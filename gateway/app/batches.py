@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
     """Run batch jobs until `stop` is set.
 
-    Only one process at a time does so in a data directory.
+    Only one process at a time runs the batch jobs of a data directory.
     """
     storage = build_storage(settings)
     with FileLock(settings.data_dir / _LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:

@@ -20,7 +20,7 @@ Raises:
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """At least how much this machine's clock differs from each server's clock, in seconds."""
+    """The least difference between this machine's clock and each server's clock, in seconds."""
 
     state_redis: float = 0.0
     ledger: float = 0.0
@@ -31,8 +31,8 @@ class ClockWatch:
 
     A server reads its clock at an unknown time during the round trip. Therefore the server's time
     is compared with the middle of the round trip, and half of the round trip is subtracted from the
-    difference. So a slow server does not seem to have a wrong clock. If a server does not respond,
-    the last known difference stays.
+    difference. Otherwise, a slow server would seem to have a wrong clock. If a server does not
+    respond, the last known difference stays.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Builds the entry points of a worker: its application, and the fast path in front of that."""
+"""Builds a worker's entry points: the application, and the fast path in front of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return the entry points. Once `draining` closes connections, the fast path is closed."""
+    """Return the entry points. The fast path closes once `draining` closes connections."""
     options = dependencies.options
     ids = options.ids
     processor = RequestProcessor(

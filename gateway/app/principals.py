@@ -1,4 +1,4 @@
-"""Keeps a worker's keys up to date with the ledger. While the ledger is down, they stay valid."""
+"""Keeps a worker's API keys up to date. While the ledger is down, the known keys stay valid."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
-"""How many keys are replaced in one event-loop iteration. It takes some milliseconds."""
+"""The number of keys replaced in one event-loop iteration, which takes some milliseconds."""
 _SET_BACK = 1_000_000_000
 """If the clock goes back by more than this many nanoseconds, all keys are read again."""
 _OVERDUE = 2.0
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Reads keys from the ledger. Calls block, and raise `DependencyUnavailable` if it is down."""
+    """Reads keys from the ledger. Calls block. They raise `DependencyUnavailable` if it is down."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.

@@ -16,8 +16,8 @@ def secret_of(settings: Settings) -> bytes:
 def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(32)) -> str:
     """Return the secret in the file at `path`, which only its owner can read.
 
-    If there is no secret yet, `make` creates it. If several processes create it at once, all return
-    the same secret.
+    If there is no secret yet, `make` creates it. If several processes create it at the same time,
+    all return the same secret.
     """
     with contextlib.suppress(FileNotFoundError):
         if text := path.read_text().strip():

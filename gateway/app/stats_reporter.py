@@ -1,4 +1,4 @@
-"""Reports a worker's statistics, to the worker's metrics and to the operators' listener."""
+"""Reports a worker's statistics to the metrics and to the operators' listener."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -15,8 +15,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds statistics of a worker as a whole.
 
     `tasks` is the number of tasks on the worker's event loop. `generation` is the number of the
-    document that it applies. `reloads` and `failed_reloads` count changes of the document.
-    `state_redis` and `cache_redis` say whether the worker can reach them.
+    configuration document that the worker applies. `reloads` and `failed_reloads` count changes of
+    the document. `state_redis` and `cache_redis` say whether the worker can reach them.
     """
 
     tasks: int
@@ -30,9 +30,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class StatsReporter:
     """Reads statistics and updates metrics every `interval` seconds, and once more at the end.
 
-    The statistics in `sources` go to the metrics and to the operators' listener. Those in
-    `labelled` have their own labels, and go only to the metrics. Those in `details` go only to the
-    operators' listener. The functions in `publish` update further metrics.
+    The statistics in `sources` go to the metrics and to the operators' listener. The statistics in
+    `labelled` have their own labels, and go only to the metrics. The statistics in `details` go
+    only to the operators' listener. The functions in `publish` update further metrics.
     """
 
     def __init__(

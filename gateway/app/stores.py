@@ -18,9 +18,9 @@ from gateway.settings import Settings
 class Stores(NamedTuple):
     """Holds the state Redis, the ledger, and the runtime that was read from them.
 
-    `limits` runs the scripts for limits. It uses the connections of `state`, unless the state Redis
-    is a cluster. `idempotency` runs the scripts for idempotency keys. It has its own connections,
-    so that these scripts do not delay other requests.
+    `limits` runs the scripts for limits. It shares the connections of `state`, unless the state
+    Redis is a cluster. `idempotency` runs the scripts for idempotency keys. It has its own
+    connections, so that these scripts do not delay other requests.
     """
 
     state: Redis

@@ -35,7 +35,8 @@ NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 class LedgerUsage:
     """Reads usage, budgets and recorded requests from the ledger.
 
-    Queries run in a separate thread pool. So a ledger that does not respond blocks no other work.
+    Queries run in a separate thread pool, so that a ledger that does not respond blocks no other
+    work.
     """
 
     def __init__(self, ledger: Ledger, runtimes: RuntimeStore) -> None:
@@ -106,12 +107,13 @@ class OwnKeys:
 class WorkerReadiness:
     """Computes whether a worker is ready: it has keys and a backend, and can store events.
 
-    Keys stay valid once they are loaded. Therefore a worker that cannot reach the ledger, or whose
-    ledger is empty, is degraded but ready. A worker that drains is not ready.
+    Keys stay valid once they are loaded. Therefore a worker with loaded keys stays ready, though
+    degraded, if it cannot reach the ledger or the ledger is empty. A worker that drains is not
+    ready.
 
     `refusal_reason` returns why events cannot be stored, or an empty string if they can be stored.
     For each Redis, `redis` has a function that returns whether that Redis can be reached. A worker
-    is ready even if it reaches none.
+    that reaches no Redis is still ready.
     """
 
     def __init__(

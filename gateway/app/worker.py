@@ -93,7 +93,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 def tune_gc() -> None:
-    """Exempt all objects that exist now from garbage collection, and make collections rarer."""
+    """Exempt all existing objects from garbage collection, and make collections rarer."""
     gc.collect()
     gc.freeze()
     # Requests leave few reference cycles. The default threshold, 700 objects, would cause a
@@ -111,7 +111,8 @@ async def open_worker(
 ) -> "Worker":
     """Return a worker that is not started yet. `stack` closes its stores.
 
-    By default, the operating system resolves DNS names, and the worker is for callers.
+    By default, the operating system resolves DNS names, and the worker serves callers (not batch
+    jobs).
     """
     stores = await open_stores(stack, settings)
     return Worker(
@@ -124,7 +125,7 @@ async def open_worker(
 
 
 class Worker:
-    """Builds the objects of a worker. An object's context is entered before those of its users."""
+    """Builds the objects of a worker, and enters their contexts."""
 
     def __init__(
         self,
@@ -225,8 +226,8 @@ class Worker:
 
         Return the entry points when backends are ready, or after a time limit.
 
-        The context of an object is entered before the contexts of its users. `stack` exits it after
-        them.
+        If object A uses object B, the context of B is entered first and exited last. `stack` exits
+        the contexts.
         """
         cache_watch = self._cache_watch()
         reporter = self._stats_reporter(cache_watch)

@@ -39,7 +39,7 @@ class PrincipalTable:
         return None if digest is None else self.by_digest.get(digest)
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> bool:
-        """Replace the principals of each key in `keys`; return whether a key had some before."""
+        """Replace the principals of each key in `keys`; return whether any were replaced."""
         had_others = False
         for key, principals in keys.items():
             had_others |= self._remove(key)
@@ -103,12 +103,13 @@ class PrincipalTable:
 class KeyRing:
     """Maps the secret of every valid key to its principal.
 
-    A lookup hashes the secret that was sent (0.4 µs), and looks up the digest. Therefore the
+    A lookup hashes the sent secret, which takes 0.4 µs, and looks up the digest. Therefore the
     duration of a lookup reveals nothing about stored keys, and no secret is held in memory.
 
     `PrincipalsFollower` updates the principals. They contain the limits of the tenant and the key.
     While the ledger is down, the present principals stay in use. `generation` changes whenever a
-    principal that a caller may have looked up is replaced or removed.
+    principal is replaced or removed, so that callers can tell whether a principal that they have
+    looked up is still current.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:

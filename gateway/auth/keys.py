@@ -44,7 +44,7 @@ def is_well_formed(key: str) -> bool:
 def is_sendable(key: str) -> bool:
     """Return whether a header can contain `key`.
 
-    Control characters, and spaces at its ends, cannot.
+    A header cannot contain control characters, or spaces at the ends of a value.
     """
     return key == key.strip() and key.isprintable()
 

@@ -94,11 +94,11 @@ class RemoteTier(Protocol):
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Look keys up; call `on_done` with the entry of each key, or `None`.
+        """Look keys up; call `on_done` with each key's entry, or with `None` for a missing key.
 
         The callback is called once, in a later event-loop iteration, and within the tier's timeout.
-        Entries may have expired. With `claims`, the same call to Redis may claim the missing keys;
-        see `has_claimed`.
+        The entries may have expired already. With `claims`, the same call to Redis may claim the
+        missing keys; see `has_claimed`.
         """
         ...
 
@@ -114,7 +114,7 @@ class RemoteTier(Protocol):
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Write each entry soon, or drop it without an error."""
+        """Write the entries soon. An entry that cannot be written is dropped without an error."""
         ...
 
     async def claim(
@@ -125,13 +125,14 @@ class RemoteTier(Protocol):
         A claim replaces a stored result that is not current.
 
         Returns:
-            True for each key whose result another worker computes or has just stored. This worker
-            may still have to compute the result later, because the other worker's claim is short.
+            For each key, whether another worker computes its result or has just stored it. Even
+            then, this worker may have to compute the result later, because the other worker's
+            claim may expire.
         """
         ...
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend this worker's claims on `keys`, because it still computes their results."""
+        """Extend this worker's claims on `keys` while it still computes their results."""
         ...
 
     def release(self, keys: Sequence[CacheKey]) -> None:

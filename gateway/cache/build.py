@@ -1,4 +1,4 @@
-"""Builds the result cache from the configuration document."""
+"""Builds the result cache as the configuration document describes it."""
 
 import secrets
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def build_cache(
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     batch: CallbackBatch | None = None,
 ) -> ResultCache:
-    """Return a cache with the tiers that `entry` enables. Redis is at `url`.
+    """Return a cache with the tiers that `entry` enables. `url` is the address of Redis.
 
     All callbacks of one read from Redis run within `batch`. `clock` is the wall clock. `random`
     returns numbers from 0 to 1.

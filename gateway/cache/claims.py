@@ -137,7 +137,7 @@ class Claims:
         return True
 
     def commands(self, keys: Iterable[CacheKey]) -> list[Command]:
-        """Return a command for each key. It claims the key if no value is stored at its address."""
+        """Return a command for each key. The command claims the key if its address has no value."""
         if self._lease <= 0:
             return []
         prefix, name, life = self._prefix, self._name, self._life()
@@ -150,7 +150,7 @@ class Claims:
     def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
         """Record which of `keys` a lookup has claimed with `commands`.
 
-        If nobody takes over or releases a claim, it expires with its lease.
+        If no caller takes over or releases a claim, the claim expires when its lease ends.
         """
         now, claimed = self._monotonic(), self._by_lookup
         if replies.count(b"OK") == len(keys):
@@ -183,7 +183,7 @@ class Claims:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
-        """Claim `keys`; return for each whether another worker computes or has just stored it.
+        """Claim `keys`; return for each whether another worker computes or just stored its result.
 
         If a read has just found another worker's claim on a key, this call does not ask Redis about
         the key again. A claim replaces a stored value that is neither a claim nor a current result.
@@ -337,7 +337,7 @@ def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
 def _end(claimants: Sequence[_Claimant]) -> None:
     """Resume the callers.
 
-    If a claim was lost, a result is computed twice, and nothing worse happens.
+    A lost claim does no harm, except that two workers compute the same result.
     """
     for claimant in claimants:
         if not claimant.ended.done():

@@ -35,8 +35,9 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
     `payload` is JSON: a result, or the refusal of the item if `status` is not 200.
 
-    `rows` and `tokens` are how many were computed for the result. Times are in seconds and from the
-    wall clock, because several machines use an entry. Append new fields at the end.
+    `rows` and `tokens` are the numbers of rows and tokens that were computed for the result. Times
+    are in seconds on the wall clock, because several machines use an entry. Append new fields at
+    the end.
     """
 
     payload: bytes
@@ -83,7 +84,7 @@ def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
-    """Return the value that says that the worker `claimant` computes the result of `key`."""
+    """Return the value of a claim: the worker `claimant` computes the result of `key`."""
     return CLAIM + key.tag + claimant
 
 
@@ -97,8 +98,8 @@ def read_claim(key: CacheKey, value: bytes) -> bytes | None:
 def pack(value: bytes) -> bytes:
     """Return `value` with everything after its tag compressed, if that saves enough space.
 
-    The value must become at least a quarter shorter. Otherwise, `value` is returned unchanged.
-    Short values, claims and values that are already compressed are returned unchanged, too.
+    `value` is returned unchanged if compression would save less than a quarter of its bytes. It is
+    also returned unchanged if it is short, is a claim, or is already compressed.
     """
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value

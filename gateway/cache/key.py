@@ -22,8 +22,8 @@ class CacheKey(NamedTuple):
     """Holds an `address`, where a result is stored, and a `tag`, which proves whose result it is.
 
     The address is an XXH3-128 hash. XXH3 is fast, but not resistant to collisions. The tag is a
-    keyed BLAKE2b hash. It is stored with the entry and compared on every read, and so proves that a
-    result belongs to the input.
+    keyed BLAKE2b hash. The tag is stored with the entry. Every read compares it, to make sure that
+    the result belongs to the input.
     """
 
     address: bytes
@@ -82,8 +82,8 @@ class KeyMaker:
     ) -> Prefix:
         """Return the prefix for the keys of items that have all these values in common.
 
-        The hashed data has the length of each field before the field, so that different requests
-        never have equal bytes. `parameters` and items must be in canonical encoding, in which equal
+        The hashed data has each field's length before the field, so that different requests never
+        hash equal bytes. `parameters` and items must be in canonical encoding, in which equal
         values have equal bytes.
         """
         shared = (

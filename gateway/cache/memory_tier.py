@@ -216,7 +216,7 @@ class MemoryTier:
     def _make_room(self, now: float) -> None:
         """Evict entries until the rest fits into the main part.
 
-        An entry was replaced by a larger one.
+        This is needed after an entry was replaced by a larger one.
         """
         while self._main_bytes > self._main_capacity:
             self._evict(self._next_victim(now))

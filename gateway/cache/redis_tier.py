@@ -1,4 +1,4 @@
-"""Implements the Redis tier of the result cache. Concurrent lookups share one MGET."""
+"""Implements the Redis tier of the result cache. Simultaneous lookups share one `MGET`."""
 
 import asyncio
 from collections import deque
@@ -31,15 +31,14 @@ _MAX_READS = 1
 """The most round trips of reads in flight.
 
 Lookups that start during a round trip share the next one. Under load, there are fewer and larger
-reads, and on average a lookup waits for at most half a round trip.
-"""
+reads, and on average a lookup waits for at most half a round trip."""
 _DRAIN = 2.0
 """Maximum seconds for writing queued entries at shutdown."""
 _GRACE = 0.001
 """Seconds for which a lookup that seems late may still get its response.
 
-After a delay, the event loop runs timers before it reads responses that have already arrived.
-"""
+It has arrived in time if the event loop was delayed: after a delay, the loop runs timers before it
+reads responses."""
 _PER_KEY = 20e-6
 """Each key adds this many seconds to a call's timeout, so that large calls do not look slow."""
 _MANY_KEYS = 64  # a lookup of more keys gets its own timer, so that other lookups end in time
@@ -57,9 +56,9 @@ class RedisTier:
     After five failures in a row, the circuit breaker opens until Redis has responded to a `PING` in
     time. No request waits for the `PING`.
 
-    `random` (0 to 1) shortens the lifetimes of entries by a fraction of up to `ttl_jitter`. A claim
-    on a key lasts for `lease` seconds and contains the name `claimant`, which all tiers of a worker
-    share.
+    `random` returns numbers from 0 to 1. They shorten the lifetime of each entry by a fraction of
+    up to `ttl_jitter`. A claim on a key lasts for `lease` seconds. It contains the name `claimant`,
+    which all tiers of a worker share.
     """
 
     name = "redis"

@@ -35,9 +35,10 @@ class RedisWriter:
 
     If the queue is full or a write fails, it drops entries.
 
-    The outcomes are counted in `counts`. `random` (0 to 1) shortens the lifetimes of entries by a
-    fraction of up to `ttl_jitter`. `is_usable` returns whether Redis may be called. `on_call` gets
-    the start time of each call and its number of commands, or `None` if the call failed.
+    The outcomes are counted in `counts`. `random` returns numbers from 0 to 1. They shorten the
+    lifetime of each entry by a fraction of up to `ttl_jitter`. `is_usable` returns whether Redis
+    may be called. `on_call` gets the start time of each call and its number of commands, or `None`
+    if the call failed.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class ResultCache:
     """Implements `ResultStore` and `SharedCache` with the tiers in the configuration document.
 
     Entries that are found in the remote tier are copied to memory. `make_remote` creates the remote
-    tier, and creates a new one when its settings change. `clock` is the wall clock. The exit from
-    the cache's context waits until the remote tier has written its queue.
+    tier. It is called again when the tier's settings change. `clock` is the wall clock. When the
+    cache's context ends, it waits until the remote tier has written its queue.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResultCache:
     def configure(self, entry: CacheConfig) -> None:
         """Apply the settings in `entry`.
 
-        They apply to the remote tier at once, and to memory within some event-loop iterations.
+        They apply to the remote tier immediately, and to memory within some event-loop iterations.
         Memory keeps the entries that fit. A remote tier that is replaced completes the lookups and
         writes that it has begun.
         """
@@ -91,7 +91,7 @@ class ResultCache:
         *,
         claims: bool = False,
     ) -> None:
-        """In a later event-loop iteration, call `on_done` with what `lookup` would return."""
+        """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
         missing: Sequence[int]

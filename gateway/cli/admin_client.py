@@ -183,7 +183,7 @@ def _problem(answer: Any) -> str:
 
 
 def admin_options(command: F) -> F:
-    """Add options to `command`: `--json`, and those that choose the listener.
+    """Add options to `command`: `--json`, and the options that choose the listener.
 
     The command gets the arguments `client`, an `AdminClient`, and `as_json`.
     """

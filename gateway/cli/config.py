@@ -54,7 +54,7 @@ def check(folder: Path, *, as_json: bool) -> None:
 def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
     """Show what publishing a folder of *.yaml files would change, without publishing it.
 
-    The gateway checks the folder in the same way as before it publishes a folder.
+    The gateway checks the folder as it does before a publication.
     """
     try:
         values = parse_sources(read_folder(folder)).tree.values

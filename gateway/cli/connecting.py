@@ -19,11 +19,11 @@ def choose_listener(
 ) -> tuple[str, str, str]:
     """Return the listener's URL, the key, and the path of the listener's certificate or "".
 
-    If both `url` and `key` are given, they are used. Otherwise, the listener that runs on
-    `data_dir` is used. If one of `url` and `key` is given, it must belong to this listener, so that
-    a key is never sent to another listener. With `prefer_data_dir`, the user has named the
-    directory more explicitly than the URL and the key. Then both must belong to the directory's
-    listener.
+    If both `url` and `key` are given, the result has these. Otherwise, it has the listener that
+    runs on `data_dir`. If only the URL or only the key is given, it must belong to this listener,
+    so that a key is never sent to another listener. `prefer_data_dir` says that the user has named
+    the directory more explicitly than the URL and the key. In this case, both must belong to the
+    directory's listener.
 
     Raises:
         click.UsageError: the URL or the key is invalid, they do not belong together, or no listener

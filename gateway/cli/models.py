@@ -80,7 +80,7 @@ def _add_command(name: str, description: str) -> None:
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the arguments into those of the import and those of the reload that follows."""
+    """Divide the arguments: first for the import, then for the reload that follows."""
     own: list[str] = []
     of_reload: list[str] = []
     rest = iter(arguments)

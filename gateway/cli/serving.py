@@ -43,7 +43,7 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
 
 
 def _default_config() -> Path:
-    """Return the folder `config` if it exists, or else the folder that `init` copies."""
+    """Return the folder `config` if it exists. Otherwise, return the folder that `init` copies."""
     own = Path("config")
     if own.is_dir():
         return own
@@ -130,8 +130,8 @@ def up(
 ) -> None:
     """Run everything on this machine: Valkey, backends, workers, billing and operators' listener.
 
-    No server and no configuration is needed. The file <data-dir>/processes.json lists the running
-    processes and their addresses.
+    You need neither a server nor a configuration. The file <data-dir>/processes.json lists the
+    running processes and their addresses.
     """
     if port == admin_port:
         raise click.UsageError("`--port` and `--admin-port` must differ")

@@ -56,7 +56,7 @@ def init(folder: Path) -> None:
 
 
 def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the commands to run next. They are written so that they work in this environment."""
+    """Yield the commands to run next, in a form that works in this environment."""
     program = sys.argv[0] if Path(sys.argv[0]).name == _PROGRAM else _PROGRAM
     if shutil.which(_PROGRAM) is not None:
         program = _PROGRAM

@@ -148,7 +148,7 @@ def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding
 
 
 def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
-    """Yield each problem of how a rule's bucket refills: by time, by month, or as requests end."""
+    """Yield each problem of a rule's refill, which is by time, by month, or as requests end."""
     if rule.period not in ("", "month"):
         yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
     elif rule.unit == CONCURRENT:

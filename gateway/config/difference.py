@@ -25,8 +25,9 @@ class FieldChange(
 def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChange]:
     """Yield the fields that differ, in the order in which their types declare them.
 
-    Elements of two lists are compared if they have the same id, the same name, or the same model
-    and date. If only the order of the elements differs, the change lists these identities.
+    Two lists are compared element by element. Elements correspond if they have the same identity:
+    the same id, the same name, or the same model and date. If only the order of the elements
+    differs, the change lists their identities.
     """
     if before == after:
         return

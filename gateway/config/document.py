@@ -1,7 +1,8 @@
 """Defines the schema of the reloadable configuration document.
 
 `gateway.config.load` reads the document from YAML. Every field has a default that suits a first
-run, so a document contains only other values. A reload applies all fields to running workers.
+run, so a document needs only the values that differ from the defaults. A reload applies all fields
+to running workers.
 """
 
 from typing import Literal
@@ -123,8 +124,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds for which the gateway caches the refusal of an item, if equal items would be refused
     again. It never caches `algorithm_too_slow`."""
     refreshes: int = 64
-    """The most stale items that a worker refreshes at a time. It refreshes further stale items
-    later."""
+    """The largest number of stale items that a worker refreshes at a time. It refreshes further
+    stale items later."""
 
 
 class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,15 +141,16 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The most JSON values in a body. Lists and objects count, too. A body with more values gets
     413."""
     max_template_bytes: int = 4096
-    """The longest `hypothesis_template` of `zero-shot`. A longer one gets 422
-    `expansion_too_large`."""
+    """The largest length of the `hypothesis_template` of `zero-shot`, in bytes. A longer one gets
+    422 `expansion_too_large`."""
     max_label_bytes: int = 4096
-    """The longest label of `zero-shot`. A longer one gets 422 `expansion_too_large`."""
+    """The largest length of a label of `zero-shot`, in bytes. A longer one gets 422
+    `expansion_too_large`."""
     max_expanded_bytes: int = 64 * 1024 * 1024
     """The most bytes of text that models may read for a request. A request with more text gets 422
     `expansion_too_large`. In `zero-shot`, the text of each pair of an input and a label counts."""
     max_answer_bytes: int = 96 * 1024 * 1024
-    """The largest response that a request may have. A request that could have a larger one gets 422
+    """The largest size of a response. A request whose response could be larger gets 422
     `expansion_too_large`. All large requests in a worker may together take twice the sum of this
     size and `max_expanded_bytes`. A request that gets no room before its deadline gets 503
     `overloaded`."""
@@ -170,13 +172,13 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Limits on the stored responses to requests with an `Idempotency-Key`."""
 
     lease: float = 5.0
-    """Seconds that a request's claim on its key lasts. The worker renews the claim while the
-    request runs. If the worker dies, a retry runs the request again after this time."""
+    """Seconds that a request's claim on its idempotency key lasts. The worker renews the claim
+    while the request runs. If the worker dies, a retry runs the request again after this time."""
     max_keys: int = 50_000
-    """The most keys that are stored for a tenant. The oldest are removed first."""
+    """The most idempotency keys that are stored for a tenant. The oldest are removed first."""
     max_bytes: int = 32 * 1024 * 1024
-    """The most bytes of keys and responses that are stored for a tenant. If there is no room for a
-    response, a retry computes it again."""
+    """The most bytes of idempotency keys and responses that are stored for a tenant. If there is no
+    room for a response, a retry computes it again."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,8 +197,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     has not reached the ledger for `share_lease` seconds also admits this fraction."""
     share_lease: float = 30.0
     """Used with several gateway regions. If a region cannot reach the ledger for this many seconds,
-    the other regions get its shares of the limits. The region then admits `limits.local_share`. At
-    least 5."""
+    the other regions get its shares of the limits. The region itself then admits the fraction
+    `limits.local_share` of each limit. The value is at least 5."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -206,7 +208,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The most attempts for an item."""
     attempt_timeout: float = 5.0
     """The gateway gives up an attempt after this many seconds without progress, or at the request's
-    deadline if that is earlier. A backend that works on earlier items makes progress."""
+    deadline if that is earlier. Work on earlier items counts as the backend's progress."""
     connect_timeout: float = 0.5
     """Seconds that connecting to a backend may take. If the backend's name has several addresses,
     the gateway tries all of them in the first half of this time."""
@@ -227,8 +229,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     longer."""
     eject_share: float = 0.2
     """A backend is also ejected if this fraction of its calls has failed, even without
-    `eject_after` failures in a row. The fraction is of the calls in about the last 5 s, counted
-    from the first failure on. At least ten calls are needed."""
+    `eject_after` failures in a row. The fraction is computed over the calls of about the last 5 s,
+    from the first failure on. The rule applies from ten calls on."""
     max_ejected: float = 0.5
     """The largest fraction of all backends that may be ejected at the same time. The number is
     rounded up."""
@@ -273,8 +275,8 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The price of each token computed for the item."""
     batch_percent: int = 100
     """The prices for batch jobs, in percent of the other prices, from 0 to 1000. A price is rounded
-    to 10^-9 of the currency. Invoices list items of batch jobs as `model@since+batch`. They list
-    calls of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
+    to 10^-9 of the currency. Invoices list items of batch jobs as `model@since+batch`. Invoices
+    list calls of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

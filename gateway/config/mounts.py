@@ -1,4 +1,4 @@
-"""Detects that a mounted configuration file was replaced, which a container cannot see.
+"""Detects mounted configuration files that were replaced. A container still sees the old files.
 
 If a single file is mounted into a container, the container keeps the inode that the file had at the
 container's start. `sed -i`, git and most editors replace a file by a new file with another inode.

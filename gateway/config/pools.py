@@ -25,7 +25,7 @@ def pool_findings(document: Document) -> Iterator[ConfigFinding]:
 
 
 def unassigned_models(document: Document, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of `names` that no backend would serve, because all pools serve other models.
+    """Yield the models in `names` that no pool lists, so that no backend would serve them.
 
     Models that the document disables are skipped.
     """

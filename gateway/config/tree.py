@@ -1,4 +1,4 @@
-"""Parses YAML text into plain values, and stores in which line each value is."""
+"""Parses YAML text into plain values, and stores the line of each value."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ class SourcePosition(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a parsed document: plain values, and in which line of the source each value is."""
+    """Holds a parsed document: plain values, and the line of each value in the source."""
 
     values: dict[str, Any]  # Any: the types are checked later
     places: dict[Path, SourcePosition]

@@ -36,8 +36,8 @@ class ConsoleAccess(ASGIMiddleware):
     """Stores the session and the operator in the request's state, or refuses the request.
 
     A route names the role that it requires with `opt={"role": Role.OPERATOR}`. The default is
-    VIEWER for GET, and ADMIN for all other methods. A request with another method than GET must
-    come from a page of the console.
+    VIEWER for GET, and ADMIN for all other methods. Every request except GET must come from a page
+    of the console.
     """
 
     scopes = (ScopeType.HTTP,)

@@ -19,9 +19,9 @@ class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hourly_rate(document: Document, resolved: Mapping[str, int]) -> int:
-    """Return what all backends of `document` cost in an hour, in 10^-9 of a currency unit.
+    """Return the cost per hour of all backends of `document`, in 10^-9 of a currency unit.
 
-    `resolved` is the number of backends behind each entry with a DNS name, by the entry's id.
+    `resolved` maps the id of each entry with a DNS name to its number of backends.
     """
     pools = [pool for region in document.regions for pool in region.pools]
     return sum(round(pool.cost_per_hour * _NANO) * _size(pool, resolved) for pool in pools)
@@ -56,7 +56,7 @@ def backend_costs(
 
 
 def _overlap(since: float, until: float, start: float, stop: float) -> float:
-    """Return for how many hours two spans overlap."""
+    """Return the number of hours in which two spans overlap."""
     return max(0.0, min(until, stop) - max(since, start)) / _HOUR
 
 

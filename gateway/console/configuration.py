@@ -81,7 +81,7 @@ class ConfigurationController(Controller):
         publisher: NamedDependency[Publisher],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Return what a document would change, or why it would be refused."""
+        """Return what publishing a document would change, or why it would be refused."""
         fields = await fields_of(request)
         text = _text(fields)
         try:
@@ -143,7 +143,7 @@ class ConfigurationController(Controller):
 async def _state(
     request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
 ) -> Response[str]:
-    """Return the part of the page that shows the active document, after a change."""
+    """After a change, return the part of the page that shows the active document."""
     context = await _context(control) | {"change": change}
     return frame.render(request, "configuration/_state.html", context)
 

@@ -21,7 +21,7 @@ MOST_LINES = 2_000
 
 
 class Change(StrEnum):
-    """Says what a line of a difference is."""
+    """Says whether a line of a difference is added, removed or context."""
 
     SAME = "same"
     ADDED = "added"

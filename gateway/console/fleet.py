@@ -34,7 +34,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of a tenant a worker refuses per second because of limits."""
+    """The number of a tenant's requests per second that a worker refuses because of limits."""
 
     tenant: str
     per_second: float
@@ -106,12 +106,12 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> GpuState | None:
-        """The state of the backend's GPU, as a worker's last probe found it."""
+        """The state of the backend's GPU, according to a worker's last probe."""
         return next((each.gpu for each in self._ready if each.gpu is not None), None)
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until no worker ejects the backend any more."""
+        """Seconds until the last worker's ejection of the backend ends."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
@@ -124,7 +124,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finish(self) -> float | None:
-        """The workers' longest prediction of the seconds until an item sent now has its result.
+        """The longest of the workers' predictions: seconds until an item sent now has its result.
 
         `None` if the backend is drained or not ready.
         """

@@ -50,7 +50,7 @@ def budget_of(fields: Fields) -> Budget:
 
 
 def words_of(fields: Fields, name: str) -> tuple[str, ...] | None:
-    """Return the words in a field, which spaces or commas separate, or `None` without words."""
+    """Return the words in a field, or `None` if it has none. Spaces or commas separate words."""
     words = one(fields, name).replace(",", " ").split()
     return tuple(words) or None
 

@@ -38,7 +38,7 @@ _HEADERS = {
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of the console. Operators who do not have its role do not see the page."""
+    """One page of the console. Only operators with the page's role see the page."""
 
     title: str
     path: str

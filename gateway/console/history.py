@@ -1,4 +1,4 @@
-"""Keeps the traffic of the last half hour, and tells open pages about each new reading."""
+"""Keeps the last half hour's traffic, and notifies open pages of each reading of the metrics."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 
 class History:
-    """Reads the metrics every five seconds, or every second while a page is open. Keeps points.
+    """Reads the metrics every five seconds, or every second while a page is open; keeps points.
 
     `clock` returns the Unix time in seconds.
     """

@@ -26,7 +26,7 @@ _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that does not work as it should now."""
+    """Something that does not work as it should at present."""
 
     text: str
     is_bad: bool
@@ -56,7 +56,7 @@ async def find_incidents(
 
 
 def worst_first(found: Iterable[Incident]) -> list[Incident]:
-    """Return incidents in the order in which an operator should read them, the worst first."""
+    """Return incidents, the worst first."""
     return sorted(found, key=lambda each: (not each.is_bad, not each.is_cause))
 
 
@@ -141,7 +141,7 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
 def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
     """Return an incident if no worker reports to the state Redis.
 
-    The metrics show whether workers still serve requests. Reading the metrics does not need Redis.
+    The metrics, which are readable without Redis, show whether workers still serve requests.
     """
     if fleet.workers:
         return None
@@ -197,7 +197,7 @@ def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Inci
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
-    """Return an incident that shows which limits refuse requests, and of which tenants."""
+    """Return an incident that shows which limits refuse requests, and whose requests."""
     decisions = traffic.rates.of("sluicegate_limit_decisions_total")
     policies = Counter(
         {each["policy"]: value for each, value in decisions if each["decision"] == "refused"}

@@ -14,7 +14,7 @@ _MOST_ADDRESSES = 4096
 
 
 class _Bucket(msgspec.Struct):
-    """A token bucket: how many more wrong keys an IP address may send at the time `at`."""
+    """A token bucket: how many wrong keys an IP address may still send at the time `at`."""
 
     tokens: float
     at: float
@@ -23,7 +23,8 @@ class _Bucket(msgspec.Struct):
 class LoginLimiter:
     """Keeps a token bucket for each IP address that sent a wrong key.
 
-    If there are too many addresses, it drops the address whose last wrong key is the oldest.
+    If there are too many addresses, it drops the address that has sent no wrong key for the longest
+    time.
     """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:

@@ -85,7 +85,7 @@ def _has_costs(document: Document) -> bool:
 
 
 async def _resolved(control: Control) -> Mapping[str, int]:
-    """Return how many backends each entry with a DNS name stands for now, by the entry's id."""
+    """Return the present number of backends of each entry with a DNS name, by the entry's id."""
     counts: dict[str, int] = {}
     try:
         seen = await reported_backends(control)

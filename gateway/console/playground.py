@@ -36,7 +36,7 @@ _EXAMPLES = {body.task: body.example for body in BODIES}
 
 
 class PlaygroundController(Controller):
-    """Serves the playground. It stores nothing; only the browser has the key, body and response."""
+    """Serves the playground. It stores nothing. The browser alone keeps key, body and response."""
 
     path = "/playground"
     opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
@@ -77,8 +77,8 @@ class PlaygroundController(Controller):
     ) -> Response[str]:
         """Return the tasks of a model, and an example body.
 
-        The example is for `task` if the model has this task, and otherwise for another task of the
-        model.
+        The example is for `task` if the model has this task. Otherwise, it is for one of the
+        model's tasks.
         """
         tasks = await _tasks(backend_calls, model)
         task = task if task in tasks else tasks[0]

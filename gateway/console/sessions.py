@@ -33,7 +33,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Opens, finds and closes sessions. If an operator has too many, the oldest one is closed.
+    """Opens, finds and closes sessions. If an operator has too many, the oldest is closed.
 
     `clock` returns monotonic seconds.
     """

@@ -85,8 +85,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic between two readings.
 
     `values` are the values of the last reading. `rates` are the increases per second between the
-    readings. `restarts` are the restarts of the last five minutes; if they were shown only briefly,
-    an operator would miss them.
+    readings. `restarts` are the restarts of the last five minutes, and not only those between the
+    readings, because an operator would miss restarts that are shown only briefly.
     """
 
     at: float
@@ -184,7 +184,7 @@ def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, d
 
 
 def _both(by_model: dict[str, ModelTraffic], labels: Mapping[str, str]) -> Sequence[ModelTraffic]:
-    """Return the traffic objects that a series counts for: all models, and the series' model."""
+    """Return the two objects that a series counts for: all models' traffic, and its model's."""
     model = labels.get("model", "")
     if not model:
         return (by_model[""],)

@@ -162,8 +162,8 @@ def _by_group(
     """Return the usage of each tenant or model, and the usage over time of the largest ones.
 
     Returns:
-        A row for each tenant or model; the names of those with the most usage; and rows of usage
-        for each of these names in each hour or day.
+        Three values: a row for each tenant or model; the names of the tenants or models with the
+        most usage; and a row for each of these names and each hour or day.
     """
     rows = reader.totals(wanted, buckets)
     names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]

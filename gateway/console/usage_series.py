@@ -29,7 +29,7 @@ class ChartSpan(StrEnum):
 
 
 class Measure(StrEnum):
-    """Names the quantities that the chart by tenant or model can show."""
+    """Names the quantities that the charts of single tenants or models can show."""
 
     REQUESTS = "requests"
     ITEMS = "items"
@@ -118,7 +118,7 @@ class UsageReader:
         self._prices = prices
 
     def totals(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
-        """Return one row for each tenant or model. Those with the most usage come first."""
+        """Return one row for each tenant or model. Rows with the most usage come first."""
         rows = self._rows(wanted, buckets, [wanted.by])
         return sorted(rows, key=lambda row: -measured(row, wanted.measure))
 
@@ -129,7 +129,7 @@ class UsageReader:
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return the usage in each hour or day of each tenant or model in `names`."""
+        """Return a row for each tenant or model in `names` and each hour or day."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)

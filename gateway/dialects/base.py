@@ -15,7 +15,7 @@ _DEFAULT_ENTRY = ModelConfig()
 
 
 def input_tokens(answer: Answer) -> int:
-    """Return the number of tokens of all items, computed and cached ones."""
+    """Return the number of tokens of all items, including cached items."""
     return sum([outcome.input_tokens for outcome in answer.outcomes])
 
 

@@ -68,9 +68,9 @@ class HuggingFaceRoute(InferenceRoute):
     def _model_name(self, source: BodySource) -> str:
         """Return the gateway's name of the model in the path.
 
-        A name on Hugging Face's hub is `owner/model`. The owner is dropped, unless a model is
-        served under the full name. The owner is also kept if the API key is not allowed to use the
-        model's own route. Otherwise, a key for `/models/a` could reach model `b` by the path
+        A name on Hugging Face's hub is `owner/model`. The owner is dropped, with two exceptions: a
+        model is served under the full name, or the API key may not use the model's own route.
+        Otherwise, a key that may use only the route `/models/a` could reach model `b` with the path
         `/models/a/b`.
         """
         given = source.parameters["model"]
@@ -146,7 +146,7 @@ def unserved_call(model: str) -> ModelCall:
 
 
 def single_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
-    """Return the task that is in both `tasks` and `known`. There must be exactly one.
+    """Return the only task that is in both `tasks` and `known`.
 
     Raises:
         TaskNotSupported: the model has no task in `known`.

@@ -63,7 +63,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the request for the model that the gateway serves.
 
-        `model` comes from the path. It is not used, because it may contain the model's owner.
+        The method ignores `model`, which comes from the path, because it may contain the model's
+        owner.
         """
         return self.inputs.native(self.model).request(self.model)
 
@@ -197,7 +198,7 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions, before the vector is scaled."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
     encoding_format: Literal["float"] = "float"
@@ -229,7 +230,7 @@ class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
     inputs: SimilarityItem
     """The sentences."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
 
@@ -254,7 +255,7 @@ class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
 
     inputs: RankingItem
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     return_text: bool = False
 
     @override
@@ -293,7 +294,7 @@ def vectors_of(answer: Answer) -> bytes:
 def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
     """Return the index and the score of each text, from the highest score to the lowest.
 
-    If `texts` is given, return each text, too.
+    If `texts` is given, the result also has each text.
     """
     return [
         {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})

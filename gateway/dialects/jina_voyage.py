@@ -1,8 +1,9 @@
-"""Implements Jina's and Voyage's embeddings and reranking. They differ only in names of fields.
+"""Implements Jina's and Voyage's embeddings and reranking. Only names of fields differ.
 
-Both products have the same paths as native routes, and a body does not show for which product it
-is. The gateway therefore serves them under the prefixes `/jina` and `/voyage`. Their clients read
-the field `detail` of an error. A native error, which is a problem document, has this field.
+Both products use the same paths as native routes, and a body does not show to which product it
+belongs. The gateway therefore serves the two APIs under the prefixes `/jina` and `/voyage`. Errors
+are native errors (problem documents), because the products' clients read the field `detail`, which
+native errors have.
 """
 
 from typing import Any, Literal
@@ -61,7 +62,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     embedding_type: Literal["float", "base64", "binary", "ubinary"] = "float"
     """The number type of the vectors. `base64` encodes little-endian float32."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     late_chunking: bool = False
     """Must be `false`, because each text is encoded separately."""
 
@@ -95,7 +96,7 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input_type: Literal["query", "document"] | None = None
     """Ignored, because Sluicegate adds no prompt to texts."""
     truncation: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     output_dimension: Positive | None = None
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
@@ -161,7 +162,7 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
     return_documents: bool = False
     """Whether results include the documents."""
     truncation: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
 
     @override
     def items(self) -> list[Any]:

@@ -323,12 +323,12 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Cancel a batch. It stays `cancelling` until its results so far are in files."""
+        """Cancel a batch. It stays `cancelling` until files have the results so far."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 
 def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
-    """Return for how many seconds a form asks to keep its file, or `None` if it does not say.
+    """Return the seconds for which a form asks to keep its file, or `None` if it does not say.
 
     Raises:
         InvalidRequest: the fields are malformed, or the time is too short or too long.

@@ -93,7 +93,8 @@ def entities_in(result: bytes) -> list[StoredEntity]:
 def tokens_in(result: bytes) -> StoredTokens:
     """Return the tokens of a `tokenize` result.
 
-    Each column is decoded separately. Decoding many tokens in one call would hold the GIL for long.
+    Each column is decoded separately, because decoding many tokens in one call would hold the GIL
+    for long.
     """
     columns = _columns(result)
     return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
@@ -128,7 +129,7 @@ def encoded_list(values: Iterable[Any]) -> bytes:
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return the index and score of the `most` best documents of a `rerank` answer, best first."""
+    """Return index and score of the `most` best documents in a `rerank` response, best first."""
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

@@ -80,7 +80,7 @@ class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
     raw_scores: bool = False
     """Whether to return logits as scores."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
 
@@ -122,7 +122,7 @@ class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
     return_text: bool = False
     """Whether results include the texts."""
     truncate: bool = True
-    """Whether to truncate a text that is longer than the model reads. If not, it is refused."""
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
     """Must be `right`. Sluicegate truncates texts only at the end."""
 

@@ -83,7 +83,7 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
 def _write_tokens(written: bytearray, text: str, result: bytes) -> None:
     """Append the tokens of a text to `written`, as a JSON list and a comma.
 
-    To save memory, at most `_AT_ONCE` tokens exist as objects at a time.
+    To save memory, at most `_AT_ONCE` tokens exist as Python objects at a time.
     """
     found = tokens_in(result)
     places = [*accumulate((len(character.encode()) for character in text), initial=0)]

@@ -6,7 +6,7 @@ from gateway.types import RequestEvent
 
 
 class EventPublisher(Protocol):
-    """Records an event for each answered request, in order. Does not wait for a network."""
+    """Records an event for each answered request, in order, without waiting for a network."""
 
     def publish(self, event: RequestEvent) -> None:
         """Record `event`. After this returns, the event survives the end of the process.
@@ -17,7 +17,7 @@ class EventPublisher(Protocol):
         ...
 
     def reserve_bytes(self, size: int) -> None:
-        """Reserve space for an event of `size` bytes. `publish_encoded` will record the event.
+        """Reserve space for an event of `size` bytes, which `publish_encoded` later records.
 
         Raises:
             EventLogUnavailable: there is no space.
@@ -29,5 +29,5 @@ class EventPublisher(Protocol):
         ...
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Record an event that is encoded in msgpack. Exactly its size must have been reserved."""
+        """Record an event in msgpack. The caller must have reserved exactly the event's size."""
         ...

@@ -55,7 +55,7 @@ def pack(log_id: str, first: int, payloads: Sequence[bytes]) -> Block:
 
 
 def gap(log_id: str, first: int, last: int) -> Block:
-    """Return a block that says that the events `first` to `last` are lost."""
+    """Return a block that reports the events `first` to `last` as lost."""
     return Block(log_id=log_id, first=first, last=last, payload=b"", lost=True)
 
 
@@ -115,7 +115,7 @@ class Unpacker:
     def decode_partially(self, block: Block) -> PartialBlock:
         """Return the events of a malformed `block`, and the records that are not events.
 
-        Records beyond the block's last sequence number do not count as events, because another
+        Records beyond the block's last sequence number are not returned as events, because another
         block has events with these numbers.
         """
         found = PartialBlock([], [], [])

@@ -1,4 +1,4 @@
-"""Stores, beside a log's segments, the mark up to which the ledger has committed the log."""
+"""Stores the mark up to which the ledger has committed a log, beside the log's segments."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ _MARK: Final = struct.Struct("<Q")
 class CommittedMark:
     """Stores the last sequence number that the ledger is known to have committed, for one log.
 
-    If the ledger has a lower mark, it was restored from a backup. If the file in the log's
-    `directory` cannot be written, only this process knows `value`.
+    A lower mark in the ledger shows that the ledger was restored from a backup. If the file in the
+    log's `directory` cannot be written, only this process knows `value`.
     """
 
     def __init__(self, directory: Path) -> None:

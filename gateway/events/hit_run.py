@@ -13,13 +13,13 @@ class HitRun:
     """Counts hits that have the same caller, route, task, model, revision and cache tier.
 
     Request ids are consecutive from `first` on. `count` is the number of hits in the present
-    event-loop iteration, and `max_count` is the most hits that it may have. `started` is when the
-    first of these hits began, on the event loop's clock. `began` is the same moment on a finer
-    clock. `route` and `source` are labels of metrics.
+    event-loop iteration, and `max_count` is the most hits that an iteration may have. `started` is
+    the time when the iteration's first hit began, on the event loop's clock. `began` is the same
+    moment on a finer clock. `route` and `source` are labels of metrics.
 
     `reserved_ids` is the number of reserved ids that are left. When no id is left,
-    `gateway.api.request_events` doubles `ids_at_once`, up to a maximum, and reserves this number of
-    ids.
+    `gateway.api.request_events` doubles `ids_at_once`, up to a maximum, and reserves `ids_at_once`
+    new ids.
     """
 
     __slots__ = (

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts recorded and refused events since the log was opened.
 
-    `unsynced` is for how many seconds the oldest event has waited to be synced.
+    `unsynced` is the time in seconds for which the oldest unsynced event has waited.
     """
 
     published: int
@@ -154,7 +154,7 @@ class EventLog:
         )
 
     def refusal_reason(self) -> str:
-        """Return why events are refused, or "" if they are not. Tries again to use a full disk."""
+        """Return why events are refused, or "". After a full disk, try to start a segment again."""
         if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):
                 self._start_segment()
@@ -212,7 +212,7 @@ class EventLog:
     def _open(self) -> tuple[int, mmap.mmap]:
         """Create the folder.
 
-        It has a hidden name until it is locked, so that no reader sees it before.
+        The folder has a hidden name until it is locked, so that no reader sees it before that.
         """
         hidden = self._root / f".{self.id}"
         lock = -1

@@ -1,4 +1,4 @@
-"""Reads an event log from its files, even while the log is written or after its writer has died."""
+"""Reads an event log from its files, even while it is written, and after its writer has died."""
 
 import fcntl
 import os
@@ -30,7 +30,7 @@ class LogPosition(NamedTuple):
 class RecordBatch(NamedTuple):
     """Holds records with consecutive sequence numbers. The first record has the number `first`.
 
-    `end` is the position after the records. `more` says that something is already written there.
+    `end` is the position after the records. `more` says whether further records follow there.
     """
 
     first: int
@@ -93,7 +93,7 @@ class LogReader:
     def read(self, limit: int) -> RecordBatch | None:
         """Return at most `limit` next records.
 
-        Until they are accepted, return the same ones again.
+        Until `accept` is called with a batch, `read` returns the same records again.
         """
         if self.ended:  # true for most logs that are only kept for a while
             return None
@@ -163,7 +163,7 @@ class LogReader:
         return max(found, self._size_of(position.number) - position.offset)
 
     def seek(self, sequence: int) -> None:
-        """Move to the first record after `sequence` that is still on disk."""
+        """Move to the first record on disk whose sequence number is greater than `sequence`."""
         self._list()
         numbers = sorted(self._firsts)
         before = [n for n in numbers if self._firsts[n] <= sequence + 1]
@@ -173,7 +173,7 @@ class LogReader:
         self.ended = False
 
     def committed_segments(self, committed: int) -> list[int]:
-        """Return, in order, the segments that were read and whose records all are committed."""
+        """Return, in order, the segments whose records are all read and committed."""
         self._list()
         # The current segment may be among them, because the reader may have read all its records
         # before its mark was written.
@@ -193,7 +193,7 @@ class LogReader:
         self._firsts.pop(number, None)
 
     def truncate(self) -> Path | None:
-        """Free the blocks of an ended log that are reserved after its last record.
+        """Free the disk blocks that an ended log has reserved after its last record.
 
         Returns:
             The segment that was truncated, if there was something to free.
@@ -228,7 +228,7 @@ class LogReader:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _scan(self, limit: int, position: LogPosition | None = None) -> segment.Scan:
-        """Scan from `position` on, if anything is written there.
+        """Scan the records from `position` on.
 
         The default is the present position.
         """
@@ -279,7 +279,7 @@ class LogReader:
     def _writer_gone(self) -> bool:
         """Return whether no process holds the log's lock.
 
-        In that case, nobody will write to the log.
+        If so, no process will write to the log again.
         """
         if self._is_writer_gone:
             return True

@@ -8,8 +8,8 @@ size. The rest after its content is zeros:
     ...
     mark    in place of a length: the log continues in the next segment, or ends here
 
-A length of zero means that nothing is written there yet. The checksum covers the whole record. It
-shows whether a record was incomplete when its process or machine died.
+A length of zero means that no record is written there yet. The checksum covers the whole record. It
+shows whether the record was incomplete when its process or machine died.
 """
 
 import struct

@@ -1,9 +1,9 @@
 """Syncs an event log to the disk in a thread. A power cut destroys records that were not synced.
 
-After a power cut, it would also be unknown how many records are lost. Before each sync, the thread
-therefore estimates which sequence number the log will have reached at the next sync, from the
-number of records since the last one. It writes the estimate to `synced.mark`. If the machine's boot
-id has changed, the machine has crashed, and not only a process. The shipper then reports the
+The files alone would not show how many records a power cut has destroyed. Before each sync, the
+thread therefore estimates the sequence number that the log will have reached at the next sync. It
+writes the estimate to `synced.mark`, together with the machine's boot id. If the boot id has
+changed since, the whole machine has crashed, and not only a process. The shipper then reports the
 missing records up to the estimate as lost.
 """
 
@@ -21,8 +21,8 @@ import msgspec
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MAX_FILES: Final = 64
-"""The most segments that wait for a sync. The kernel itself writes older segments to the disk at
-some time."""
+"""The most segments that wait for a sync. Older segments are left to the kernel, which writes them
+to the disk at some time."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
 """A process that ends waits at most this many seconds for its last sync."""
@@ -31,7 +31,7 @@ _encode: Final = msgspec.json.encode
 
 
 class SyncStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts failed syncs. The oldest record has waited `unsynced` seconds to be synced."""
+    """Counts failed syncs. The oldest unsynced record has waited for `unsynced` seconds."""
 
     failures: int = 0
     unsynced: float = 0.0
@@ -63,8 +63,8 @@ def read_mark(directory: Path) -> SyncedMark | None:
 class LogSync:
     """Syncs the files of one log every `interval` seconds, if there are new records.
 
-    Only the log's thread may call `follow`, `add` and `close`. Only `close` waits for the disk, for
-    at most two seconds.
+    Only the log's thread may call `follow`, `add` and `close`. `follow` and `add` do not wait for
+    the disk. `close` waits for at most two seconds.
     """
 
     def __init__(

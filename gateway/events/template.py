@@ -1,4 +1,4 @@
-"""Encodes events that differ from an earlier event only in their id, time, duration and count.
+"""Encodes events quickly if they repeat an earlier event, except id, time, duration and count.
 
 A cache hit in memory often repeats an earlier hit, with the same tenant, key, model and usage. The
 event is encoded once. After that, only the fields that differ are encoded.
@@ -22,8 +22,8 @@ _encode = msgspec.msgpack.encode
 class EventTemplate:
     """Holds the encoding of `event` without its id, time, duration and count.
 
-    An id has at most 31 bytes. `size` is the size of a payload whose id is as long as the id of
-    `event`.
+    An id has at most 31 bytes. `size` is the size in bytes of a payload whose id is as long as the
+    id of `event`.
     """
 
     __slots__ = ("_after", "_end", "_middle", "_start", "size")

@@ -123,7 +123,7 @@ class Accounts:
     def create_keys(
         self, specs: Sequence[KeySpec], *, new_tenants: bool = False, actor: str = "system"
     ) -> list[Key]:
-        """Create all keys in one transaction. With `new_tenants`, also create the missing tenants.
+        """Create all keys in one transaction. If `new_tenants` is set, create missing tenants, too.
 
         Raises:
             NotFound: a tenant does not exist, and `new_tenants` is not set.
@@ -193,9 +193,9 @@ class Accounts:
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
         caller sent. The sent secret stays valid for `keep` seconds, or until its own expiry or the
-        key's expiry if that is earlier. Any other secret of the key becomes invalid at once. There
-        is another secret if a caller repeats a rotation because the response with the new secret
-        was lost.
+        key's expiry if that is earlier. Any other secret of the key becomes invalid immediately.
+        The key has such a third secret if a caller repeats a rotation because it never received the
+        response with the new secret.
 
         Raises:
             NotFound: the key does not exist.
@@ -222,7 +222,7 @@ class Accounts:
         """Give a key a new secret, at the request of an operator.
 
         The secret that was newest until now stays valid for `keep` seconds. Any older secret
-        becomes invalid at once.
+        becomes invalid immediately.
 
         Raises:
             NotFound: the key does not exist.

@@ -18,7 +18,7 @@ _events: Final = schema.usage_events
 
 
 class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of tenants that were found."""
+    """The number of affected tenants, and the ids of the first ones."""
 
     count: int
     first: list[str]
@@ -26,7 +26,7 @@ class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AffectedTenants:
-    """Counts tenants, and names up to `limit` of them. All calls block."""
+    """Counts affected tenants, and lists the ids of up to `limit` of them. All calls block."""
 
     def __init__(self, store: Store, *, limit: int = 20) -> None:
         self._store = store
@@ -35,8 +35,8 @@ class AffectedTenants:
     def by_limits(self, *, of_tenants: bool, of_keys: bool) -> TenantCount:
         """Return the tenants to whom the configuration document's default limits apply.
 
-        With `of_tenants`, these are tenants without limits of their own. With `of_keys`, these are
-        tenants that have a key without limits of its own.
+        With `of_tenants`, the result includes tenants without limits of their own. With `of_keys`,
+        it includes tenants that have a key without limits of its own.
         """
         without = _tenants.c.rules == _NONE
         is_key = (_keys.c.rules == _NONE) & _keys.c.revoked.is_(None)
@@ -49,7 +49,7 @@ class AffectedTenants:
     def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
         """Return the tenants that have used one of `models` this month (UTC).
 
-        With `all_but`, the result includes tenants that have used any model that is not in
+        With `all_but`, the result also includes the tenants that have used any model outside
         `all_but`.
         """
         if not models:

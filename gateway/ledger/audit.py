@@ -15,7 +15,7 @@ _RECENT: Final = 10_000
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the audit entries that match all fields. An empty field matches every entry."""
+    """Selects audit entries. An entry must match every field. An empty field matches any entry."""
 
     actor: str = ""
     kind: str = ""
@@ -72,7 +72,7 @@ class Audit:
     def entries(
         self, *, limit: int = 100, before: int | None = None, of: AuditFilter = EVERYTHING
     ) -> list[AuditEntry]:
-        """Return at most `limit` entries older than the entry `before`, from the newest on."""
+        """Return at most `limit` entries older than the entry `before`, the newest first."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
         if before is not None:

@@ -75,7 +75,7 @@ class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The size of the results in bytes."""
 
     def counts(self, kind: str) -> int:
-        """Return how many lines this chunk adds to a file. `kind` is `output` or `error`."""
+        """Return how many lines this chunk has in the result file `kind` (`output` or `error`)."""
         return self.completed if kind == "output" else self.failed
 
 

@@ -27,7 +27,8 @@ class BatchStore:
     """Reads and changes batch jobs. All calls block.
 
     Only the process that holds the lease of a batch job runs the batch job. `holder` is the name of
-    this process. After a restart, a process with the same name takes over the leases at once.
+    this process. A restarted process keeps its name, and so takes over its former leases
+    immediately.
     """
 
     def __init__(self, store: Store) -> None:
@@ -108,9 +109,9 @@ class BatchStore:
     ) -> RequestBatch | None:
         """Take the lease of an open batch job that no process runs.
 
-        `running` are the batch jobs that the holder already runs. The holder gets the oldest open
-        batch job of the tenant with the fewest running batch jobs. If `most` or more batch jobs are
-        running, tenants that have a running batch job are left out.
+        `running` are the batch jobs that the holder already runs. The holder gets a batch job of
+        the tenant with the fewest running batch jobs: the tenant's oldest open one. If `most` or
+        more batch jobs are running, only tenants without a running batch job get one.
 
         Returns:
             The batch job, or `None` if no batch job is available.
@@ -144,7 +145,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew the leases that `holder` still has; return these batch jobs' states by id."""
+        """Renew the leases that `holder` still has; return the leased batch jobs' states by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)
@@ -156,7 +157,7 @@ class BatchStore:
     def change(
         self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
     ) -> RequestBatch:
-        """Replace a stored batch job by what `change` makes of it.
+        """Replace a stored batch job by the result of calling `change` with it.
 
         Raises:
             LeaseLost: `holder` does not have the lease.
@@ -174,7 +175,7 @@ class BatchStore:
         *,
         files: Sequence[StoredFile] = (),
     ) -> RequestBatch:
-        """End a batch job: store what `change` makes of it, add `files`, and queue a webhook.
+        """End a batch job: store the result of `change`, add `files`, and queue a webhook.
 
         Raises:
             LeaseLost: `holder` does not have the lease.

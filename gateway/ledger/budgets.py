@@ -77,8 +77,8 @@ class Budgets:
     ) -> Tenant:
         """Replace a tenant's budget; `None` removes it.
 
-        If the former budget was used up and refused requests, requests are admitted again at least
-        until `watch` runs next.
+        If the former budget was used up, the tenant's requests were refused. They are now admitted
+        again, at least until `watch` runs next.
 
         Raises:
             NotFound: the tenant does not exist.
@@ -114,7 +114,8 @@ class Budgets:
     def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
         """Return what is left of a tenant's budget this month, or `None` if it has no budget.
 
-        An event that arrives more than an hour late may take up to 15 minutes to count.
+        If a usage event arrives more than an hour late, up to 15 minutes may pass until the status
+        includes its cost.
         """
         with self._store.reading() as connection:
             text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))
@@ -138,10 +139,11 @@ class Budgets:
         )
 
     def watch(self) -> list[BudgetEvent]:
-        """Compare this month's costs with all budgets; return the thresholds newly reached.
+        """Compare this month's costs with all budgets; return the newly reached thresholds.
 
-        Each threshold is recorded once a month, and a webhook is queued in the same transaction. A
-        tenant whose budget is used up is marked, so that workers refuse its requests.
+        A threshold is recorded the first time it is reached in a month, and a webhook is queued in
+        the same transaction. If a tenant's budget is used up, the tenant is marked, and workers
+        then refuse its requests.
         """
         now = self._store.clock()
         month = _month(now)
@@ -182,7 +184,7 @@ class Budgets:
         Nothing is recorded if the budget has changed since the costs were computed.
 
         Returns:
-            The thresholds that were not recorded before by another process.
+            The thresholds that no other process has recorded before.
         """
         own = _tenants.c.id == tenant
         with self._store.writing() as connection:
@@ -241,8 +243,8 @@ class Budgets:
     ) -> tuple[int, Costs]:
         """Return the month's costs until an hour before `slot`.
 
-        The first value is the time until which costs are summed: the end of an hour, or the
-        beginning of the month.
+        The result's first value is the time until which the costs are summed. It is the end of an
+        hour, or the beginning of the month.
         """
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)
@@ -308,8 +310,8 @@ class Budgets:
 def _later(mark: int | None, other: int | None, now: int) -> int | None:
     """Return the later of two times until which requests are refused, or `None` if both are past.
 
-    A month's cost only grows. A process that has seen fewer events, and so computes a lower cost
-    than another process, must not end the refusal.
+    Within a month, the cost only grows. A process that has read fewer events than another process
+    computes a lower cost. It must not end the refusal that the other process has begun.
     """
     later = max(mark or 0, other or 0)
     return later if later > now else None

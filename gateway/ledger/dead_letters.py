@@ -85,7 +85,7 @@ class DeadLetters:
         return counted
 
     def remove_replayed(self, number: int, *, counted: int, actor: str) -> None:
-        """Remove a dead letter after the caller has recorded its events as a block."""
+        """Remove a dead letter whose events the caller has recorded as a block."""
         with self._store.writing() as connection:
             detail: dict[str, object] = {"counted": counted}
             self._remove(connection, number, actor, "dead_letter.replay", detail)

@@ -1,4 +1,4 @@
-"""Turns usage events into database rows; one row can hold a run of similar requests."""
+"""Turns usage events into database rows. One row can hold a run: several similar requests."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -49,8 +49,8 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
 
     Events form a run if their ids are consecutive, their times lie in the same second, and their
     values of all columns in `_KIND` are equal. The row of a run has the first event's id, the
-    earliest time, and the sums of the events' units. Prices change only at whole seconds, so one
-    price applies to all events of a run.
+    events' earliest time, and the sums of their units. All events of a run have the same price,
+    because prices change only at whole seconds.
     """
     rows: list[dict[str, Any]] = []
     used: list[list[tuple[int, ...]]] = []  # for each row, the usage of its events
@@ -77,7 +77,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
 
 
 def _following(first: str, count: int) -> str:
-    """Return the id that follows `count` consecutive ids from `first` on.
+    """Return the id `count` places after `first`, if ids are consecutive numbers.
 
     The result is empty if `first` does not end in a hexadecimal number.
     """

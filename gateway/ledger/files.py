@@ -61,9 +61,9 @@ class FileStore:
         purpose: str | None = None,
         is_ascending: bool = False,
     ) -> list[StoredFile]:
-        """Return at most `limit` files that follow the file `after`.
+        """Return at most `limit` files that follow the file `after` in the list.
 
-        Files are sorted from the newest to the oldest, or the other way round if `is_ascending`.
+        The list begins with the newest file, or with the oldest one if `is_ascending` is set.
 
         Raises:
             NotFound: the file `after` does not exist.
@@ -83,8 +83,8 @@ class FileStore:
     def hide(self, tenant: str, file: str) -> None:
         """Hide a file before the caller deletes its content and calls `forget`.
 
-        If the deletion fails, `expired` returns the file later, so that the deletion is tried
-        again.
+        If deleting the content fails, `expired` returns the file later, and its caller deletes the
+        content again.
 
         Raises:
             NotFound: the tenant has no such file.
@@ -121,7 +121,7 @@ class FileStore:
 
 
 def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0) -> None:
-    """In the caller's transaction, check that a tenant may store `more` bytes in addition.
+    """In the caller's transaction, check that a tenant may store `more` additional bytes.
 
     Raises:
         RateLimited: the tenant's files would exceed `most` bytes.

@@ -76,7 +76,7 @@ def month_bounds(month: str) -> tuple[int, int]:
 
 
 def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
-    """Return the invoice for a tenant's usage `found` in one month, which must not be grouped."""
+    """Return a tenant's invoice for one month; `found` is the month's usage, not grouped."""
     sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:

@@ -36,9 +36,9 @@ from gateway.ledger.webhooks import DeliveryStore
 class Ledger:
     """Gives access to the ledger in the SQL database at `url`. Several threads may use it.
 
-    All calls block. Every call raises `DependencyUnavailable` if the database cannot be reached;
-    the caller may then repeat the call. Every call raises `LedgerEmpty` if the database has no
-    ledger; only `create` makes one. A statement may take `timeout` seconds.
+    All calls block. Every call raises `DependencyUnavailable` if the database cannot be reached.
+    The caller may then repeat the call. If the database has no ledger, `create` makes one, and
+    every other call raises `LedgerEmpty`. A statement may take at most `timeout` seconds.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Ledger:
     def request(
         self, tenant: str, request_id: str, *, models: Collection[str] | None = None
     ) -> RecordedRequest | None:
-        """Return the recorded request with this id, if `tenant` sent it to one of `models`."""
+        """Return the recorded request with this id if `tenant` sent it, to one of `models`."""
         return find_request(self._store, tenant, request_id, models=models)
 
     def revision_costs(

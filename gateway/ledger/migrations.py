@@ -21,7 +21,7 @@ InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 
 
 class LedgerEmpty(DependencyUnavailable):
-    """The database has no ledger. It was emptied, or `sluicegate ledger init` was never run."""
+    """The database has no ledger. It was emptied, or nobody ever ran `sluicegate ledger init`."""
 
 
 class Migration(NamedTuple):

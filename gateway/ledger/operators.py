@@ -31,7 +31,7 @@ class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
     """When the key expires. `null` means never."""
     revoked: datetime | None
     former_expires: datetime | None = None
-    """Until when the former secret is valid, which the last rotation replaced."""
+    """The time until which the former secret, replaced by the last rotation, is valid."""
 
 
 class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):

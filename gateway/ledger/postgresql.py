@@ -57,8 +57,8 @@ _READ_ONLY: Final = "25006"
 def parse_url(text: str) -> URL:
     """Parse a ledger's URL. It may name several PostgreSQL servers: `host:port,host:port`.
 
-    Of several servers, the program uses the one that accepts writes, unless the URL sets
-    `target_session_attrs`.
+    If the URL names several servers, the program uses the one that accepts writes.
+    `target_session_attrs` in the URL can select another server.
 
     Raises:
         ConfigurationError: `text` is not a database URL.
@@ -97,8 +97,8 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
     """Return an engine whose statements take at most `timeout` seconds.
 
     The server cancels a statement that takes longer. If the server does not respond, the engine
-    shuts the connection down. If a connection has ended, or its server has become a standby, the
-    engine replaces every connection when that connection is used next. The engine has at most
+    shuts the connection down. After a connection has ended, or a server has become a standby, the
+    engine replaces each of its connections before the next use of that connection. It has at most
     `CONNECTIONS` connections.
     """
     # Options in the URL take precedence.
@@ -164,7 +164,7 @@ def _on_checkout(
     *,
     longest: float,
 ) -> None:
-    """Check that the connection works, and start the timer that limits how long it is used."""
+    """Check that the connection works, and start the timer that ends its use."""
     try:
         with _in_time(connection):
             with connection.cursor() as cursor:

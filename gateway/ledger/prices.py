@@ -59,9 +59,9 @@ class PublishedPrices:
         Future prices that are in `former` but not in `wanted` are deleted. Other future prices
         stay, because another gateway region published them.
 
-        After the ledger was restored from a backup, a gateway publishes its document once more.
-        `agreed` is then the time of the first publication, and prices that were in the future at
-        that time are accepted.
+        `agreed` is the time at which the document was first published. After the ledger was
+        restored from a backup, a gateway publishes its document again. Prices that were in the
+        future at the time `agreed` are then accepted.
 
         Raises:
             ConfigurationError: the cost of past usage would change. Nothing was stored.
@@ -92,7 +92,7 @@ def _check(
     *,
     agreed: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` if `wanted`, published at `agreed`, changes past costs."""
+    """Raise `ConfigurationError` if publishing `wanted` at `agreed` would change past costs."""
     if not stored:  # this is the first document that is published
         return
     _check_in_effect(stored, wanted, now)
@@ -138,7 +138,7 @@ def _affected(
     since: int,
     until: int,
 ) -> str | None:
-    """Return a model whose past usage would have another cost with the prices `wanted`."""
+    """Return a model whose past usage would cost more or less with the prices `wanted`."""
     old, new = PriceList(stored), PriceList(wanted)
     edges = {
         edge for prices in (old, new) for period in prices.periods(since, until) for edge in period

@@ -69,7 +69,8 @@ def starts_at(entry: PriceConfig) -> int:
 class PriceList:
     """Finds the price of a model at a time.
 
-    That is the latest price of the model itself, or else the latest price of the model `*`.
+    That is the latest price of the model itself. If the model has no price, it is the latest price
+    of `*`.
     """
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:

@@ -58,7 +58,7 @@ class AccountsVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Brings a reader's principals to `version`, or to a later version."""
+    """Holds the changes that bring a reader's principals to `version`, or to a later version."""
 
     version: AccountsVersion
     is_everything: bool
@@ -84,8 +84,8 @@ class PrincipalReader:
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.
 
-        If it is unknown what has changed, all principals are returned. The expiry of a key is not a
-        change; readers check it themselves.
+        If the store does not know what has changed, it returns all principals. The expiry of a key
+        does not count as a change, so readers must check it themselves.
         """
         with self._store.reading() as connection:
             # The version is read first, so that the principals are at least as new as the version.
@@ -151,7 +151,7 @@ class PrincipalReader:
 def record_change(
     store: Store, connection: Connection, *, keys: Collection[str] = (), tenant: str | None = None
 ) -> None:
-    """Record that the caller's transaction changes `keys`, or all keys of `tenant`."""
+    """Record that the caller's transaction changes the keys `keys`, or all keys of `tenant`."""
     store.add_to(connection, schema.changes, [{"subject": _SUBJECT, "count": 1}], ["count"])
     number = _version(connection).number
     # After an incomplete restore of the ledger, rows with later numbers may exist.

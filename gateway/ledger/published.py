@@ -1,7 +1,7 @@
-"""Stores what each gateway region has published, in case Redis loses it.
+"""Stores copies of what each gateway region has published, in case Redis loses the originals.
 
-That is the region's configuration documents and the names of its drained backends. This module does
-not parse the documents.
+A region publishes its configuration documents and the names of its drained backends. This module
+does not parse the documents.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class PublishedState:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store those of `documents` that are not stored yet. They are keyed by generation.
+        """Store those documents that are not stored yet. `documents` maps generations to documents.
 
         Documents 50 or more generations older than the region's newest document are deleted.
         """

@@ -36,9 +36,9 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the numbers of an event log's records that the ledger has.
+    """Holds the sequence numbers of the records of an event log that the ledger has stored.
 
-    These are all numbers up to `mark`, and the `ranges` beyond it.
+    These are all numbers up to `mark`, and the numbers in `ranges`, which lie beyond `mark`.
 
     The ids of events cannot show which events are recorded, because the roll-up deletes ids (see
     `rollup`).
@@ -182,7 +182,7 @@ class EventRecorder:
     def _advance(
         self, connection: Connection, block: EventBlock, recorded: _RecordedRanges
     ) -> None:
-        """Move the log's mark to the end of `block`, or store a range if it follows a gap."""
+        """Move the log's mark to the end of `block`, or store a range if `block` follows a gap."""
         ranges = schema.ranges
         if block.last <= recorded.mark:
             return

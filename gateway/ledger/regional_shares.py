@@ -64,9 +64,9 @@ class RegionalShareStore:
         self._store = store
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Record a worker's demand; return its region's shares. They are valid for `lease` seconds.
+        """Record a worker's demand; return its region's shares, valid for `lease` seconds.
 
-        A request may take `longest` seconds, and its units may stay reserved for that time.
+        A request may take up to `longest` seconds. Its units may stay reserved for that time.
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
@@ -150,7 +150,7 @@ class RegionalShareStore:
     def _join(self, connection: Connection, region: str, now: int) -> None:
         """Insert the entries of a new region.
 
-        Its shares are 0, or 1 if there is no other region.
+        Its shares are 1 if it is the only region, and 0 otherwise.
         """
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
@@ -168,7 +168,7 @@ class RegionalShareStore:
         )
 
     def _entries(self, connection: Connection, report: ShareReport, now: int) -> _Entries:
-        """Return the entries of all buckets with recent demand. New buckets get entries first."""
+        """Add entries for new buckets. Return the entries of all buckets with recent demand."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
         wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
@@ -192,7 +192,7 @@ class RegionalShareStore:
         others: OtherRegions,
         now: int,
     ) -> ShareEntry:
-        """Compute the region's shares, and write the entries that differ from `before`.
+        """Compute the region's shares, and write those entries that have changed since `before`.
 
         Returns:
             The region's entry for `REST`, which stands for all buckets without an entry.
@@ -221,10 +221,10 @@ class RegionalShareStore:
     def _grant(
         self, connection: Connection, report: ShareReport, regions: int, now: int
     ) -> dict[str, int]:
-        """Grant more units of quotas to the region; return all units granted to it, by quota.
+        """Grant more units of quotas to the region; return its total units for each quota.
 
-        One call usually grants at most 5 % of a quota. The fewer units are left to grant, the fewer
-        are granted at once, so that some remain for other regions.
+        One call usually grants at most 5 % of a quota. As fewer units of the quota remain, each
+        call grants fewer, so that some remain for other regions.
         """
         table = schema.quota_grants
         granted: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Reserves disk space, so that a SQLite ledger can be opened when the disk is full.
+"""Reserves disk space, so that processes can still open a SQLite ledger when the disk is full.
 
 The first process that opens the ledger creates a shared-memory file (`ledger.db-shm`). The last
 process that closes the ledger deletes the file. On a full disk, the next process could not create
-it again.
+the file again without the reserved space.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Sums usage by revision, for models that a traffic split serves with several revisions."""
+"""Sums usage by revision, for models whose traffic is split between several revisions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _table: Final = schema.revision_usage
 def add_revision_usage(
     store: Store, connection: Connection, events: Iterable[RequestEvent]
 ) -> None:
-    """In the transaction that records `events`, add each revision's usage to its sums."""
+    """In the transaction that records `events`, add the usage to the sums of each revision."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for event in events:
         for usage in event.arms:

@@ -1,9 +1,9 @@
-"""Replaces the usage events of past hours by one row of sums for each hour and kind of usage.
+"""Replaces past hours' usage events by sums: one row for each hour and kind of usage.
 
 A row of sums in `usage_events` looks like the row of a run of requests. All queries, including
-queries of older programs, therefore return the same usage as before. The requests' ids and their
-times within the hour are lost. From then on, duplicates are detected only by the marks and ranges
-of event logs (see `EventRecorder`).
+queries of older programs, therefore return the same usage as before. The replacement discards the
+requests' ids and their times within the hour. After it, only the marks and ranges of event logs can
+show that an event was recorded before (see `EventRecorder`).
 """
 
 import hashlib
@@ -27,13 +27,13 @@ _events: Final = schema.usage_events
 
 
 class Rollup:
-    """Adds up the events of past hours. Several processes may do so at the same time."""
+    """Replaces the events of past hours by sums. Several processes may run it at the same time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Add up at most `limit` rows of one hour that ended by `before` (Unix nanoseconds).
+        """Replace at most `limit` rows of one hour that ended by `before` (Unix nanoseconds).
 
         Returns:
             The number of rows that were replaced. It is 0 if the scanned hours had no rows to
@@ -85,7 +85,7 @@ def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMap
 
 
 def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
-    """Return rows of sums of `rows`, which all belong to the hour that begins at `start`."""
+    """Return the sums of `rows`, as rows. All of `rows` are in the hour that begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
         kind = tuple(row[name] for name in _KIND)

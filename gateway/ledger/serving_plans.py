@@ -1,4 +1,4 @@
-"""Stores operators' plans. A plan says which revisions serve a model, and overrides its folder."""
+"""Stores operators' plans. A plan says which revisions serve a model, in place of its folder."""
 
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ class ServingPlanStore:
         self._audit = audit
 
     def load(self) -> ServingPlans:
-        """Return all plans, and the version that the last change gave them."""
+        """Return all plans and their version, which every change of a plan increases."""
         with self._store.reading() as connection:
             rows = connection.execute(select(_table)).all()
         plans = {row.model: plan for row in rows if (plan := _decode(row.plan)) is not None}

@@ -99,7 +99,7 @@ class Store:
     def reading(self) -> Iterator[Connection]:
         """Open a transaction for reading.
 
-        Each statement sees a consistent state, but two statements may see different states.
+        Each statement sees one consistent state, but two statements may see two different states.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -127,7 +127,7 @@ class Store:
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
         """Open a transaction for writing. An exception in the block rolls it back.
 
-        A transaction with `in_bulk` waits until short transactions have run.
+        With `in_bulk`, the transaction first waits for short transactions of other writers.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -160,7 +160,7 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert `rows`. If a primary key exists, add the columns `summed` to the existing row."""
+        """Insert `rows`. If a row with the primary key exists, add to its columns `summed`."""
         if not rows:
             return
         columns = tuple(rows[0])
@@ -412,8 +412,9 @@ def _on_connect(
 def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskReserve) -> None:
     """Enable the write-ahead log; retry while another process creates the database.
 
-    SQLite's own timeout does not apply to this statement, which fails at once if the database is
-    locked. On a full disk, the function frees the reserved space and tries once more.
+    The function retries because SQLite's own timeout does not apply to this statement: it fails
+    immediately if the database is locked. If the disk is full, the function frees the reserved
+    space and tries once more.
     """
     while True:
         try:
@@ -434,7 +435,7 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
 def _on_begin(connection: Connection) -> None:
     """Take SQLite's write lock at once.
 
-    A transaction that has read first may fail to get the lock.
+    A transaction that reads before it takes the lock may fail to get the lock.
     """
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -12,7 +12,7 @@ from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The amount of money that a tenant plans to spend in a month (UTC), or may spend at most."""
+    """The amount of money that a tenant plans to spend, or may spend at most, in a month (UTC)."""
 
     amount: str
     """A decimal number, such as `250.00`."""
@@ -62,7 +62,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] | None = None
     """Paths of the API that the key may be used for. `null` allows all paths."""
     former_expires: datetime | None = None
-    """Until when the former secret is valid, which the last rotation replaced."""
+    """The time until which the former secret, replaced by the last rotation, is valid."""
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ NO_BOUNDS: Final = KeyBounds()
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a key to create, with its secret's hash.
 
-    If `models` is `None`, it allows all models.
+    If `models` is `None`, the key allows all models.
     """
 
     tenant: str
@@ -93,7 +93,7 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the events that were decoded from the records `first` to `last` of one event log.
 
-    `numbers` holds the events' sequence numbers, or nothing if these are consecutive from `first`
+    `numbers` holds the events' sequence numbers. It is empty if these are consecutive from `first`
     on. `wrong` holds the bytes of records that are not valid events. `lost` says that a crash
     destroyed the records.
     """
@@ -113,7 +113,7 @@ class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how many records were counted, known before (`duplicates`), unreadable or lost."""
+    """Says how many records were counted, already counted (`duplicates`), unreadable or lost."""
 
     counted: int
     duplicates: int
@@ -159,7 +159,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """The usage of one group. Of the fields to group by, only those that the query used are set."""
+    """The usage of one group. Only the fields by which the query groups are set."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET

@@ -32,9 +32,10 @@ _events: Final = schema.usage_events.c
 
 
 class _Sums(NamedTuple):
-    """Describes a table of sums: its columns, and which of them holds the time (`start`).
+    """Describes a table of sums: its columns, and the column that holds the time (`start`).
 
-    `groups` holds the length of a day or an hour in the unit of `start`.
+    `groups` maps a grouping by day or hour to the length of a day or an hour, in the unit of
+    `start`.
     """
 
     columns: ReadOnlyColumnCollection[str, Column[Any]]
@@ -75,9 +76,10 @@ def priced_usage(
     `None` stands for all tenants or all models. `since` and `until` (exclusive) are Unix times in
     nanoseconds.
 
-    With `adds_up_models`, all models that have no price of their own are added up under an empty
-    name, unless usage is grouped by model. The query then returns fewer rows: for a year by day,
-    one row for each day instead of one for each day and model.
+    With `adds_up_models`, the usage of all models without a price of their own is added up under an
+    empty model name. The query then returns fewer rows. For a year by day, it returns one row for
+    each day instead of one row for each day and model. The argument has no effect if usage is
+    grouped by model.
     """
     found: list[PricedUsage] = []
     count = len(group_by)
@@ -132,7 +134,7 @@ class _Labels(dict[Any, str]):
 class _PeriodPrices(dict[tuple[str, int, int], Price]):
     """Caches the price at `start`.
 
-    It depends on the model, on `batch`, and on whether it is free.
+    The price depends on the model, on `batch`, and on whether the usage is free.
     """
 
     def __init__(self, prices: PriceList, start: int) -> None:
@@ -238,8 +240,8 @@ def _labelled(
 ) -> Select[Any]:
     """Return `query` with labelled columns.
 
-    The column at the index `model` keeps the names of models in `named`. It is empty for all other
-    models.
+    The column at the index `model` holds a model's name if the model is in `named`. It is empty for
+    all other models.
     """
     columns: list[ColumnElement[Any]] = list(query.selected_columns)
     if named is not None:

@@ -1,4 +1,4 @@
-"""Divides a span of hours or days into blocks, each of which has a stored sum."""
+"""Divides a span of hours or days into blocks. The database has a stored sum of each block."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -50,9 +50,9 @@ def is_in(
     """Return the condition that selects the rows of `blocks`.
 
     The table's primary key begins with the columns length, start and tenant. Normally, the
-    condition is a range of starts. `of_tenants` says that the query selects tenants, too. The
-    condition then lists each start (at most a thousand), so that the database finds each tenant's
-    rows with the primary key.
+    condition is a range of starts. If the query selects tenants, too (`of_tenants`), the condition
+    instead lists each start (at most a thousand). The database then finds each tenant's rows with
+    the primary key.
     """
     starts = range(blocks.first, blocks.end, blocks.length)
     if of_tenants and len(starts) <= _LISTED:

@@ -55,8 +55,8 @@ _Units = tuple[int, ...]  # in the order of `SUMMED`
 def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add new rows of `usage_events` to the sums, in the transaction that inserts the rows.
 
-    Call it at the end of a transaction. Concurrent transactions change the same sums, so they wait
-    for each other from this call to the commit.
+    Call this function at the end of a transaction. Concurrent transactions change the same sums.
+    From this call until the commit, they therefore wait for each other.
     """
     sums: dict[_Place, _Units] = {}
     for row in rows:
@@ -80,7 +80,7 @@ def _add(sums: dict[_Place, _Units], place: _Place, units: _Units) -> None:
 
 
 def summed_since(connection: Connection, marks: Marks) -> int:
-    """Return a Unix time in nanoseconds. The sums of all hours from this time on are correct."""
+    """Return the Unix time in nanoseconds from which on the sums of all hours are correct."""
     newest = _newest_not_summed(connection)
     return max(marks.kept_hours, 0 if newest is None else (newest // HOUR + 1) * HOUR)
 
@@ -88,8 +88,8 @@ def summed_since(connection: Connection, marks: Marks) -> int:
 def keep_hours(store: Store) -> bool:
     """Delete one old hour or recompute the newest incorrect one; return whether more may be due.
 
-    An hour is recomputed only after the roll-up has added up its events, because one transaction
-    must read the whole hour.
+    An hour is recomputed only after the roll-up has replaced its events by sums. Before that, the
+    hour may have too many rows to be read in one transaction.
     """
     with store.writing(in_bulk=True) as connection:
         now = store.lock_subject(connection, LOCK)
@@ -144,7 +144,7 @@ def _sum_day(connection: Connection, day: int) -> None:
 
 
 def _delete_hour(connection: Connection, *, before: int) -> bool:
-    """Delete the oldest hour's sums if that hour is before `before`; return whether it was."""
+    """Delete the oldest hour's sums if that hour is before `before`; return whether it is."""
     for length in HOUR_LENGTHS:
         first = select(func.min(_hours.hour)).where(_hours.length == length)
         hour = connection.scalar(first)

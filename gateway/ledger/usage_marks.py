@@ -2,8 +2,8 @@
 
 Programs up to schema 8 know only the mark named `usage`. Their roll-up moves this mark forward, and
 their late events set it back. This program sets the mark `usage` to a time that is never reached.
-If it finds another time there, an older program has written to the ledger, and the sums by day may
-lack an event. These sums are then not used until they are recomputed. Sums by hour need no such
+If it later finds another time in this mark, an older program has changed the ledger. The sums by
+day may then lack an event, and are not used until they are recomputed. Sums by hour need no such
 check, because each row of `usage_events` says whether it is in them (see `usage_hours`).
 """
 
@@ -53,7 +53,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
-    """Lock the marks if an event at the time `oldest` could otherwise miss being added up.
+    """Lock the marks if an event at the time `oldest` could otherwise be left out of the sums.
 
     While this transaction records an event, another transaction may move a mark beyond the event's
     time. The event would then be in no sum. A day is summed two days after its end at the earliest,
@@ -70,7 +70,7 @@ def reopen(connection: Connection, oldest: int, *, now: int) -> None:
 
 
 def locked_marks(connection: Connection) -> Marks:
-    """Return the marks, and lock them until the transaction ends, so that late events wait.
+    """Lock the marks until the transaction ends, so that late events wait; return the marks.
 
     The caller holds `LOCK`.
     """

@@ -1,4 +1,4 @@
-"""Decides which stored sums and which events a query of usage reads."""
+"""Decides which stored sums and which single events a query of usage reads."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -71,8 +71,9 @@ def sources_of(
 def _end_of_hours(connection: Connection, until: int, length: int) -> tuple[int, int]:
     """Return the hour where stored sums must end, and the time from which events must be read.
 
-    Sums may end after `until` if no event lies between `until` and their end. A query up to the
-    present can therefore read the whole last block, which has `length` nanoseconds.
+    A block has `length` nanoseconds. The last block may end after `until` if no event lies between
+    `until` and its end. A query up to the present can therefore use the sum of the block that is
+    still in progress.
     """
     newest = connection.scalar(select(func.max(_events.time)))
     if newest is None or newest < until:

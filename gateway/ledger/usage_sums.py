@@ -1,8 +1,9 @@
 """Sums usage by day and by blocks of 2 to 128 days, so that queries over a year are fast.
 
-One transaction sums one day, after the roll-up has added up the day's events. After a late event,
-queries read the event's day and all later days from the events, until these days are summed again
-(see `usage_marks`).
+Each transaction sums one day. It runs after `rollup` has replaced the day's events by hourly sums.
+When an event arrives for a day that is already summed, the sums of that day and of all later days
+become invalid. Until these days are summed again, queries read their events instead (see
+`usage_marks`).
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Stores webhooks that are not delivered yet, and when each of them is tried next."""
+"""Stores webhooks that are not delivered yet, and the time of each webhook's next attempt."""
 
 import secrets
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class DeliveryStore:
         self._store = store
 
     def take(self, *, seconds: float, limit: int = 20) -> list[Delivery]:
-        """Return deliveries that are due. For `seconds` seconds, no other caller gets them."""
+        """Return due deliveries. No other caller gets the same deliveries for `seconds` seconds."""
         with self._store.reading() as connection:
             is_due = _table.c.due <= self._store.clock()
             if connection.execute(select(_table.c.id).where(is_due).limit(1)).first() is None:

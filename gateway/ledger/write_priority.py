@@ -2,8 +2,8 @@
 
 SQLite has one lock for writing, and no queue for the lock. A process that begins its next
 transaction right after a commit can keep other processes out for seconds. Therefore a short
-transaction takes a shared lock on a file beside the database. A bulk writer, such as billing, waits
-before each of its transactions until nobody holds such a lock.
+transaction takes a shared lock on a file beside the database. Before each of its transactions, a
+bulk writer such as billing waits until no process holds that shared lock.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class WritePriority:
         return contextlib.nullcontext()
 
     def give_way(self) -> None:
-        """Wait until nobody is inside `prioritized`, but at most a second. Blocks the thread."""
+        """Wait until no writer is inside `prioritized`, but at most a second. Blocks the thread."""
 
 
 class FileWritePriority(WritePriority):

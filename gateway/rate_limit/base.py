@@ -96,15 +96,15 @@ class RepeatedCharge(Protocol):
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines, or take nothing and return `None`.
 
-        After `None`, the caller must call `try_admit` or `admit`. The result is also `None` if a
-        rule in shadow mode would refuse the charges, because only `try_admit` and `admit` report
-        rules in shadow mode.
+        If the result is `None`, the caller must call `try_admit` or `admit`. The result is also
+        `None` if only a rule in shadow mode would refuse the charges, because `try_admit` and
+        `admit` must report the rule.
         """
         ...
 
 
 class RateLimiter(Protocol):
-    """Takes charges from token buckets: either all charges of a request, or none.
+    """Takes the charges of requests from token buckets: all charges of a request, or none.
 
     In any `t` seconds, a bucket admits at most its capacity plus the units that it refills in `t`
     seconds. The methods raise no errors. While Redis is down, each worker decides alone and admits
@@ -112,7 +112,7 @@ class RateLimiter(Protocol):
     """
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide with the units that this worker leases, or return `None` if Redis must decide."""
+        """Decide with the units that this worker has leased; return `None` if Redis must decide."""
         ...
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:

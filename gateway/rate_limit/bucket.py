@@ -48,8 +48,7 @@ def refilled(
     """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
     The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count towards the
-    capacity. If the limit was lowered below the reserved units, the level falls to zero, but not
-    below.
+    capacity. If a limit was lowered below the reserved units, the level is zero.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)

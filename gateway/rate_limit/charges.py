@@ -5,7 +5,8 @@ and the limits of models; `RuntimeFollower` loads it. `PrincipalsFollower` loads
 tenants and API keys. Charges use the rules at the moment of the request.
 
 A lease belongs to the rule under which it was requested (`Lease.is_under`). If the rule has changed
-since, Redis decides, and changes the bucket's level by as much as the limit.
+since then, Redis decides about the request. It raises or lowers the bucket's level by as much as
+the limit has changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +32,10 @@ def charges_for(
 ) -> tuple[Charge, ...]:
     """Return the charges to the tenant and the API key of `principal`.
 
-    The default rules apply to a tenant or a key without rules. Rules on rows and tokens are charged
-    0 units here, so that response headers show the state of these rules. This function caches its
-    results. Rules and principals cache their hashes, so that a lookup costs less than building one
-    new charge.
+    The default rules apply to a tenant or a key without rules. The charge to a rule on rows or
+    tokens is 0 units here; it makes response headers show the state of the rule. This function
+    caches its results. Rules and principals cache their hashes, so that a lookup in the cache costs
+    less than building one charge.
     """
     amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
@@ -72,8 +73,7 @@ def work_charges_for(
     The first tuple holds the charges to the model's limits. The second holds the charges to the
     limits of the tenant and the API key.
 
-    A model's limits apply to the calls of all tenants together. They can also limit requests and
-    items.
+    A model's limits apply to all tenants together. They can limit requests and items, too.
     """
     amounts = {"requests": 1, "items": most.items}
     work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
@@ -102,8 +102,8 @@ def _rules(
     """Yield each rule that applies to a request for `model`, and its bucket.
 
     All buckets of a tenant have the hash tag `{tenant}`, so that one script can reach them in a
-    Redis cluster. Clients distinguish policies by their names. So if a tenant and its key have
-    rules with the same name, the key's rule is called `key_<name>`.
+    Redis cluster. If a tenant and its key have rules with the same name, the key's rule is called
+    `key_<name>`, because clients distinguish policies by name.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
     # A quoted name can neither end the hash tag nor contain a separator.

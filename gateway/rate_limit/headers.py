@@ -3,7 +3,7 @@
 `RateLimit` and `RateLimit-Policy` (IETF draft) list every policy. `x-ratelimit-*` fields show, for
 each unit, the policy with the fewest remaining units. Their times are Go durations, as OpenAI's
 clients expect. `Retry-After` is at most 120 s, because clients do not wait longer.
-`x-ratelimit-reset-*` is exact.
+`x-ratelimit-reset-*` has no such bound.
 """
 
 from functools import lru_cache
@@ -100,9 +100,9 @@ def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
 def lines_for(rules: tuple[Rule, ...]) -> bytes:
     """Return a `%` template of the header lines for `rules`; empty if two rules have the same unit.
 
-    The template takes two arguments for each rule: the remaining units, and the seconds until the
-    reset. After those, it takes two more arguments for each rule: the remaining units again, and
-    the time until the reset as a Go duration.
+    The template's first arguments are, for each rule, the remaining units and the seconds until the
+    reset. Its further arguments are, for each rule, the remaining units again and the time until
+    the reset as a Go duration.
     """
     if not rules or len({rule.unit for rule in rules}) < len(rules):
         return b""

@@ -14,19 +14,17 @@ this time are lost."""
 _USABLE = 1.8
 """Seconds after its request for a lease during which a worker may spend the lease.
 
-It is less than `LEASE`, so that the worker stops before the lease ends in Redis.
-"""
+It is less than `LEASE`, so that the worker stops before the lease ends in Redis."""
 _HORIZON = 0.1
 """Seconds of a worker's spending that a lease should cover. If `_TRIPS` round trips to Redis take
-longer, a lease should cover their duration."""
+longer, a lease should cover the duration of these round trips."""
 _TRIPS = 6.0
 _LARGEST_FRACTION = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
 """Seconds for which a worker repeats a refusal without a call to Redis.
 
-The time is short because other workers may return units to Redis meanwhile.
-"""
+The time is short because other workers may return units to Redis meanwhile."""
 
 
 # A dataclass with slots, not a `msgspec.Struct`: each cache hit writes to leases, and a write to a
@@ -67,8 +65,7 @@ class Lease:
     requested_rule: Rule | None = None
     """The full rule of the charge for which this lease was last requested.
 
-    The attribute `rule` is the same rule reduced to the region's share.
-    """
+    The attribute `rule` is the same rule reduced to the region's share."""
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
@@ -88,7 +85,7 @@ class Lease:
         return self.available if self.usable_until > now else 0
 
     def is_idle(self, now: float, idle: float) -> bool:
-        """Return whether the lease has available units and was not spent for `idle` seconds.
+        """Return whether units are available, and none was spent in the last `idle` seconds.
 
         If the rule limits concurrent requests, units count as idle as soon as no request uses them,
         because another worker may need them.
@@ -97,7 +94,7 @@ class Lease:
         return is_unused and self.usable(now) > 0
 
     def refuses(self, amount: int, now: float) -> bool:
-        """Return whether Redis would refuse `amount`, judged by a recent refusal.
+        """Return whether a recent refusal shows that Redis would refuse `amount`.
 
         That is the case if Redis refused `amount` or a smaller amount within `_LONGEST_REFUSAL`
         seconds, and the bucket cannot have refilled to `amount` since.
@@ -117,8 +114,8 @@ class Lease:
     def spend(self, amount: int, now: float) -> tuple[int, float]:
         """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Every request that a lease admits runs this method. For a bucket that refills, the method is
-        therefore inlined: it calls no other function.
+        Every request that a lease admits runs this method. To be fast, it calls no other function
+        if the bucket refills.
         """
         self.available = available = self.available - amount
         self.spent += amount
@@ -141,7 +138,7 @@ class Lease:
         return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
-        """Return how many units to lease in addition to the `amount` that is taken now."""
+        """Return how many units to lease in addition to `amount`, the units that are taken now."""
         if self.rule.unit == CONCURRENT:
             return 0  # another worker could not use a unit that this worker keeps in stock
         if self.at == -inf:
@@ -198,7 +195,7 @@ class Lease:
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
         """Add `units` that Redis granted to a call sent at `sent_at`.
 
-        The overdraft is deducted from them first.
+        The lease's overdraft is first deducted from `units`.
         """
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid
@@ -226,7 +223,7 @@ class Leases(dict[str, Lease]):
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Return whether a charge exceeds its whole limit, or was refused by Redis a moment ago."""
+        """Return whether a charge exceeds its whole limit, or Redis refused it a moment ago."""
         for charge in charges:
             if charge.rule.shadow:
                 continue

@@ -1,4 +1,4 @@
-"""Allows one call for leases at a time for each tenant, and counts units that callers wait for."""
+"""Allows each tenant one call for leases at a time, and counts units that callers wait for."""
 
 import asyncio
 import contextlib

@@ -128,7 +128,7 @@ class MemoryRateLimiter:
         return bucket
 
     def _resize(self, bucket: _Bucket, rule: Rule) -> None:
-        """Change the bucket's level by as much as its limit, so that used units stay used."""
+        """Change the bucket's level by as much as its limit has changed; used units stay used."""
         difference = (rule.limit - bucket.rule.limit) * self._fraction
         moved = bucket.level + difference - bucket.beyond
         bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._fraction))

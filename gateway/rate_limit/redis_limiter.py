@@ -60,17 +60,17 @@ _DRAIN = 2.0
 class RedisRateLimiter:
     """Implements `RateLimiter` for all workers that share a Redis.
 
-    `holder` identifies this worker. Inside the limiter's context, a task gives idle leases back. On
-    exit, the limiter gives back all leases and leaves `redis` open. Each tenant has at most one
-    call to Redis in flight, and the tenant's other callers wait for its result. While Redis is down
-    or does not respond, the worker first spends its leases. Then it admits `local_share` of each
-    limit, but at least one unit.
+    `holder` identifies this worker. While the limiter's context lasts, a task gives idle leases
+    back. On exit, the limiter gives back all leases and leaves `redis` open. Each tenant has at
+    most one call to Redis in flight, and the tenant's other callers wait for its result. While
+    Redis is down or does not respond, the worker first spends its leases. After that, it admits the
+    fraction `local_share` of each limit, but at least one unit.
 
-    `wall` returns the seconds since the epoch, from which the ends of months are computed. Redis
-    compares them with its own clock to decide which month it is. `shares` gives this region's share
-    of each limit; the default is the full limit. A caller near a limit waits for Redis for
-    `patience` seconds, or for four times the duration of the slowest recent response if that is
-    longer.
+    `wall` returns the seconds since the epoch. The worker computes the ends of months from this
+    time. Redis compares these ends with its own clock to decide which month it is. `shares` gives
+    this region's share of each limit; the default is the full limit. A caller near a limit waits
+    for Redis for at most `patience` seconds, or four times as long as the slowest recent response
+    took, whichever is longer.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """Request `charges` and new leases, and give the old leases back, in one call.
+        """With one call, take `charges`, give the old leases back, and request new ones.
 
         If the caller stops waiting, the units that the call reserved for the caller are given back.
         """
@@ -192,8 +192,8 @@ class RedisRateLimiter:
     ) -> Decision | None:
         """Return the result of `call`, or the local decision if the call takes too long.
 
-        A caller far from every limit waits only a moment and then overdraws its leases. The next
-        grant is reduced by the charges in `overdraft`.
+        If all charges are far below their limits, the caller waits only a moment, and then
+        overdraws the leases. The charges in `overdraft` are deducted from the next grant.
         """
         can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
         is_late = await self._calls.is_late(tenant, now, can_overdraw=can_overdraw)
@@ -258,7 +258,7 @@ class RedisRateLimiter:
     ) -> Decision:
         """Take `charges` from their leases, except the charges in `over`.
 
-        Those exceed a limit in shadow mode, so they are only counted.
+        The charges in `over` exceed limits in shadow mode, so they are only counted.
         """
         is_low = False
         policies = []
@@ -339,7 +339,7 @@ class RedisRateLimiter:
         _ = self._take(tenant, [renewal(charge, lease, now) for charge, lease in pairs])
 
     def _take(self, tenant: str, requests: list[BucketRequest]) -> LeaseCall:
-        """Run the script; return a future of its decision, which is `None` if the script fails."""
+        """Run the script; return a future of the decision, or of `None` if the script fails."""
         for request in requests:
             request.lease.set_rule(self._shares.rule(request.charge.bucket, request.charge.rule))
         call = self._calls.begin(tenant, self._monotonic())

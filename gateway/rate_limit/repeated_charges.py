@@ -1,4 +1,4 @@
-"""Takes the charges of many requests with equal charges, at little cost for each request."""
+"""Takes charges quickly if many requests have equal charges."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -50,8 +50,8 @@ class LeasedCharge:
     """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
     It counts admissions in `counts`, and calls `renew` when a lease runs low. `lines` is the
-    template of the header lines. They leave out rules in shadow mode. A lease that the limiter has
-    dropped stays empty, so `charge` returns `None` from then on.
+    template of the header lines. They leave out rules in shadow mode. If the limiter drops one of
+    the leases, the lease stays empty, and `charge` returns `None` from then on.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class LeasedCharge:
 
 
 class RepeatedCharges:
-    """Keeps a `RepeatedCharge` for each tuple of charges that was admitted twice.
+    """Keeps a `RepeatedCharge` for each tuple of charges that was admitted at least twice.
 
     The key is the identity (`id`) of the tuple, because `charges_for` returns the same tuple object
     for equal requests. Call `clear` when a rule may have changed, because another lease may then

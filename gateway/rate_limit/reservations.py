@@ -1,7 +1,7 @@
 """Reserves units before a call to a backend, and settles them when the call has ended.
 
 The rows and tokens of a call are not known in advance, so an upper bound is reserved. A row has at
-most as many tokens as its text has bytes, plus two, and at most as many as the model reads. Cache
+most two tokens more than its text has bytes, and at most as many tokens as the model reads. Cache
 hits and coalesced items reserve nothing.
 """
 
@@ -64,9 +64,9 @@ async def reserve(
 def estimate(
     task: Task, parameters: bytes, items: Sequence[bytes], *, longest_row: int
 ) -> Estimate:
-    """Return upper bounds for `items`, for a model that reads `longest_row` tokens of a row.
+    """Return upper bounds for `items` and a model that reads `longest_row` tokens of a row.
 
-    A row contains at most one item, and the request's parameters.
+    The bounds assume that a row contains one item and the request's parameters.
     """
     parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]

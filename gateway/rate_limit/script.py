@@ -24,14 +24,15 @@ The argument `refill` determines the kind of the bucket. It has one of three for
 
 When a limit changes, used units stay used: the level changes by as much as the capacity, but does
 not fall below zero. The part of the decrease that would lead below zero is the excess (`f`). If the
-limit is raised again, the excess is first deducted from the units that the raise adds. Without the
-excess, workers that learn of a change at different times would add units to the bucket by
-alternating between the old and the new limit.
+limit is raised again, the excess is first deducted from the units that the raise adds. This matters
+when workers learn of a change at different times: their calls alternate between the old and the new
+limit. Without the excess, each such pair of calls could add units to the bucket.
 
 A change of a region's share of a limit has other effects. The bucket's level does not change at
-once, so that all regions together stay within the limit. For the time before the first call with
-the new share, the bucket refills only up to the smaller of the old and the new share. A quota has
-its own rule: when a region is granted more units of a quota, the level rises by these units.
+once, so that all regions together stay within the limit. The first call with the new share computes
+the refill since the previous call. It refills the bucket only up to the smaller of the old and the
+new share. A quota has its own rule: when a region is granted more units of a quota, the level rises
+by these units.
 
 The script's keys are the buckets. Its first two arguments are the holder and the lifetime of held
 units in seconds. Ten arguments follow for each bucket:
@@ -47,8 +48,9 @@ units in seconds. Ten arguments follow for each bucket:
   charge that exceeds the level.
 - the level at which a region's bucket starts if Redis has no record of it; -1 if the limit is not
   divided among regions
-- the seconds since the region's share grew. A bucket that was last used before then refills at most
-  to the start level (the previous argument), because other regions may have used the difference.
+- the seconds since the region's share grew. A bucket that was last used before the share grew
+  refills at most to the start level (the previous argument), because other regions may have used
+  the units above that level.
 
 The script returns a list. Its first value is 1 if all charges are allowed, else 0. Three values
 follow for each bucket:
@@ -279,7 +281,7 @@ def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> B
 
 
 def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
-    """Return a request that charges nothing and adds units to `lease` for its next requests."""
+    """Return a request that charges nothing and adds units to `lease` in advance."""
     lease.renew_below = 0
     usable = lease.usable(now)
     kept = usable + lease.keep_reserved(now)

@@ -17,7 +17,7 @@ class CircuitBreaker:
     A call that is slower than `slow` seconds is a failure, too.
 
     After `open_for` seconds, one call is allowed as a probe. If it succeeds, the breaker closes. If
-    it fails, the breaker stays open for another `open_for` seconds. The caller passes the time
+    it fails, the breaker opens for another `open_for` seconds. Callers pass the present time as
     `now`.
     """
 

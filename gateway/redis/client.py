@@ -38,12 +38,12 @@ of their own, or that come from a script."""
 
 
 class _LossDetectingConnection(AbstractConnection):
-    """Detects a lost connection, which redis-py may mistake for a reply that has not arrived yet.
+    """Detects lost connections, which redis-py may mistake for replies that have not arrived yet.
 
-    If TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
-    takes it for a read timeout, and returns `None` at once on every read. A connection to a server
-    that has lost its role also counts as lost, because another server has the keys. The pool calls
-    `can_read`, and replaces the connection if that raises an error.
+    If TCP keep-alive fails, the error is `ETIMEDOUT`, which Python raises as `TimeoutError`.
+    redis-py takes this error for a read timeout, and every later read returns `None` immediately. A
+    connection to a server that has lost its role also counts as lost, because another server has
+    the keys. The pool calls `can_read`, and replaces the connection if `can_read` raises an error.
     """
 
     @override
@@ -79,8 +79,8 @@ def _is_lost_role(error: ResponseError) -> bool:
 class _KeepaliveConnection(_LossDetectingConnection):
     """Sets `keepalive` on TCP connections. Discards unsent commands when a connection closes.
 
-    It connects with `connector`, to the server that `locator` returns at that moment. redis-py
-    itself would try the addresses of a name one after the other.
+    It connects with `connector` to the server that `locator` then returns. The connector is needed
+    because redis-py itself would try the addresses of a name one after the other.
     """
 
     host: str
@@ -160,9 +160,9 @@ def connect(
     the node that owns the slot of `key`, and cannot reach other keys.
 
     Waiting for a free connection, and each read, may take `timeout` seconds. Connecting may take 2
-    s. No command is retried: redis-py would repeat a command ten times, but a script that takes
-    tokens or appends events must not run twice. If a server has lost its role, its connection is
-    closed, and the next connection goes to the server that then has the keys.
+    s. No command is retried. By default, redis-py would repeat a command up to ten times, but a
+    script that takes tokens or appends events must not run twice. If a server has lost its role,
+    its connection is closed, and the next connection goes to the server that then has the keys.
 
     Never cancel an await of this client. Run the command in a task that is not cancelled, and wait
     for the task.

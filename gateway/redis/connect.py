@@ -11,7 +11,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class PipelinedClient(Protocol):
-    """Runs commands. Raises `OSError` if Redis is unreachable. Errors of commands are replies."""
+    """Runs commands. Raises `OSError` if Redis is unreachable. A reply may be a command's error."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""

@@ -41,11 +41,11 @@ class FixedLocator:
 
 
 class QueryingLocator:
-    """Queries the servers at `urls` one after the other, from the one that responded last on.
+    """Queries the servers at `urls` in turn, beginning with the server that responded last.
 
     Each query opens a new connection, because an older connection may have died in a failover.
-    `parse` returns the address in the reply of the server at a URL, or `None` if there is no
-    address in it.
+    `parse` gets a server's URL and its reply. It returns the address in the reply, or `None` if
+    there is none.
     """
 
     def __init__(

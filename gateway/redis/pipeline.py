@@ -1,8 +1,8 @@
 """Pipelines commands over one connection to Redis.
 
 It is meant for commands that run thousands of times a second. redis-py needs 100 µs for a command,
-and this module needs 15 µs. redis-py parses the URLs. `hiredis`, which redis-py also uses, parses
-the replies.
+and this module needs 15 µs. It still uses redis-py to parse URLs, and `hiredis`, as redis-py does,
+to parse replies.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ class StandaloneClient:
     ) -> bool:
         """Send commands, and call `on_done` once with the replies or the error.
 
-        This is for callers that do not run in a task. `on_done` runs in a later event-loop
-        iteration, and must not raise. While there is no connection, send nothing and return
-        `False`.
+        This method is for callers that do not run in a task. `on_done` runs in a later event-loop
+        iteration, and must not raise. If there is no connection, the method sends nothing and
+        returns `False`.
         """
         connection = self._connection
         if connection is None or connection.is_closed:
@@ -83,7 +83,7 @@ class StandaloneClient:
             self._connection.close(ConnectionError("closed"))
 
     async def locate(self) -> tuple[str, int]:
-        """Return the host and the port for the next connection. Here, they are those in the URL."""
+        """Return the host and the port for the next connection. Here, they come from the URL."""
         return self._address.get("host", "localhost"), self._address.get("port", 6379)
 
     async def _open_connection(self) -> "_Connection":
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionError(f"Redis refused the connection: {reply}")
 
     def close(self, error: OSError) -> None:
-        """Close at once. Every batch that was sent ends with `error`."""
+        """Close immediately. All commands that await replies end with `error`."""
         self.is_closed = True
         self._transport.abort()
         sent, self._sent_batches = self._sent_batches, deque()

@@ -32,12 +32,12 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> Sequence[str]:
-        """For each server in the list, its URL as a data server."""
+        """The URL of each server in the list, if the servers are data servers."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
     @property
     def sentinel_urls(self) -> Sequence[str]:
-        """For each server in the list, its URL as a Sentinel."""
+        """The URL of each server in the list, if the servers are Sentinels."""
         return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
 
     def url_of(self, host: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""Reports demand to the store of regions' shares, and applies the shares that the store returns."""
+"""Reports a worker's demand to the store of regions' shares, and applies the returned shares."""
 
 import asyncio
 import contextlib

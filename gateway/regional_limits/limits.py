@@ -32,10 +32,10 @@ _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the number of regions, and this region's share of buckets that have no own share.
+    """Holds the number of regions, and this region's share of buckets without a share of their own.
 
-    `lease` is the number of seconds until the shares expire. It is 0 if they have expired because
-    the region cannot reach the store.
+    `lease` is the number of seconds until the shares expire. It is 0 after they have expired, which
+    happens if the region cannot reach the store.
     """
 
     regions: int
@@ -60,9 +60,9 @@ class _QuotaState(msgspec.Struct):
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
-    A share is valid until its lease expires. From then until the store responds again, the region
-    applies at most the fraction `alone()` of a limit. Grants of quotas do not expire. The region
-    refuses requests that exceed its grants.
+    A share is valid until its lease expires. It expires if the store stops responding. Until the
+    store responds again, the region applies at most the fraction `alone()` of a limit. Grants of
+    quotas do not expire. The region refuses requests that exceed its grants.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class DividedLimits:
     def report(self) -> ShareReport:
         """Return the demand since the last report.
 
-        If there are too many buckets, only the busiest are included.
+        If there are too many buckets, only the buckets with the highest demand are included.
         """
         demand = self._demand
         if len(demand) > _MAX_REPORTED:
@@ -214,8 +214,8 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
 def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
     """Return `share` with `raised` converted to this process's clock.
 
-    The transfer of the response took an unknown time. The result is therefore the latest possible
-    value of `raised`.
+    It is unknown how long the response was in transit. The result is therefore the latest time that
+    `raised` can be.
     """
     age = max(0.0, now / 1e9 - share.raised)
     return BucketShare(used=share.used, before=share.before, raised=received_at - age)

@@ -9,8 +9,9 @@ in two steps. First it lowers `used`. After all its workers have applied the low
 leases of units have expired, it lowers `held`. At any time, the used shares of all regions
 therefore add up to at most 1.
 
-Either all regions have an entry for a bucket, or none has. A region without an entry would apply
-its share of `REST`. That share can grow regardless of what other regions hold of the bucket.
+Either all regions have an entry for a bucket, or none has. Otherwise, a region without an entry
+would apply its share of `REST` to the bucket, and that share can grow regardless of what other
+regions hold of the bucket.
 """
 
 from collections.abc import Mapping
@@ -70,8 +71,8 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
     """Names all live regions.
 
-    Each worker of this region applies shares that the store returned at some time. `seen` is the
-    earliest of these times.
+    Each worker of this region applies the shares that the store last returned to it. `seen` is the
+    earliest time at which the store returned such shares.
     """
 
     regions: frozenset[str]
@@ -111,7 +112,7 @@ def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dic
 
 
 def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
-    """Return `entry`. If the time for the second step of lowering has come, `held` is lowered."""
+    """Return `entry`. Its `held` is lowered if the time for this second step has come."""
     if entry.used == entry.held or not entry.lowered:
         return entry
     if not entry.lowers:
@@ -126,7 +127,7 @@ def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
 def _target(
     entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> float:
-    """Return the share that `own` should have: its part of `EVEN`, and a part by its demand."""
+    """Return the share that `own` should have: an equal part of `EVEN`, and a part by demand."""
     even = 1.0 / len(others.regions)
     demands = {
         region: entry.demanded(now) for region, entry in entries.items() if region in others.regions

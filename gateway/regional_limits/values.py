@@ -30,7 +30,8 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket's limit, as a fraction from 0 to 1.
 
     The share is `before` until the time `raised`, and `used` from then on. `raised` is in seconds.
-    In the store's response, it is on the store's clock. Otherwise, it is on the worker's clock.
+    The store's response states it on the store's clock, and the worker then converts it to its own
+    clock.
     """
 
     used: float

@@ -42,9 +42,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def is_of(self, model: ServedModel) -> bool:
         """Return whether this placement still applies to a request that began with `model`.
 
-        If there are several variants, it is not enough that the models are equal. Endpoints with a
-        newer revision may still serve the older one, and the placement does not have these
-        endpoints.
+        If there are several variants, equal models are not enough: endpoints with a newer revision
+        may still serve the older revision, and the placement lacks these endpoints.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 

@@ -1,14 +1,14 @@
-"""Chooses which available backend gets an item, by affinity and predicted finish time.
+"""Chooses the backend that gets an item, from the item's affinity and predicted finish times.
 
 Rendezvous hashing sends equal items to the same backend, where they share cached rows and
 computations in flight. A faster backend gets more items. Load overrides affinity: two other
-backends are chosen at random, and the item goes to the faster of the two if the preferred backend
-would finish clearly later.
+backends are chosen at random. If the preferred backend would finish the item clearly later than the
+faster of the two, the item goes to the faster of the two.
 
 A choice takes the same time in a fleet of any size. In a large fleet, endpoints are sorted by their
-seeds, and only endpoints whose seeds follow the affinity's hash are scored. To estimate load, a few
-neighbouring endpoints represent the whole fleet. The number of scored endpoints falls gradually
-with the size of the fleet, so that few items change their endpoint when the fleet grows.
+seeds, and only the few endpoints whose seeds follow the affinity's hash are scored. To estimate
+load, a few neighbouring endpoints represent the whole fleet. As the fleet grows, the number of
+scored endpoints falls gradually, so that few items change their endpoint.
 """
 
 import math

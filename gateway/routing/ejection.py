@@ -1,8 +1,8 @@
 """Computes outlier ejection: a backend that fails repeatedly is not used for a while.
 
-The circuit breaker of a backend is closed while the backend is available, and open while it is
-ejected. After the ejection, the circuit breaker is half-open: if a call fails before one has
-succeeded, the backend is ejected again, for longer.
+While a backend is available, its circuit breaker is closed. While the backend is ejected, its
+circuit breaker is open. After the ejection, the circuit breaker is half-open: if a call fails
+before another call has succeeded, the backend is ejected again, for longer.
 """
 
 import math
@@ -22,10 +22,12 @@ _FORGOTTEN = 0.05
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's consecutive `failures`, ejections (`times`) and end of ejection (`until`).
+    """Holds a backend's consecutive `failures`, and its ejections: how many, and until when.
+
+    `times` counts ejections. The present ejection ends at `until`.
 
     `calls` counts calls, and `bad` counts failed calls. Both counts begin with the first failure
-    and decay with time. The stored values are those at the time `at`.
+    and decay with time. The stored values apply to the time `at`.
     """
 
     failures: int = 0
@@ -46,8 +48,8 @@ CLEAN = Ejection()
 def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after one more failure.
 
-    Failures during an ejection do not prolong it, because they are of calls that were in flight
-    when it began. After an ejection, the first failure ejects the backend again, unless a call has
+    Failures during an ejection do not prolong it, because the failed calls were in flight when the
+    ejection began. After an ejection, the first failure ejects the backend again, unless a call has
     succeeded since.
     """
     if ejection.holds(now):

@@ -1,8 +1,9 @@
 """Decides the health of an endpoint from probes and calls, and predicts its finish times.
 
 An endpoint gets no traffic after a failed probe, and while it is ejected because calls failed (see
-`ejection`). Traffic returns when a probe finds the endpoint ready, or when the ejection ends, and
-rises during slow start. If too few endpoints are available, `regions` also uses ejected endpoints.
+`ejection`). Traffic returns when a probe finds the endpoint ready, or when the ejection ends. It
+then rises gradually (slow start). If too few endpoints are available, `regions` also uses ejected
+endpoints.
 """
 
 from collections.abc import Callable
@@ -137,7 +138,7 @@ class EndpointState:
     def record_failure(
         self, now: float, routing: RoutingConfig, *, may_eject: Callable[[], bool]
     ) -> None:
-        """Record a failed call. After too many, eject the endpoint if `may_eject` returns true."""
+        """Record a failed call. After too many, eject the endpoint if `may_eject` allows this."""
         self.failures += 1
         ejection = after_failure(self.ejection, now, routing)
         if ejection.until == self.ejection.until or may_eject():
@@ -149,8 +150,8 @@ class EndpointState:
     def may_still_answer(self) -> bool:
         """Return whether the endpoint may respond to calls although no probe finds it ready.
 
-        That is the case while the backend is leaving, or if it was ready before its last one or two
-        probes had no response.
+        That is the case while the backend is leaving. It is also the case if the last one or two
+        probes had no response, and the probe before them found the backend ready.
         """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state
@@ -219,8 +220,9 @@ class EndpointState:
         """Predict the seconds that an item waits before it is computed, if it is sent now.
 
         The prediction starts with the reported queue, subtracts the time since the report, and adds
-        the items that this process has sent since. The wait is at least the time of the items in
-        flight, because a backend that has stopped no longer reports its queue.
+        the items that this process has sent since the report. The result is at least the time that
+        this process's items in flight take, because a backend that hangs no longer reports its
+        queue.
         """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
@@ -228,7 +230,7 @@ class EndpointState:
         return self.round_trip + busy / self.share(now, slow_start)
 
     def queueing(self, now: float, *, own: int) -> float:
-        """Predict the seconds that the backend's items take, without `own` items of the caller."""
+        """Predict the seconds that the backend's items take, except the caller's `own` items."""
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
         return max(queued, (self.in_flight - own) * item)

@@ -172,7 +172,7 @@ class Fleet:
         """Return the endpoint that each item is sent to first.
 
         With `together`, the items of a request go to as few backends as possible, and equal items
-        go to the same backend. Otherwise, each item is routed as if it were the only one.
+        go to the same backend. Otherwise, each item is routed as if the request had no other item.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
@@ -210,7 +210,7 @@ class Fleet:
     def _spread_each(
         self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
     ) -> list[ItemShare]:
-        """Return the endpoint of each item. Each item is routed as if it were the only one."""
+        """Return the endpoint of each item. Each item is routed as if the request had no other."""
         items: dict[EndpointState, list[int]] = {}
         try:
             for position, affinity in enumerate(affinities):
@@ -230,8 +230,9 @@ class Fleet:
         """Return after how many seconds to retry a refused request, or `None` if it is admitted.
 
         While every backend is full, sheddable requests are refused. While every backend is full and
-        in slow start, only critical requests are admitted, because after an outage all callers that
-        waited return at once. In a large region, a sample of the backends represents all backends.
+        in slow start, only critical requests are admitted, because all callers that waited during
+        an outage return at the same time. In a large region, a sample of the backends represents
+        all backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -253,10 +254,10 @@ class Fleet:
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
         """Add `items` to the items in flight of `endpoint`. Call `ended` when they have ended.
 
-        `remaining` is the time until the request's deadline. Return the part of it that the backend
-        has: `remaining` minus the round trip to the backend. Health probes measure the round trip,
-        and one slow probe does not mean that calls are slow. So the result is at least half of
-        `remaining`.
+        `remaining` is the time until the request's deadline. The result is the time that the
+        backend has: `remaining` minus the round trip to the backend, but at least half of
+        `remaining`. The reason for this minimum is that health probes measure the round trip, and
+        one slow probe does not mean that calls are slow.
         """
         state = self._state_of(endpoint)
         if state is None:
@@ -399,7 +400,7 @@ class Fleet:
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return all ready endpoints, even ejected ones.
 
-        Endpoints that may still respond follow.
+        After these come endpoints that may still respond.
         """
         serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
         found = [state for state in serving if state.health is not Health.NOT_READY]

@@ -2,8 +2,8 @@
 
 `Fleet.shed` refuses requests while all available backends are at this limit. The limit follows the
 ratio of the usual latency to the present one, like Gradient2 in Netflix's concurrency-limits. While
-latencies are about as usual, the limit grows by a fraction of its square root. Latencies more than
-twice as long as usual mean that items queue. The limit then shrinks by the ratio.
+latencies are about as usual, the limit grows by a fraction of its square root. If latencies are
+more than twice as long as usual, items queue, so the limit shrinks in proportion to the ratio.
 """
 
 import math

@@ -3,7 +3,7 @@
 Regions are in order of preference, and overflow pools come after all regions. An item goes to the
 preferred region if it would not wait long there. Other items are divided among the other regions in
 proportion to their headroom (unused capacity), so that no region is overloaded. Items go to an
-overflow pool only if no other pool would finish them in time.
+overflow pool only if no region would finish them in time.
 """
 
 from collections.abc import Sequence

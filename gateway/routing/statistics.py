@@ -35,7 +35,7 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """The fraction of the endpoint's speed that may be used. It is below 1 in slow start."""
     limit: float
-    """The number of items in flight from which on sheddable requests are refused."""
+    """Sheddable requests are refused while at least this many items are in flight."""
     finish_time: float
     """Predicted seconds until an item that is sent now has a result."""
     calls: int

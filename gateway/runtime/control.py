@@ -58,8 +58,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` is the number of this publication. `origin` is the number under which the text was
     published first; after a rollback, the two differ. `folder_digest` is the digest of the
-    configuration folder when the folder was last published. It shows whether the folder has been
-    edited since.
+    configuration folder when the folder was last published. The digest shows whether the folder has
+    been edited since.
     """
 
     generation: int
@@ -151,8 +151,8 @@ class Control:
     async def purge_history(self) -> str:
         """Return the id of the history of purges. Create an id if there is none.
 
-        If Redis has lost its data, it has no epochs, as before the first purge. A new id then keeps
-        purged results from being found again.
+        If Redis has lost its data, it has no cache epochs, as before the first purge. The new id
+        then prevents workers from finding purged results again.
         """
         await self._execute(self._redis.set(_PURGE_HISTORY, secrets.token_hex(8), nx=True))
         found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
@@ -162,13 +162,16 @@ class Control:
         """Give the history of purges a new id if Redis has lost purges up to `version`.
 
         Redis may have restarted from an older file, or a replica that lagged may have become the
-        primary. With the old id, results that were purged since would be found again.
+        primary. With the old id, workers would find the results of those lost purges again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
         await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
-        """Purge all cached results of `name`. Return the version that workers must acknowledge."""
+        """Purge all cached results of the tenant or model `name` by raising its epoch.
+
+        Return the version that workers must acknowledge.
+        """
         return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
 
     async def drained(self) -> frozenset[str]:
@@ -213,7 +216,7 @@ class Control:
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
-        """Record that `worker` has applied `version`, or why it could not (`outcome`)."""
+        """Record that `worker` has applied `version`, or why it could not; `outcome` says which."""
         key = _acks(topic, version)
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
@@ -273,7 +276,7 @@ class Control:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Yield a function that waits briefly for a change, and returns whether there was one."""
+        """Yield a function. It waits briefly for a change, and returns whether there was one."""
         loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._execute(pubsub.subscribe(_CHANGED))

@@ -1,4 +1,4 @@
-"""Creates the ledger of a new deployment, but not if the deployment has had a ledger before."""
+"""Creates the ledger of a new deployment, but never replaces a ledger that was lost."""
 
 import asyncio
 import time
@@ -33,7 +33,8 @@ def create_ledger(
 ) -> bool:
     """Create the ledger if there is none; return whether it was created. Blocks.
 
-    If the ledger exists, it is migrated. `anew` skips the check of the state Redis.
+    An existing ledger is migrated. If the state Redis shows that the deployment had a ledger
+    before, no ledger is created. `anew` skips this check.
 
     Raises:
         ConfigurationError: there is no ledger, but the state Redis has data of the deployment.

@@ -87,8 +87,8 @@ class RuntimeFollower:
     acknowledged. `models_changed` gets the newest version of the models, and must itself
     acknowledge that version. `drains_changed` gets the drained backends.
 
-    `recovery` restores state that this worker has seen and Redis has lost. Until it has, documents
-    and drained backends stay as they are.
+    `recovery` restores state that this worker has seen and Redis has lost. Until the state is
+    restored, the worker keeps its document and its drained backends.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Reloads the list of served models when their version changes.
 
-This is separate from applying a document, because it may take long.
+It does so independently of new documents, because reloading may take long.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Recovery:
-    """Recovers published state that the state Redis has lost. This base class has nothing recorded.
+    """Recovers published state that the state Redis has lost. This base class recovers nothing.
 
     Every method may raise `DependencyUnavailable` if Redis or the record cannot be reached.
     """
@@ -27,7 +27,7 @@ class Recovery:
     async def reconcile(self) -> None:
         """Compare the state in Redis with the recorded state.
 
-        The newer one replaces the older one.
+        The newer state replaces the older one.
         """
 
     async def published(self) -> Published | None:
@@ -95,7 +95,7 @@ class LedgerRecovery(Recovery):
         return (await asyncio.to_thread(self._record.newest, self._region)).drained
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Call `reconcile` at once, and then every second until `stop` is set.
+        """Call `reconcile` immediately, and then every second until `stop` is set.
 
         Failures are ignored.
         """

@@ -19,7 +19,7 @@ class RuntimeStore:
         self._swapped: list[Callable[[Runtime], None]] = []
 
     def on_prepare(self, hook: Callable[[Runtime], Awaitable[None]]) -> None:
-        """Await `hook` before every change. It prepares what the next runtime needs, or raises."""
+        """Await `hook` before every change. It prepares the next runtime, or raises an error."""
         self._prepare.append(hook)
 
     def on_swap(self, callback: Callable[[Runtime], None]) -> None:

@@ -13,8 +13,8 @@ class FileStorage(Protocol):
 
     Calls raise `DependencyUnavailable` if the storage is down or full.
 
-    An object becomes visible only when it is complete, and is durable from then on. A name has
-    parts of letters, digits, `_`, `-` and `.`. Slashes separate the parts.
+    An object becomes visible when it is complete. From then on, it is durable. A name has parts of
+    letters, digits, `_`, `-` and `.`. Slashes separate the parts.
     """
 
     def writing(self, name: str) -> AbstractContextManager[Write]:

@@ -1,7 +1,7 @@
-"""Creates the ledger and the demo tenant for `sluicegate up`, in a separate process.
+"""Creates the ledger and the demo tenant for `sluicegate up`.
 
-The process is separate so that the supervisor need not import the SQL library. The supervisor then
-starts sooner and takes less memory.
+This runs in a separate process. The supervisor starts sooner and takes less memory if it does not
+import the SQL library.
 """
 
 import contextlib

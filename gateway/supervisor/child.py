@@ -26,8 +26,8 @@ class Child:
     """Runs the process that `spec` describes. `say` prints a line for the operator.
 
     `changed` is called whenever `pid` changes. Its argument is the pid of the process that ended,
-    or `None`. `restarted` is called at each restart, with the reason. If the first process ends
-    before it is ready, the process is not restarted, and `until_ready` raises an error.
+    or `None`. `restarted` is called at each restart, with the reason. Exception: if the first
+    process ends before it is ready, it is not restarted, and `until_ready` raises an error.
     """
 
     def __init__(
@@ -115,22 +115,22 @@ class Child:
                 self._signal(signal.SIGUSR1)  # the process before it had received this signal
 
     def announce_stop(self) -> None:
-        """Make the process report that it is not ready, while it continues to serve."""
+        """Make the process report that it is not ready, although it continues to serve."""
         self._is_leaving = True
         if self.has_responded:
             self._signal(signal.SIGUSR1)
 
     def replace(self, reason: str, why: str) -> None:
-        """Kill the process. It is then restarted. `why` is shown to the operator."""
+        """Kill the process, so that it is restarted. The operator is shown the reason `why`."""
         self._reason = reason
         self.silence = Silence()
         self._say(f"{self.spec.name} {why}; it is killed")
         self._signal(signal.SIGKILL)
 
     async def replace_gently(self, reason: str, why: str) -> None:
-        """Terminate the process, or kill it if that takes too long.
+        """Terminate the process. If it does not end in time, kill it.
 
-        Wait until its successor has started.
+        Wait until the new process has started.
         """
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
@@ -140,7 +140,7 @@ class Child:
         await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Terminate the process. Kill it if that takes too long, or when `force` is set.
+        """Terminate the process. Kill it if it does not end in time, or when `force` is set.
 
         Returns:
             Whether the process ended without being killed.
@@ -210,7 +210,7 @@ class Child:
     async def _terminate(self) -> None:
         """Send SIGTERM.
 
-        Reset a lowered priority, because the supervisor waits for the process to end.
+        If the process has a lowered priority, restore it, so that the process ends sooner.
         """
         self._signal(signal.SIGTERM)
         if not self.spec.gives_way:
@@ -241,7 +241,7 @@ class Child:
 
 
 def restart_delay(former: float, *, lived: float) -> float:
-    """Return the seconds to wait before the restart of a process that lived for `lived` seconds.
+    """Return the seconds to wait before a restart. The process has lived for `lived` seconds.
 
     The delay doubles with each restart, up to `LONGEST_DELAY`. After a process has lived for
     `HEALTHY` seconds, the delay starts again at `FIRST_DELAY`.

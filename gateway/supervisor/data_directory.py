@@ -45,7 +45,7 @@ class DataDirectory:
         return kept_secret(self.root / name, make)
 
     def settings_of_children(self, settings: Settings) -> Settings:
-        """Return `settings` for child processes that use this directory, without the admin key."""
+        """Return `settings` for child processes that use this directory, except the admin key."""
         return msgspec.structs.replace(
             settings,
             data_dir=self.root,

@@ -33,7 +33,7 @@ def choose_devices(
     cores: int,
     find: Callable[[], GpusFound] = find_gpus,
 ) -> Devices:
-    """Return the devices that suit the provider in `environment`, or else the installed runtime.
+    """Return the devices for the provider in `environment`, or else for the installed runtime.
 
     Raises:
         CannotStart: the provider needs GPUs, but they cannot be used.

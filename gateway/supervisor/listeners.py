@@ -34,7 +34,7 @@ def check_free(host: str, port: int, *, option: str) -> None:
 def open_listeners(
     host: str, port: int, count: int, *, option: str
 ) -> Iterator[Sequence[socket.socket]]:
-    """Open `count` sockets bound to one free port. The children that inherit them call `listen`.
+    """Open `count` sockets on one free port. Children inherit the sockets, and call `listen`.
 
     The sockets stay open while the context lasts, so that connections in the backlog survive the
     end of a child.
@@ -58,7 +58,7 @@ def open_listeners(
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
-    """While the context lasts, reserve `port`, so that children can open it and listen on it.
+    """While the context lasts, reserve `port` for children, which open sockets on it themselves.
 
     If `port` is 0, nothing is reserved.
 

@@ -1,4 +1,4 @@
-"""Measures how long a child has sent no heartbeat although it could have."""
+"""Measures for how long a child has sent no heartbeat although it could have sent one."""
 
 from pathlib import Path
 
@@ -42,11 +42,11 @@ def activity_of(pid: int) -> Activity | None:
 
 
 class Silence:
-    """Adds up how long a process has been silent although it could run.
+    """Adds up the time for which a process has sent no heartbeat although it could run.
 
-    If a process could run, only the CPU time that it got counts as silence. So a process does not
-    look dead because the machine is overloaded. The time for which a process waits for a disk does
-    not count.
+    While a process wants to run, only the CPU time that it gets counts as silence. A process on an
+    overloaded machine therefore does not look dead. The time for which a process waits for a disk
+    does not count.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,9 @@ async def keep_small(folder: Path) -> None:
 def rotate(folder: Path, *, max_bytes: int) -> None:
     """Copy each log larger than `max_bytes` to `NAME.log.1`, and empty the log. Blocks.
 
-    The process that writes the log continues to write to the same file. Lines that it writes after
-    the copy and before the emptying are lost. If the disk is full, no copy is kept.
+    The process that writes the log continues to write to the same file. Lines that it writes
+    between the copy and the emptying are lost. If the disk is full, the log is emptied without a
+    copy.
     """
     for path in folder.glob("*.log"):
         try:

@@ -1,12 +1,12 @@
 """Gives processes that handle usage events a lower priority than processes that serve requests.
 
 Linux may group processes by session (autogroup). It then divides CPU time first among groups, and
-only then among the processes of a group. In that case, `nice` has no effect between processes of
-different sessions, so the niceness of the autogroup is set as well.
+only then among the processes of a group. `nice` then has no effect between processes of different
+sessions, so this module also sets the niceness of the autogroup.
 
-The niceness is 10, which gives a process a tenth of the weight that niceness 0 gives. Niceness 19
-would give a seventieth: beside eight busy processes on two cores, billing then took 102 s to start
-and store 200 events. With niceness 10, it took 0.2 s.
+The niceness is 10. The scheduler then gives a process a tenth of the weight of a process with
+niceness 0. Niceness 19 would give it a seventieth. Beside eight busy processes on two cores,
+billing with niceness 19 took 102 s to start and store 200 events. With niceness 10, it took 0.2 s.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ def give_way(
 
 
 def end_giving_way(process: int) -> bool:
-    """Restore the priority of a process when the supervisor waits for it to end.
+    """Restore the priority of a process that the supervisor has told to end.
 
-    A process that is not privileged can raise the priority of an autogroup, but not of a process.
+    Without privileges, the supervisor can raise the priority of an autogroup, but not of a process.
 
     Returns:
         False if the caller should try again after 0.1 s. True if there is nothing more to do.

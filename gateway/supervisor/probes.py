@@ -22,8 +22,8 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:
     """Probe whether a child listens on the socket that it inherited. If so, run the probe `rest`.
 
-    Workers share a port, so a request cannot choose the worker that answers. But the state of a
-    worker's own socket shows whether the worker listens.
+    Workers share a port, so a request cannot probe a certain worker. But each worker has its own
+    socket, whose state shows whether the worker listens.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "does not listen yet"
@@ -47,7 +47,7 @@ async def valkey_answers(path: str) -> bool:
 
 
 async def _ping(path: str) -> bytes:
-    """Return the response to PING, or nothing if there is no response within a second."""
+    """Return the response to PING, or empty bytes if none arrives within a second."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(path)

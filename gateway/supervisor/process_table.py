@@ -1,7 +1,7 @@
 """Reads and writes `processes.json`, which lists running processes.
 
-Operators read it. With it, a new supervisor finds and ends the processes of a supervisor that was
-killed.
+The file is for operators, and for a new supervisor. If the last supervisor was killed, the new one
+finds that supervisor's processes in the file, and ends them.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ def end_leftovers(
 ) -> int:
     """Kill the children that a killed supervisor left running; return their number.
 
-    A process counts as such a child only if an entry of the table has both its pid and its start
-    time.
+    A process is such a child only if an entry of the table has both its pid and its start time,
+    because another process may have got the pid since.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

@@ -12,7 +12,7 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """Holds the fields of the response that are shown. The response may be a problem document."""
+    """Holds those fields of the response that are shown. The response may be a problem document."""
 
     generation: int | None = None
     notice: str = ""

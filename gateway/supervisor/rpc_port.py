@@ -39,7 +39,7 @@ def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -
 
 
 def check_rpc(port: int) -> None:
-    """Check that gRPC is installed if `port` is not 0, that is, if workers are to serve gRPC.
+    """Check that gRPC is installed, unless `port` is 0 and workers therefore serve no gRPC.
 
     Raises:
         CannotStart: gRPC is not installed.

@@ -132,8 +132,8 @@ async def _talk(
 def _die_with_parent() -> Callable[[], None] | None:
     """Return a function that the child calls. The child is then killed when its parent ends.
 
-    In fact, the kernel kills the child when the thread that forked it ends. That is the main
-    thread, which runs the event loop.
+    More exactly, the kernel kills the child when the thread that forked it ends. Here, that is the
+    main thread, which runs the event loop.
     """
     if sys.platform != "linux":
         return None

@@ -40,7 +40,7 @@ Probe = Callable[[], Awaitable[str]]
 
 
 async def is_started() -> str:
-    """Return "". This probe is for a process that is ready as soon as it runs."""
+    """Probe a process that is ready as soon as it runs: always return ""."""
     return ""
 
 

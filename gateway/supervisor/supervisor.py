@@ -76,10 +76,10 @@ class Supervisor:
         await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
-        """Stop all children in the order of their roles. When `force` is set, stop them at once.
+        """Stop all children in the order of their roles. When `force` is set, kill them.
 
-        For `delay` seconds before the stop, children that serve HTTP report that they are not
-        ready.
+        For the last `delay` seconds before they stop, children that serve HTTP report that they are
+        not ready.
         """
         children = {child.spec.name: child for child in self._children}
         await self._announce(force, delay)
@@ -126,7 +126,7 @@ class Supervisor:
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Wait until no connection waits in a backlog of the group's listeners; then close these."""
+    """Wait until no connection waits in a backlog of the group's listeners; close the listeners."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return
@@ -158,9 +158,9 @@ async def supervise(
     """Run `start`, wait for SIGINT or SIGTERM, and stop all children.
 
     A second signal makes the stop immediate. After SIGTERM, children continue to serve for `delay`
-    seconds but report that they are not ready, so that load balancers can react. SIGINT comes from
-    a terminal, so there is no delay. SIGHUP runs `reload`. `beside` runs at the same time, until
-    all children have stopped.
+    seconds but report that they are not ready, so that load balancers can react. After SIGINT,
+    which comes from a terminal, children stop without this delay. SIGHUP runs `reload`. `beside`
+    runs until all children have stopped.
 
     Raises:
         CannotStart: `start` raised it. All running children were stopped first.
@@ -188,7 +188,7 @@ async def supervise(
 
 
 class _StopSignals:
-    """Holds which signals to stop have arrived."""
+    """Holds the stop signals that have arrived."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.stopping, self.force = asyncio.Event(), asyncio.Event()

@@ -119,9 +119,10 @@ def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
 def first_of_devices(
     backends: Sequence[ProcessSpec],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Return the backends to start first, and the backends to start when the first are ready.
+    """Divide backends into those to start first, and those to start when the first are ready.
 
-    The first backend on a GPU measures its models. No other backend may use the GPU meanwhile.
+    The first backend on a GPU measures its models at its start. During the measurement, no other
+    backend may use the GPU.
     """
     seen: set[str] = set()
     first: list[ProcessSpec] = []
@@ -138,8 +139,8 @@ def worker_specs(
 ) -> list[ProcessSpec]:
     """Return the spec of a worker for each listener.
 
-    With `alone`, the dependencies of the workers are not started here, so a worker counts as ready
-    when it listens.
+    `alone` means that this supervisor does not start what the workers depend on. A worker then
+    counts as ready as soon as it listens.
     """
     specs = []
     for index, listener in enumerate(listeners):
@@ -197,7 +198,7 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the address at which processes on this machine reach a listener bound to `host`."""
+    """Return the address at which this machine's processes reach a listener bound to `host`."""
     return _ANYWHERE.get(host, host)
 
 

@@ -1,7 +1,7 @@
 """Declares every metric on the metrics page of a gateway machine.
 
-For each metric, the page shows one value for all processes of the machine. That is the sum of their
-values, unless a gauge declares another aggregation.
+The page shows one value of each series for all processes of the machine. The value is the sum of
+the processes' values, unless a gauge declares another aggregation.
 """
 
 from collections.abc import Callable
@@ -422,7 +422,7 @@ def gateway_metrics() -> dict[str, MetricDeclaration]:
 
 
 class DeclaredSeries:
-    """Distinguishes declared series from series that older versions left in the metric files."""
+    """Tells declared series from undeclared series, which older versions left in metric files."""
 
     def __init__(self) -> None:
         go_text: Callable[[float], str] = floatToGoString  # untyped
@@ -432,7 +432,7 @@ class DeclaredSeries:
         }
 
     def has(self, key: str) -> bool:
-        """Return whether `key`, a key of the metrics library, belongs to a declared series."""
+        """Return whether `key`, in the metrics library's format, belongs to a declared series."""
         family, _, labels, _ = msgspec.json.decode(key)
         declared, bounds = self._labels.get(family, (None, ()))
         bound = labels.pop("le", _INF)

@@ -1,4 +1,4 @@
-"""Stores a traced request for each latency bucket as its exemplar, in a file beside the metrics.
+"""Stores an exemplar (a traced request) for each latency bucket, in a file beside the metrics.
 
 The metrics library does not support exemplars for several processes. Each worker therefore writes
 its exemplars to its own file, and the operators' listener shows the newest exemplar of each bucket.

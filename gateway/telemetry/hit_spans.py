@@ -134,8 +134,8 @@ def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
 def _opened(spans: bytes, request_id: bytes) -> tuple[bytes, list[int]]:
     """Return encoded spans as a `%` template. Placeholders replace the marks and `request_id`.
 
-    The second result says which value each placeholder stands for: 0 is the trace id, the numbers
-    after that are `_MARKS`, and the last number is the request id.
+    The second result has a number for each placeholder, which says what value it stands for: 0 is
+    the trace id, the following numbers are `_MARKS`, and the last number is the request id.
     """
     marks = [_TRACE, *_MARKS.values(), request_id]
     parts = re.split(b"(%b)" % b"|".join(map(re.escape, marks)), spans)

@@ -1,4 +1,4 @@
-"""Creates the instrument of a declared metric when the metric is first used.
+"""Creates the counters, gauges and histograms (instruments) of declared metrics on first use.
 
 A metric's name is its name in the catalogue without `sluicegate_`. A name that is not in the
 catalogue raises `KeyError`. So every metric on the metrics page is documented.
@@ -69,7 +69,7 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Let `set_total` count from `total` on. For a running total that outlives this process.
+        """Let `set_total` count from `total` on. For totals that are older than this process.
 
         Only the first call has an effect.
         """

@@ -1,4 +1,4 @@
-"""Writes log lines to standard output as JSON or text. A line is a constant message and fields."""
+"""Writes log lines to standard output as JSON or text. A line has a constant message and fields."""
 
 import logging
 import sys

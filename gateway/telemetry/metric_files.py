@@ -5,9 +5,9 @@ files and maps them into memory. On a full disk, the kernel then kills a process
 a file. This module therefore reserves the blocks of a file first. While the disk is full, values
 stay in memory.
 
-A process locks its files while it lives. When a process starts, it adds the values of processes
-that have ended to the files named for process 0, and deletes the files of the ended processes.
-Series that this version does not declare are dropped.
+A process locks its files while it lives. When a process starts, it moves the values of ended
+processes to the files for process 0: it adds them to the values there, and deletes the files of the
+ended processes. Series that this version does not declare are dropped.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ class MetricFile:
 class MetricFiles:
     """Holds this process's files in `folder`.
 
-    There is one for each kind of metric, with one lock.
+    There is one file for each kind of metric. One lock protects all of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -207,7 +207,7 @@ class FileValue:
     def set_exemplar(self, exemplar: object) -> None:
         """Do nothing.
 
-        The format of these files, which is that of `prometheus_client`, has no exemplars.
+        The file format of `prometheus_client` has no exemplars.
         """
 
     def get_exemplar(self) -> None:
@@ -250,10 +250,10 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 
 
 def counted_since(folder: Path) -> int | None:
-    """Return since when the counters in `folder` count, in nanoseconds since 1970.
+    """Return when the counters in `folder` began to count, in nanoseconds since 1970.
 
-    This is when the lock file was created. The counters outlive worker processes. When a supervisor
-    starts, it deletes the counters and the lock file.
+    This is the time when the lock file was created. The counters outlive worker processes, but a
+    starting supervisor deletes the counters and the lock file.
     """
     try:
         # Nothing changes the lock file after its creation.

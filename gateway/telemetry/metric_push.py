@@ -9,7 +9,7 @@ from gateway.errors import ConfigurationError
 
 
 class MetricPush(Protocol):
-    """Pushes metrics to a collector. A failure raises no error and makes nobody wait."""
+    """Pushes metrics to a collector. If that fails, no error is raised, and no caller waits."""
 
     async def run(
         self,
@@ -32,8 +32,8 @@ def push_from(
 ) -> MetricPush:
     """Return the push that `environ`, the process's environment, configures.
 
-    If the machine's counters are older than this process, `counted_since` is since when they count,
-    in nanoseconds since 1970.
+    If the machine's counters are older than this process, `counted_since` is the time when they
+    began to count, in nanoseconds since 1970.
 
     Raises:
         ConfigurationError: the configuration is invalid, or a package is not installed.

@@ -1,4 +1,4 @@
-"""Reads some metrics from the files of all processes, without building the whole metrics page."""
+"""Reads selected metrics from all processes' files, without building the whole metrics page."""
 
 import math
 import struct

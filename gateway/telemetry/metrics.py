@@ -1,8 +1,8 @@
 """Counts a worker's requests and items, and publishes the statistics of its components.
 
-On the request path, methods only add to Python numbers, because incrementing an instrument costs as
-much as a cache lookup. `flush` later adds these numbers to the instruments. Refusals by limits are
-rare, so they increment the instruments directly.
+On the request path, methods only add to Python numbers, because incrementing an instrument takes as
+long as a cache lookup. `flush` later adds these numbers to the instruments. Exception: refusals by
+limits are rare, so they increment the instruments directly.
 """
 
 from bisect import bisect_left
@@ -111,7 +111,7 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count items of a revision with the outcome `source`, and the rows and tokens computed."""
+        """Count a revision's items with the outcome `source`, and computed rows and tokens."""
         self._items[model, revision, source] += count
         if rows:  # this is the code of `work`, inlined to save a call
             self._rows[model] += rows

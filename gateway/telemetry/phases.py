@@ -1,7 +1,7 @@
 """Measures the durations of request phases.
 
-It uses `perf_counter`. The event loop's clock would not do: it stands still while callbacks run,
-and has a resolution of a millisecond.
+It uses `perf_counter`, because the event loop's clock stands still while callbacks run, and has a
+resolution of only a millisecond.
 """
 
 from bisect import bisect_left

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class ContextReader:
-    """Reads trace contexts in the formats `names`. That is the value of `OTEL_PROPAGATORS`.
+    """Reads trace contexts in the formats `names`, the value of `OTEL_PROPAGATORS`.
 
     If a format is unknown, or its package is not installed, a warning is logged and the format is
     ignored.

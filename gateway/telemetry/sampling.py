@@ -1,7 +1,7 @@
-"""Decides which traces are recorded, by the same rules as the OpenTelemetry SDK's samplers.
+"""Decides which traces are recorded, with the rules of the OpenTelemetry SDK's samplers.
 
-The SDK's own sampler is not used: it takes 2 µs for a decision, a seventh of the time of a cache
-hit.
+The SDK's own sampler is not used, because it takes 2 µs for a decision, a seventh of the time that
+a cache hit takes.
 """
 
 import sys
@@ -45,16 +45,18 @@ class HeadSampler:
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Draw which of the next requests without a trace context is recorded; 1 is the next one.
+        """Draw which request is recorded next: 1 is the next request, 2 the request after it.
 
-        The caller counts requests down to that one. This costs half as much as drawing random bits
-        for each request, and records requests with the same probability.
+        Only requests without a trace context count.
+
+        The caller counts these requests down. This takes half as long as drawing random bits for
+        each request, and records each request with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize
         return 1 + int(log(1.0 - random()) / log1p(-self.bound / _ALL))  # noqa: S311 - no secret
 
     def new_trace_id(self) -> int:
-        """Return the id of a new trace. The samplers of other services record this id, too."""
+        """Return the id of a new trace. Other services' samplers decide to record this id, too."""
         low = (getrandbits(64) * (self.bound or _ALL)) >> 64
         return getrandbits(64) << 64 | low or 1

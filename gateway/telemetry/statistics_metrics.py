@@ -2,7 +2,7 @@
 
 A component's `statistics()` returns a struct. Each field is a number, the state of a circuit
 breaker, or a mapping from labels to numbers. In `labels`, `$component` stands for the component's
-name, and `$number` stands for the number at the end of this name.
+name, and `$number` for the number at the end of this name.
 """
 
 import re

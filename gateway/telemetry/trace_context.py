@@ -27,11 +27,11 @@ MARK: Final = b"raceparent: 00-"
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
-    """Return the trace context of a request, and the request without its trace context.
+    """Return a request's trace context, and the request without it.
 
-    Requests that differ only in their trace context then have equal bytes. If the head has an
-    unusual form, the request is returned unchanged, with an empty context. A parser then reads the
-    head, and `context_of` finds the context among the header fields.
+    Requests that differ only in their trace context are equal without it. If the head has an
+    unusual form, the function returns an empty context and the unchanged request. A parser then
+    reads the head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None

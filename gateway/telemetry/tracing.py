@@ -1,8 +1,7 @@
 """Begins spans for steps of the gateway. If tracing is off, spans only pass a trace context on.
 
 A parent span is passed as the string of its trace context (see `trace_context`), not in context
-variables. Work that outlives its request, such as a detached computation, therefore needs no
-special care.
+variables. So it also works for work that outlives its request, such as a detached computation.
 """
 
 import sys
@@ -33,7 +32,7 @@ class ReplayedHit(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> bytes:
-        """The request id. It is read from the head of the response only if a span needs it."""
+        """The request id. It is read from the response's head only when a span needs the id."""
         start = self.answer.index(_ID) + len(_ID)
         return self.answer[start : self.answer.index(b"\r", start)]
 
@@ -48,8 +47,8 @@ class Tracer:
         self.samples: Callable[[str], bool] = _samples_none
         """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Returns which of the next requests without a trace context is recorded. 1 is the next
-        one."""
+        """Draws which request without a trace context is recorded next: 1 is the next request, 2
+        the request after it."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request with the trace context `context`."""

@@ -1,4 +1,4 @@
-"""Provides waits that a stop event ends, and reduces the rate and size of calls after failures."""
+"""Provides waits that a stop event ends, and makes calls rarer and smaller after failures."""
 
 import asyncio
 import random
@@ -21,7 +21,8 @@ class StoppableBackoff:
     """Computes the wait after a failure.
 
     The wait doubles with each consecutive failure, from 50 ms up to `longest`. It is then shortened
-    at random by up to a half. This spreads the retries of processes that lost the same server.
+    by a random fraction of up to a half, so that processes that lost the same server do not all
+    retry at the same time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Writes entries of the event stream to the ledger, and acknowledges them after the commit."""
+"""Bills usage: commits entries of the event stream to the ledger, and then acknowledges them."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events that were billed since the start.
 
-    `lag` is how old the oldest event was, in seconds, when the last blocks were committed.
+    `lag` is the age in seconds of the oldest event in the last blocks, when these were committed.
     `failures` counts consecutive failures of Redis or the ledger.
     """
 
@@ -90,7 +90,7 @@ class Billing:
     async def _run_once(self, stop: asyncio.Event, wait: float) -> bool:
         """Bill the next entries; return whether there may be more.
 
-        After a failure, there may be more.
+        After a failure, the result is true.
         """
         try:
             entries = await self._group.read(wait=wait)
@@ -138,7 +138,7 @@ class Billing:
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
     """Bill the streams of all regions until `stop` is set.
 
-    Each is billed independently of others.
+    Each stream is billed independently of the others.
     """
     metrics = GatewayMetrics(CollectorRegistry())
     with Ledger(settings.ledger) as ledger:

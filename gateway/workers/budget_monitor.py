@@ -19,11 +19,11 @@ class BudgetStore(Protocol):
     """Stores budgets. Methods block."""
 
     def watch(self) -> Sequence[BudgetEvent]:
-        """Record which thresholds this month's costs have reached; return those newly reached.
+        """Record the thresholds that this month's costs have reached; return the new ones.
 
         Raises:
-            DependencyUnavailable: the call should be repeated. It does not return thresholds that
-                were already recorded.
+            DependencyUnavailable: the caller should repeat the call. Thresholds that are already
+                recorded are not returned again.
         """
         ...
 

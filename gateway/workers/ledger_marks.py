@@ -1,4 +1,4 @@
-"""Reads up to where the ledger has committed each event log. Reading has a timeout."""
+"""Reads from the ledger, within a timeout, up to which record each event log is committed."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,8 +11,9 @@ from gateway.tasks import ignore_outcome
 class LedgerMarks:
     """Reads high-water marks in a thread, with one query at a time.
 
-    The caller waits at most `timeout` seconds for a query. `high_water` returns the mark of each
-    log, which is 0 if the ledger has no records of the log. It may raise `DependencyUnavailable`.
+    The caller waits at most `timeout` seconds for a query. The function `high_water` returns the
+    mark of each log, which is 0 if the ledger has no records of the log. The function may raise
+    `DependencyUnavailable`.
     """
 
     def __init__(

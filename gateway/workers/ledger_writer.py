@@ -21,8 +21,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
 def merged(blocks: Sequence[EventBlock]) -> list[EventBlock]:
     """Return `blocks`. Consecutive blocks of the same log are merged into one.
 
-    A billing process that lags gets many small blocks, and writing a large block takes hardly
-    longer than writing a small one.
+    This speeds up a billing process that lags: it gets many small blocks, and writing a large block
+    takes hardly longer than writing a small one.
     """
     found: list[EventBlock] = []
     ends: dict[str, int] = {}

@@ -104,7 +104,7 @@ class RequestLog:
         return bool(entries)
 
     async def _append(self, entries: Sequence[StreamEntry]) -> None:
-        """Write those of `entries` that were not written before, and acknowledge all of them."""
+        """Write those `entries` that were not written before, and acknowledge all `entries`."""
         new = [entry for entry in entries if entry.id not in self._written]
         if new:
             await asyncio.to_thread(self._write, new)

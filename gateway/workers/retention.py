@@ -1,6 +1,6 @@
 """Keeps committed segments of event logs for a while.
 
-If the ledger is restored from a backup, their events can be counted again.
+If the ledger is restored from a backup, the events in these segments can be counted again.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class _Segment(NamedTuple):
 
 
 def missing_bytes(directory: Path) -> int:
-    """Return how many bytes must be freed on the disk of `directory`. 0 or less means none."""
+    """Return how many bytes must be freed on the disk of `directory`; 0 or less if none."""
     try:
         disk = shutil.disk_usage(directory)
     except OSError:  # if the free space is unknown, it counts as sufficient
@@ -85,7 +85,7 @@ class SegmentRetention:
     def record_commit(self, log: RetainedLog, mark: int) -> None:
         """Record that the ledger has committed `log` up to `mark`.
 
-        The retention time starts now.
+        The retention time of the committed segments starts now.
         """
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
@@ -104,7 +104,7 @@ class SegmentRetention:
             os.utime(path, (now, now))
 
     def expire(self, logs: Iterable[RetainedLog]) -> None:
-        """Delete segments whose retention time is over, or that take space that is needed."""
+        """Delete segments whose retention time is over, and segments whose space is needed."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
         short = self._missing_bytes(self._directory)
         size = sum(segment.size for segment in self._kept)
@@ -131,7 +131,7 @@ class SegmentRetention:
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
     """Yield the committed segments of a log.
 
-    No segment has a later time than the segments that follow it.
+    The newest segment comes first. The times never increase.
     """
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):

@@ -19,7 +19,7 @@ class RotatingFile:
     def append(self, lines: bytes) -> None:
         """Append all `lines` or none.
 
-        The file is opened anew each time, because another program may have moved it.
+        Each call opens the file again, because another program may have moved the file.
 
         Raises:
             OSError: the lines cannot be written.

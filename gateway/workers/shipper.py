@@ -1,6 +1,6 @@
 """Ships event logs to the event stream.
 
-Deletes a log's segments after the ledger has their events.
+A log's segments are deleted after the ledger has committed their events.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
 _CHECK_EVERY: Final = 2
-"""The logs are compared with the stream at every second poll."""
+"""The logs are compared with the stream at every other poll."""
 _log = logging.getLogger(__name__)
 
 
@@ -85,9 +85,10 @@ class Shipper:
     consumer is dead, events wait on disk. While the ledger is down or does not respond, nothing is
     deleted, but shipping continues.
 
-    At every second poll, the logs are compared with the stream. If Redis has lost events, the
-    events after the ledger's mark are shipped again. If the ledger was restored from a backup, the
-    events that it does not have are shipped again, provided that `retention` still has them.
+    At every other poll, the shipper compares the logs with the stream. If Redis has lost events,
+    the shipper ships all events after the ledger's mark again. If the ledger was restored from a
+    backup, the shipper ships the events that the ledger lacks again, as far as `retention` still
+    has them.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Shipper:
         )
 
     def _waiting(self) -> dict[float, int]:
-        """Return the unshipped bytes, by for how long they have waited."""
+        """Return the number of unshipped bytes for each waiting time in seconds."""
         now = time.monotonic()
         found: dict[float, int] = {}
         for log in self._logs.values():
@@ -192,7 +193,7 @@ class Shipper:
         return found
 
     def _unshipped_bytes(self, log: _ShippedLog) -> int | None:
-        """Return about how many bytes of a log are unshipped, or `None` if it cannot be read."""
+        """Estimate how many bytes of a log are unshipped; `None` if the log is unreadable."""
         reader = log.reader
         try:
             if not log.is_positioned:
@@ -225,7 +226,7 @@ class Shipper:
                     )
 
     async def _ship(self, log: _ShippedLog) -> bool:
-        """Ship the next block of a log; return whether another block can be shipped at once."""
+        """Ship the next block of a log; return whether another block is ready to be shipped."""
         if not log.is_positioned:
             await self._set_position(log)
         reader = log.reader

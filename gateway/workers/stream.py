@@ -35,12 +35,12 @@ class AppendOutcome(Enum):
 
     SHIPPED = "shipped"
     MOVED = "moved"
-    """The last block of the log in the stream is another one than the caller expected."""
+    """The log's last block in the stream is not the block that the caller expected."""
     FULL = "full"
 
 
 class TrimCounts(NamedTuple):
-    """Counts the blocks that remain, and the blocks deleted before every group had read them.
+    """Counts the remaining blocks, and the blocks that were deleted before every group read them.
 
     `lagging` counts the blocks that each group has not acknowledged.
     """
@@ -53,8 +53,8 @@ class TrimCounts(NamedTuple):
 class EventStream:
     """Writes to the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
 
-    The stream holds at most `max_blocks` blocks. Billing may lag by all of them without losing any.
-    Another group loses blocks if it lags by more than half of `max_blocks`.
+    The stream holds at most `max_blocks` blocks. Billing loses no block, even if it has not read
+    any of them. Any other group loses blocks if it lags by more than half of `max_blocks`.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:

@@ -25,15 +25,15 @@ class UsageStore(Protocol):
         """Sum at most `limit` rows of an hour that ended by `before`; return their number.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
     def sum_day(self) -> bool:
-        """Sum a day whose hours have been summed; return whether another day may be due.
+        """Sum a day whose hours are already summed; return whether another day may be due.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
@@ -41,7 +41,7 @@ class UsageStore(Protocol):
         """Recompute an hour's sums, or delete old sums; return whether there may be more to do.
 
         Raises:
-            DependencyUnavailable: nothing changed; try again.
+            DependencyUnavailable: nothing has changed. The caller should try again.
         """
         ...
 
@@ -54,10 +54,10 @@ class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRollup:
-    """Adds up usage events older than `keep` seconds. Looks for them every `every` seconds.
+    """Sums usage events older than `keep` seconds. Looks for such events every `every` seconds.
 
-    A transaction sums at most a thousand rows, and fewer after failures. It waits `rest` seconds
-    after each transaction, so that other processes can write to the ledger.
+    A transaction sums at most a thousand rows, and fewer after failures. The roll-up waits `rest`
+    seconds after each transaction, so that other processes can write to the ledger.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Converts tensor requests to native requests, and results to tensors.
 
 A transport builds a `TensorRequest` from the bytes that it received. `tensor_call` determines the
-task and returns a `TensorCall`. For an `InferenceRoute`, the `TensorCall` is the `RequestBody`. Its
-method `outputs` returns the tensors of the response.
+task and returns a `TensorCall`. An `InferenceRoute` uses the `TensorCall` as its `RequestBody`. The
+method `TensorCall.outputs` returns the tensors of the response.
 """
 
 from collections.abc import Collection, Sequence
@@ -89,8 +89,8 @@ def tensor_call(
     Raises:
         TaskNotSupported: the model does not have the task.
         InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
-        PayloadTooLarge: an input has too many elements. Elements that are copied for each item
-            count once for each item.
+        PayloadTooLarge: an input has too many elements. An element that is copied for each item
+            counts as often as it is copied.
         MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:

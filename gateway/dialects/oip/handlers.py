@@ -1,7 +1,7 @@
 """Serves the routes of the Open Inference Protocol v2 that do not run a model.
 
-One Litestar handler serves all these routes, because each handler makes the start of a process a
-millisecond longer.
+One Litestar handler serves all these routes, because each handler would add a millisecond to the
+start of a process.
 """
 
 import re
@@ -238,7 +238,7 @@ Health = NamedDependency[SkipValidation[ReadinessSource]]
 async def probe_health(probe: FromPath[str], health: Health) -> Response[Any]:
     """Return status 200 if the process is live or ready, else 503.
 
-    The path says which is checked.
+    The path says whether liveness or readiness is checked.
     """
     if probe == "live":
         return Response(OipLiveness())
@@ -259,7 +259,7 @@ async def answer_route(
     runtimes: Runtimes,
     health: Health,
 ) -> Response[Any]:
-    """Serve a route of `OPERATIONS`. Routes of the protocol that are for operators are refused."""
+    """Serve a route of `OPERATIONS`. The protocol's routes for operators are refused."""
     path = request.scope["path"].rstrip("/")
     if request.method == HttpMethod.OPTIONS:
         allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}

@@ -31,7 +31,8 @@ class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the request.
 
-        `model` comes from the path, which may name a version; it is not used.
+        The method ignores `model`, which comes from the path, because the path may also name a
+        version.
         """
         return self.call.request()
 

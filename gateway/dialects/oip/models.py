@@ -1,8 +1,8 @@
 """Describes models in the terms of the Open Inference Protocol v2.
 
 HTTP sends these structs as JSON in Triton's format. gRPC copies their fields to messages with the
-same field names. A version is the number of a revision. `name@number` names a version of the model
-`name`.
+same field names. A version is the number of a revision. `name@number` identifies a version of the
+model `name`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -198,7 +198,7 @@ class FoundModel(NamedTuple):
 
 
 def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
-    """Look up the model with this name and version, with the function `served`.
+    """Use the function `served` to look up the model with this name and version.
 
     `served` finds only models that are visible to the caller.
     """

@@ -2,8 +2,8 @@
 
 Each element of the input `TEXT` is an item. For models that run an owner's algorithm, each element
 of `INPUT` is an item. Outputs have a row for each item. An input that all items share, such as the
-query of a rerank request, has one row. If the client has batched several requests, such an input
-has several equal rows.
+query of a rerank request, has one row. If the client has batched several requests, the shared input
+has several rows, which must be equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
     def shared(self) -> list[str]:
-        """Return the row. If there are several rows, they must be equal.
+        """Return the shared row. If there are several rows, they must be equal.
 
         Raises:
             InvalidRequest: the rows differ.
@@ -81,7 +81,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return rows[0]
 
     def each(self, items: int) -> list[list[str]]:
-        """Return the rows. A single row is repeated for each of the `items`.
+        """Return the rows. If there is only one row, repeat it for each of the `items`.
 
         Raises:
             InvalidRequest: the input has no elements.
@@ -109,7 +109,7 @@ class TaskTensors:
         raise NotImplementedError
 
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
-        """Check the size of inputs that take more space in the native body than in the request.
+        """Check the size of inputs that become larger in the native body than in the request.
 
         Raises:
             PayloadTooLarge: the native body would exceed `bounds`.
@@ -379,7 +379,7 @@ def _in_order(labels: Sequence[StoredLabel], order: Sequence[str]) -> list[float
 def _score_tensor(
     wanted: RequestedOutput, rows: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]
 ) -> OutputTensor:
-    """Return the scores of each row or, if `wanted` has `classification`, the row's best labels.
+    """Return each row's scores, or each row's best labels if `wanted` has `classification`.
 
     `labels` holds a list of labels for each row, or a single list for all rows.
     """

@@ -42,7 +42,7 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """The number of rows. It is the first of several dimensions, or 1 for a flat list."""
+        """The number of rows: the first dimension if there are several, or 1 for a flat list."""
         return self.shape[0] if len(self.shape) > 1 else 1
 
     def texts(self, *, most: int) -> list[str]:
@@ -107,14 +107,15 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Names an output that the request asks for.
 
-    If `classification` is not 0, the output has this many best labels instead of scores.
+    If `classification` is not 0, the output has best labels instead of scores: this many for each
+    row.
     """
 
     name: str
     classification: int = 0
     is_binary: bool | None = None
     """Whether to send the output as bytes, if the transport has two formats. `None` means that the
-    whole request has a setting."""
+    setting of the whole request decides."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):

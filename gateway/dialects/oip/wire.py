@@ -88,8 +88,8 @@ class OipOutput(msgspec.Struct, frozen=True, kw_only=True):
     shape: list[int]
     """The number of rows and the size of a row. There is a row for each item."""
     data: list[Any]
-    """The elements, as a flat list. Omitted if the elements follow the JSON as bytes; the parameter
-    `binary_data_size` then gives their number."""
+    """The elements, as a flat list. If the elements follow the JSON as bytes, this field is
+    omitted, and the parameter `binary_data_size` is the number of bytes."""
 
 
 class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +109,7 @@ _decode = BodyDecoder(OipInferBody)
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a decoded request, and whether the default is to send outputs as bytes."""
+    """Holds a decoded request, and whether outputs are sent as bytes by default."""
 
     tensors: TensorRequest
     is_binary: bool
@@ -118,7 +118,7 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
 def json_part(raw: bytes, length: bytes) -> bytes:
     """Return the JSON at the beginning of a body.
 
-    `length` is the value of the header `LENGTH`. If it is empty, the whole body is JSON.
+    `length` is the value of the header `LENGTH`. If `length` is empty, the whole body is JSON.
 
     Raises:
         InvalidRequest: the header is invalid, or larger than the body.
@@ -136,7 +136,7 @@ def json_part(raw: bytes, length: bytes) -> bytes:
 def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
     """Return the decoded request.
 
-    If the body contains no JSON, it becomes the only element of the input `only_input`.
+    If the body contains no JSON, the body becomes the only element of the input `only_input`.
 
     Raises:
         InvalidRequest: the number of bytes after the JSON does not agree with the JSON.
