@@ -143,6 +143,7 @@ def _pip_mounts(folder: Path) -> list[str]:
 
 
 def _checked_out(ref: str, folder: Path) -> Path:
+    folder.mkdir()
     command = ["tar", "--extract", f"--directory={folder}"]
     subprocess.run(command, input=_git("archive", "--format=tar", ref), check=True)
     return folder
