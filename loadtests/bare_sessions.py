@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a batch; texts are sorted by length in groups of `together`."""
+    """The limits of a batch; `together` texts at a time are sorted by length."""
 
     rows: int
     tokens: int = 1 << 30

@@ -127,7 +127,7 @@ def _kill_on_ray() -> None:
         with running_cluster(_NODES) as cluster:
 
             def start(output: str, *, until_done: float) -> "subprocess.Popen[bytes]":
-                """Start a job, and return it when the share `until_done` of its parts is done."""
+                """Start a job. Return it when the fraction `until_done` of its parts is done."""
                 job, folder = _start(root, output, "--ray", cluster.address), root / output
                 least = until_done * _RAY_ROWS / _PART_ROWS
                 wait_until(lambda: len(list(folder.glob("part-*"))) >= least, within=900.0)
