@@ -1,4 +1,4 @@
-"""Measures how fast an interpreter runs Python, which its build options do not always tell.
+"""Measures how fast an interpreter runs Python, because its build options do not always say so.
 
 Debian builds its interpreter with profile-guided optimization, but `sysconfig` does not show it.
 """

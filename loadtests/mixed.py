@@ -57,7 +57,10 @@ def measure(*, duration: float, rounds: int) -> None:
 
 
 def mixed(*, seed: int) -> Iterator[str]:
-    """Yield distinct sentences, and a document of 256 or more tokens before one in twenty."""
+    """Yield distinct sentences.
+
+    Before one sentence in twenty comes a document of 256 or more tokens.
+    """
     chooser = random.Random(seed)
     short = iter(sentences(200_000, seed=seed))
     for text in short:
@@ -69,7 +72,7 @@ def mixed(*, seed: int) -> Iterator[str]:
 def _run(
     seeds: Iterator[int], models: Path, *, rate: float, duration: float, **settings: str
 ) -> Outcome:
-    """Send the mixed texts, and return the result of the short texts."""
+    """Send the mixed texts; return the outcome of the short texts only."""
     with backend(models, **settings) as running:
         bodies = _warm(running, seed=next(seeds))
         answers = run_open(running.target, bodies, rate=rate, duration=duration)

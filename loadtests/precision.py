@@ -67,7 +67,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _differences(ways: dict[str, Way], texts: Sequence[str]) -> dict[str, Line]:
-    """Return how far vectors and labels are from the results of ONNX Runtime."""
+    """Return how much vectors and labels differ from the results of ONNX Runtime."""
     vectors, labels = {}, {}
     for what, (running, suffix) in ways.items():
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)

@@ -1,8 +1,8 @@
-"""Checks that gateways in two regions together keep limits, also when one region is lost.
+"""Checks that gateways in two regions together keep limits, even when one region is lost.
 
-Each region is a gateway with a Redis; only the ledger is shared. Tenants send three times their
-limit in both regions, then in one, then in the other. Then one region is killed. For every window,
-the requests that both regions admitted are compared with the limit.
+Each region is a gateway with a Redis; only the ledger is shared. Tenants send three times as many
+requests as their limit: in both regions, then in one, then in the other. Then one region is killed.
+For every window, the requests that both regions admitted are compared with the limit.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
     took: float
     """Seconds from the loss of a region until the other region admitted the whole limit."""
     allowed: float
-    """The largest value of `took` that is allowed."""
+    """The allowed maximum of `took`."""
 
 
 class _Regions(NamedTuple):
@@ -65,7 +65,7 @@ class _Regions(NamedTuple):
 @click.option("--lease", default=30.0, help="Seconds that a region's share lasts.")
 @click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
-    """Check that gateways in two regions keep limits together, also when one is lost."""
+    """Check that gateways in two regions together keep limits, even when one region is lost."""
     result = run(phase=phase, lease=lease, tenants=tenants)
     show(
         "Limits of two regions",
@@ -114,7 +114,7 @@ def run(
 
 @contextlib.contextmanager
 def _running(*, lease: float, tenants: int, workers: int) -> Iterator[_Regions]:
-    """Run a gateway in each region over one ledger; yield once all have their shares of limits."""
+    """Run a gateway in each region, with one ledger; yield once all have their shares of limits."""
     keys = {f"tenant-{number}": f"sk-regions-tenant-{number:02}" for number in range(tenants)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

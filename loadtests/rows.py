@@ -1,4 +1,4 @@
-"""Measures the rows a second of zero-shot requests with many rows, beside one-row requests."""
+"""Measures the rows a second of zero-shot requests with many rows, and of one-row requests."""
 
 import itertools
 import random
@@ -56,7 +56,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
-    """Return one-row requests, as many as the zero-shot requests have rows, with equal lengths."""
+    """Return a one-row request for each row of the zero-shot requests, with the same length."""
     chooser = random.Random(5)
     pairs = []
     for text in texts:

@@ -116,7 +116,7 @@ class RequestGenerator(ValidRequestGenerator):
         return make()
 
     def framing(self) -> Request:
-        """Return a body whose length is wrong, or is given twice."""
+        """Return a request whose body length is wrong or stated twice."""
         content = self.body().content
         # If the gateway took this for a separate request, another caller's answer would come back.
         other = self.plain().content

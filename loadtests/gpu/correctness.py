@@ -1,4 +1,4 @@
-"""Checks that a device answers correctly.
+"""Checks that a device computes correctly.
 
 The checks are: every kind of graph, mixed lengths, NaN, too little memory, two processes at once.
 """
@@ -86,7 +86,7 @@ def _worst(session: BareSession, case: _Case) -> float:
 
 
 def _apart(found: FloatArray, case: _Case) -> float:
-    """Return the distance of answers; infinite if a row that must be NaN has an answer."""
+    """Return the distance between the answers and the case's; infinite if a row lacks its NaN."""
     if np.isfinite(found[~case.answered]).all(axis=1).any():
         return float("inf")
     return distance(found[case.answered], case.expected[case.answered])
@@ -109,7 +109,7 @@ def _cases(options: Options, family: str) -> list[_Case]:
 def _batches(vocabulary: int, *, longest: int) -> Iterator[Batch]:
     """Yield batches: lengths as in real texts, equal lengths, one row, and a row with NaN.
 
-    A batch of equal lengths leaves all but one length class of a `gathered` graph empty.
+    In a `gathered` graph, a batch of equal lengths leaves all length classes except one empty.
     """
     random = np.random.default_rng(3)
     mixed = np.clip(random.lognormal(np.log(longest / 4), 0.8, 15), 3, longest).astype(np.int64)

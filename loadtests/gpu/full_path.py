@@ -78,7 +78,7 @@ def _system(options: Options, model: str, models: Path) -> System:
 def _measure_backend(
     options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
 ) -> Measurement:
-    """Measure tokenizer, batcher and executor: a backend with a number of runs in flight."""
+    """Measure a backend without a gateway: tokenizer, batcher and executor."""
     settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
     with backend(models, options.budget(figure.section), **settings) as running:
         info = running.model("bench")
@@ -97,7 +97,7 @@ def _measure(
     urls: Sequence[str],
     info: ModelInfo | None = None,
 ) -> Measurement:
-    """Let the load processes send for a while to warm up, and then for the measured time."""
+    """Let the load processes send for a warm-up, and then for the measured time."""
     clients = 1 if options.tiny else _CLIENTS
     in_flight = 32 if options.tiny else _IN_FLIGHT_TEXTS
     connections = max(1, in_flight // clients // figure.items)

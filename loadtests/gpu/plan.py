@@ -16,9 +16,9 @@ from backends.settings import Provider
 
 
 class Section(NamedTuple):
-    """A section's time in seconds, including the start of its process, and its module.
+    """A section's module, and its time in seconds, which includes the start of its process.
 
-    Only that process imports the module, because sections need different packages.
+    Only the section's process imports the module, because sections need different packages.
     """
 
     seconds: float
@@ -138,7 +138,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
 
     def budget(self, section: str) -> float:
-        """Return the most seconds of a section; in a dry run, an hour."""
+        """Return the time limit of a section in seconds; in a dry run, an hour."""
         return 3600.0 if self.tiny else SECTIONS[section].seconds
 
     @property

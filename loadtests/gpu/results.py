@@ -39,8 +39,8 @@ _SAME = ("device", "provider", "tiny")
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a figure. Rates are sequences and real tokens a second; latencies are seconds.
 
-    `error` is the largest distance between a row's vector and its vector in fp32 on the CPU,
-    divided by the length of the latter.
+    `error` is the largest distance between a row's vector and the same row's fp32 vector from the
+    CPU, divided by the length of the fp32 vector.
     """
 
     rate: float | None = None
@@ -177,7 +177,7 @@ def _first_line(error: Exception) -> str:
 
 
 def render(report: Report) -> str:
-    """Return the report as Markdown, ratios last; of the checks, only those that failed."""
+    """Return the report as Markdown, with the failed checks and, at the end, the ratios."""
     lines = [f"## GPU, provider {report.provider}", ""]
     lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
     if report.tiny:
@@ -199,8 +199,8 @@ def render(report: Report) -> str:
 def ratios(report: Report) -> list[str]:
     """Return the gateway's rates divided by comparable rates.
 
-    These are the rates of the bare session, of PyTorch and of TensorRT, and the highest rate that
-    the device's matrix rate allows.
+    The comparable rates are those of the bare session, of PyTorch and of TensorRT. The fourth one
+    is the highest rate that the speed of the device's matrix products allows.
     """
     lines = []
     for model, length in BATCHES.items():

@@ -83,7 +83,12 @@ def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
 
 
 def distance(found: FloatArray, expected: FloatArray) -> float:
-    """Return the largest distance of a row, divided by the row's length; infinite for NaN."""
+    """Return the largest distance between a row and its expected row.
+
+    The distance is divided by the length of the expected row.
+
+    It is infinite if a row has NaN.
+    """
     if not np.isfinite(found).all():
         return float("inf")
     apart = np.linalg.norm(found - expected, axis=1)
@@ -99,7 +104,7 @@ def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Time TensorRT; or each correct graph, and the fastest graph in other ways.
+    """Time TensorRT, or time each correct graph and then the fastest graph with other batches.
 
     Raises:
         ModuleNotFoundError: the libraries of TensorRT are not installed.

@@ -12,9 +12,10 @@ _SPIKE = 10.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller of the command wants.
+    """The options of the command.
 
-    Without a rate, the run uses a share of the capacity, which it finds first.
+    Without a rate, the run first finds the capacity, and then uses a fraction of the capacity as
+    rate.
     """
 
     scenario: str
@@ -55,8 +56,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of a run, one after another.
 
-    If `callers` is set, there are no rates: this many callers each send again once they are
-    answered.
+    If `callers` is set, phases have no rates: each of so many callers sends its next request after
+    an answer.
     """
 
     phases: tuple[Phase, ...]
@@ -80,7 +81,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of run, and the criteria of its judged phases; `None` means that there is none."""
+    """A kind of run, and the criteria of its judged phases.
+
+    A criterion that is `None` does not apply.
+    """
 
     question: str
     phases: Callable[[float, float], tuple[Phase, ...]]
@@ -89,7 +93,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load: float = 0.6
     """The rate as a share of the capacity, if the caller gives no rate."""
     zipf: float = 1.0
-    """The exponent of Zipf's law by which texts repeat; with 0 no text repeats."""
+    """The exponent of the Zipf distribution of repeated texts; with 0, no text repeats."""
     has_faults: bool = False
     good: float | None = 0.99
     """The least share of requests answered in time, of those sent while there was no overload."""
