@@ -1,7 +1,7 @@
 """Checks from outside that no window admitted more requests than a limit allows.
 
-A caller only knows that a request was admitted some time between sending and the answer. So a
-window counts only requests that were surely admitted in it: sent after its start and answered
+A caller only knows that a request was admitted at some time between its sending and its answer. So
+a window counts only requests that were surely admitted in it: sent after its start and answered
 before its end. Caller and Redis run on one machine, so their clocks agree.
 """
 
@@ -40,12 +40,12 @@ def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> floa
 
 
 def bound(rule: Rule, duration: float) -> float:
-    """Return the most that `rule` admits in `duration` seconds, if the bucket is full at first."""
+    """Return how many units `rule` admits in `duration` seconds, if the bucket is full at first."""
     return rule.capacity + duration * rule.capacity / rule.window
 
 
 def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float:
-    """Return the most that `workers` admit without Redis while it is away for `away` seconds."""
+    """Return how many units `workers` admit at most while Redis is away for `away` seconds."""
     return workers * (max(1.0, share * rule.capacity) + away * share * rule.capacity / rule.window)
 
 
@@ -72,8 +72,9 @@ def failover_bound(
 
 
 def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
-    """Return by how many units a window may exceed `rule` while Redis answers late.
+    """Return by how many units a window may exceed `rule` while Redis answers slowly.
 
-    Each worker may admit its part before Redis answers; `by_share` counts all such admissions.
+    Each worker may admit its part of the limit before Redis answers. `by_share` counts the units
+    that were admitted in this way.
     """
     return min(workers * LARGEST_LEASE * rule.capacity, by_share)

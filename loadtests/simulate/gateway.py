@@ -141,7 +141,7 @@ class SimulatedClient:
         patience: float,
         receive: Receive,
     ) -> None:
-        """Pass on the results of items one by one."""
+        """Pass each item's result to the caller of the backend as soon as the result is ready."""
         for _ in call.items:
             frame = await frames.get()
             if frame is None:
