@@ -1,4 +1,7 @@
-"""Finds the GPUs that models can run on, with NVIDIA's driver; uses only the standard library."""
+"""Finds the GPUs that models can run on, by asking NVIDIA's driver.
+
+The module uses only the standard library.
+"""
 
 import ctypes
 import json
@@ -38,8 +41,8 @@ _REFUSALS: Final = {
 class Gpu:
     """A device that models can run on: a card, or a MIG device of a card.
 
-    `index` is the driver's number of the card; all MIG devices of a card have the same number. Only
-    one process at a time can use a device that is exclusive (compute mode `EXCLUSIVE_PROCESS`).
+    `index` is the driver's number of the card; all MIG devices of a card have the same number. If a
+    device is exclusive (compute mode `EXCLUSIVE_PROCESS`), only one process at a time can use it.
     """
 
     index: int
@@ -78,8 +81,9 @@ class Memory(ctypes.Structure):
 def find_gpus(patience: float = PATIENCE) -> GpusFound:
     """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` makes visible.
 
-    A child process calls the driver, for up to `patience` seconds: if the driver hangs, a process
-    that called it cannot end. This does not create a CUDA context.
+    A child process calls the driver, and gets up to `patience` seconds. If the driver hangs, the
+    process that called it cannot end, so this process does not call the driver itself. No CUDA
+    context is created.
     """
     if driver_library() is None:
         return _none("this machine has no NVIDIA driver")
@@ -182,7 +186,7 @@ def text_of(function: Any, *arguments: object) -> str:
 
 
 def _ask() -> GpusFound:
-    """Call the driver; runs in the child process of `find_gpus`."""
+    """Call the driver. This function runs in the child process of `find_gpus`."""
     library = driver_library()
     try:
         if code := library.nvmlInit_v2():

@@ -26,7 +26,7 @@ class TracingProblem(ValueError):
 
 
 def drop_unusable(environ: MutableMapping[str, str]) -> None:
-    """Remove empty and invalid variables from the process's environment (`environ`)."""
+    """Remove empty and invalid `OTEL_*` variables from the process's environment (`environ`)."""
     for name, text in list(environ.items()):
         if not name.startswith("OTEL_") or _is_usable(name, text.strip().lower()):
             continue

@@ -77,7 +77,7 @@ class Restart(msgspec.Struct, frozen=True):
     service: str
     variables: dict[str, str]
     accepted: tuple[bool, ...] = ()
-    """Whether the gateway accepts both the old and the new admin key afterwards."""
+    """For the old and the new admin key: whether the gateway accepts this key afterwards."""
 
 
 def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:

@@ -164,7 +164,7 @@ class _ModernBertWriter:
         return graph.plain("Mul", [active, gate], f"{prefix}.gated")
 
     def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:
-        """Append a linear layer that uses only part number `part` of `of` equal parts of a weight."""
+        """Append a linear layer with part `part` of a weight that has `of` equal parts."""
         graph, name = self._graph, f"{prefix}.{part}"
         kernel = np.split(graph.weights[f"{prefix}.weight"], of)[part].T
         product = graph.plain("MatMul", [state, graph.floats(f"{name}.weight", kernel)], name)
