@@ -3,7 +3,7 @@
 Linux wakes a thread on the core where it last ran, unless another core is idle. When a worker
 thread finishes a batch, its core is not idle yet. So Linux often wakes the loop's thread on the
 core of another worker thread. This other thread loses milliseconds, although the core of the first
-thread becomes idle at once.
+thread becomes idle immediately afterwards.
 """
 
 import ctypes
@@ -110,7 +110,9 @@ class LoopWakeup:
     def _restrict_to_own_core(self, affinity: CoreAffinity) -> AbstractSet[int]:
         """Restrict the loop's thread to the caller's core.
 
-        Returns the cores to allow afterwards, or no cores if nothing was restricted.
+        Return the cores that the loop's thread may use again after the wake-up.
+
+        Return no cores if the thread was not restricted.
         """
         try:
             allowed, core = affinity.allowed(), affinity.current()

@@ -40,7 +40,7 @@ class SessionMemory:
             return sum(self._open.values())
 
     def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
-        """Count an executor that has just opened, and close other executors to make room."""
+        """Count the session that an executor has just opened; close other sessions to make room."""
         with self._lock:
             self._open[weakref.ref(executor, self._remove)] = size_bytes
             for reference in list(self._open):
