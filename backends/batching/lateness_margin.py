@@ -21,8 +21,8 @@ class LatenessMargin:
     """Holds a factor for predicted waits. Late rows raise the factor, and timely rows lower it.
 
     The factor stays the same if the fraction of late rows is `_LATE_SHARE`. In this way, it
-    estimates a quantile by stochastic approximation (Robbins and Monro, 1951). Without new rows, it
-    returns to its initial value over time.
+    estimates a quantile by stochastic approximation (Robbins and Monro, 1951). Over time, a raised
+    factor falls back to its initial value, because the cause of late rows may be over.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,10 @@ class CoreAffinity(Protocol):
         ...
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
+        """Restrict the thread with the native id `thread` to `cores`.
+
+        It moves there immediately.
+        """
         ...
 
 
@@ -50,7 +53,10 @@ class LinuxAffinity:
         return os.sched_getaffinity(0)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
+        """Restrict the thread with the native id `thread` to `cores`.
+
+        It moves there immediately.
+        """
         os.sched_setaffinity(thread, cores)
 
 

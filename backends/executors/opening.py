@@ -68,8 +68,8 @@ def open_capturing(
 ) -> ModelExecutor:
     """Open a graph with CUDA graphs.
 
-    If capture fails, open the graph without CUDA graphs, but not if `is_asked_for`, because then an
-    operator requested them.
+    If capture fails, open the graph without CUDA graphs. Exception: with `is_asked_for`, an
+    operator requested CUDA graphs, so the error is raised.
 
     Raises:
         ModelProblem: the graph cannot be opened.

@@ -58,7 +58,7 @@ def encode(
     """Return the body and headers of a request.
 
     `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. Servers
-    that support this parameter drop a request that has not begun when the timeout is over.
+    that support this parameter drop a request that they have not begun when the timeout ends.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []

@@ -58,7 +58,7 @@ _IDS = 12
 class QuickestGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `file` of the quickest graph, and the predicted seconds of each correct graph.
 
-    The prediction is for one usual batch or, on a GPU, for full batches of several lengths.
+    The predicted seconds are for one usual batch or, on a GPU, for full batches of several lengths.
     """
 
     file: str
@@ -97,7 +97,9 @@ def find_quickest(
     bounds: BatchBounds | None = None,
     try_graph: TryGraph | None = None,
 ) -> QuickestGraph:
-    """Return the quickest graph of `source`, measured once per digest and kind of machine.
+    """Return the quickest graph of `source`.
+
+    Each digest is measured once per kind of machine.
 
     The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
     memory, the measurement is not recorded, because memory may suffice at the next start. Without
@@ -168,7 +170,10 @@ def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:
-    """Return the batches to compare for each output; every model has embeddings for their ids."""
+    """Return the batches to compare for each output.
+
+    Their token ids are so low that every model has embeddings for them.
+    """
     longest = min(source.max_tokens or _USUAL, _LONGEST)
     usual = text_lengths(_MANY, min(longest, _USUAL))
     shapes = [[min(length, longest) for length in _FEW], usual, [longest, 1]]

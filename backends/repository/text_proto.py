@@ -1,7 +1,8 @@
 """Reads the text format of protocol buffers (`.pbtxt`) without a schema.
 
-It reads what configurations use: fields, nested messages, lists, concatenated strings, numbers,
-identifiers and comments (https://protobuf.dev/reference/protobuf/textformat-spec/).
+The reader knows the parts of the format that configurations use: fields, nested messages, lists,
+concatenated strings, numbers, identifiers and comments
+(https://protobuf.dev/reference/protobuf/textformat-spec/).
 """
 
 import ast

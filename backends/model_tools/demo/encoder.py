@@ -38,7 +38,7 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
 
 
 def _leave(_: ModelProto) -> None:
-    """Add nothing to the graph after the encoder."""
+    """Append no steps after the encoder."""
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:

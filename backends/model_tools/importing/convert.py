@@ -35,7 +35,7 @@ _GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
-    """Write `model.onnx` and all other files to `target`; return what the graph was made from.
+    """Write `model.onnx` and all other files to `target`; return the origin of the graph.
 
     Fields in `given` override the fields of a `model.yaml` in the folder.
 

@@ -55,8 +55,8 @@ def import_model(
 ) -> bool:
     """Write the next revision of a model, atomically, and print a report.
 
-    Fields in `given` override the fields of the folder's `model.yaml`. If the folder lacks some of
-    the model's files, `files` has the names of all. The files `ignored` are left out.
+    Fields in `given` override the fields of the folder's `model.yaml`. `files` has the names of all
+    the model's files, if some of them are not in the folder. The files `ignored` are left out.
 
     Returns:
         Whether the `variant` in another precision was accepted; true without a variant.
@@ -151,7 +151,7 @@ def _trial_texts(tokenizer: Path) -> list[str]:
 
 
 async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
-    """Run every text, and one pair of texts if the task takes pairs.
+    """Run the task on every text and, if the task takes pairs, on one pair of texts.
 
     Raises:
         StartProblem: the model fails on a text.

@@ -102,7 +102,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.
 
-        If a later step adds the pooling, this is the mean, whose result is not used.
+        If a later step appends the pooling, this is the mean, and its result is not used.
         """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
@@ -244,7 +244,7 @@ def _find_graph(folder: Path, named: Any) -> Path | None:
 
 
 def check_content(path: Path) -> None:
-    """Refuse a Git LFS pointer whose file was not fetched.
+    """Refuse a Git LFS pointer, because the file that it stands for was not fetched.
 
     Raises:
         StartProblem: the file is a pointer of Git LFS.
