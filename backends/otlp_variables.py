@@ -41,7 +41,8 @@ def drop_unusable(environ: MutableMapping[str, str]) -> None:
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
     """Return whether `environ` names a trace exporter or an OTLP endpoint.
 
-    Unlike the SDK, tracing is off by default: without a local collector, the SDK logs errors.
+    In the SDK, tracing is on by default. Here it is off, because the SDK logs errors if there is no
+    local collector.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

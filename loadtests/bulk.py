@@ -45,7 +45,8 @@ _JOB = "sluicegate bulk"
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share `bare_share` of each round's texts, which are in random order.
+    The bare sessions run only the fraction `bare_share` of each round's texts, which are in random
+    order.
     """
     size = rows // rounds
     own: list[str] = []

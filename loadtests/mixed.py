@@ -33,9 +33,10 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 @duration(10.0)
 @rounds(5)
 def measure(*, duration: float, rounds: int) -> None:
-    """Measure the wait of short sentences among long documents, batched by length and by arrival.
+    """Measure the wait of short sentences among long documents, with two ways of batching.
 
-    The load is 0.7 of the rate that 32 waiting callers reach with batches in order of arrival.
+    Rows are batched by length, or in order of arrival. The load is 0.7 of the rate that 32 callers,
+    who wait for their answers, reach with batches in order of arrival.
     """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
@@ -89,7 +90,7 @@ def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
 
 
 def _tokens(answer: Answer) -> int:
-    """Return how many tokens the backend ran for a text; 0 if it did not answer."""
+    """Return how many tokens the backend ran for a text; 0 if there was no answer."""
     if answer.status != OK:
         return 0
     frame = FrameReader().feed(answer.body)[0]

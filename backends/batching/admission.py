@@ -43,8 +43,8 @@ class Admission:
     """Predicts when new rows would end, from the rows that run before them and the measured pace.
 
     "Work" is the time that the cost model predicts for rows, in seconds. The pace is the work done
-    per second. This class belongs to the event loop. Only `learn` runs in worker threads, which
-    also change queue and meter concurrently.
+    per second. This class belongs to the event loop. Exception: `learn` runs in worker threads.
+    They also change the queue and the meter concurrently.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class SessionMemory:
 
 
 class ResidentExecutor(ModelExecutor):
-    """Wraps an executor that may be closed when it is not in use, and reopens it on demand."""
+    """Wraps an executor. Its session may be closed when not in use, and is reopened on demand."""
 
     def __init__(
         self,

@@ -40,8 +40,8 @@ OpenOnDevice = Callable[[GraphSource, DeviceOptions, RunLimits], ModelExecutor]
 class TensorRtExecutor(ModelExecutor):
     """Runs each batch in the engine for its length.
 
-    `engines` are ordered from short to long rows. A batch with more rows than its engine takes runs
-    in several pieces.
+    `engines` are ordered from short to long rows. If a batch has more rows than its engine accepts,
+    it runs in several pieces.
     """
 
     def __init__(

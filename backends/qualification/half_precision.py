@@ -130,7 +130,7 @@ def _read_verdict(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> HalfVerdict:
-    """Return the recorded verdict on a graph; judge the graph if there is none."""
+    """Return the recorded verdict on a graph; judge the graph if no verdict is recorded."""
     path = subject.folder / RECORD
     key = machine_key(_METHOD, subject.digest, provider, quickest.file)
     verdict = read_record(path, key, HalfVerdict)

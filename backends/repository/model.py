@@ -90,7 +90,7 @@ def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
 
 
 def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
-    """Return the digest of the names and contents of all files in a folder."""
+    """Return the digest of the names and contents of all files in a folder, except `without`."""
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -130,7 +130,7 @@ def failover(topology: Processes, part: str) -> Iterator[None]:
 
 
 def fail_over(deployment: SentinelDeployment) -> tuple[Valkey, float]:
-    """Kill the primary; return it and the seconds without a primary."""
+    """Kill the primary. Return the killed server, and the seconds without a primary."""
     former = deployment.kill_primary()
     killed = time.monotonic()
     wait_until(lambda: deployment.current() is not None, what="a new primary")

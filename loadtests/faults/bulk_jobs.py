@@ -1,8 +1,8 @@
 """Kills bulk jobs, and compares their output with the output of an undisturbed run.
 
-Run as a program in an environment that has Ray, it kills the driver and a node of a Ray cluster
-while bulk jobs run, and prints the digests of their outputs. The cluster is three nodes of one
-core.
+The module is also a program for an environment that has Ray. The program runs bulk jobs on a Ray
+cluster of three nodes with one core each. It kills the driver of one job and a node under another
+job, and prints the digests of the outputs.
 """
 
 import hashlib

@@ -199,7 +199,7 @@ def retries(sent: Sequence[Sent]) -> Iterator[str]:
 
 
 def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
-    """Yield the parts of the system that did not work again in time."""
+    """Yield the parts of the system that took too long to work again."""
     if unwell:
         yield f"not well {waited:.0f} s after the fault's end: {', '.join(unwell)}"
 

@@ -1,4 +1,4 @@
-"""Writes models with predictable answers, in revisions that answer differently."""
+"""Writes models with predictable answers. Each revision of a model answers differently."""
 
 import itertools
 import random

@@ -256,7 +256,10 @@ class Namespaces(Topology):
 
 
 def nobody_suffers(case: Case) -> Iterator[str]:
-    """Find requests without an answer or log line, and processes that used too much."""
+    """Find requests without an answer or log line, and processes that used too much memory.
+
+    Processes that used too much CPU time are found, too.
+    """
     topology: Namespaces = case.topology
     # An idle time after the recovery would hide how busy the fault keeps a process.
     start, end = case.counters["start"], case.counters["well"]

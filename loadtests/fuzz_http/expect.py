@@ -85,7 +85,10 @@ def _wrong(expect: ExpectedResponse, response: Response) -> str:
 
 
 def _wrong_results(expect: ExpectedResponse, results: list[Any]) -> str:
-    """Return what is wrong with the results. A busy machine may refuse items of a request."""
+    """Return what is wrong with the results.
+
+    A refused item is not wrong, because a busy machine may refuse items.
+    """
     if expect.texts is not None and len(results) != len(expect.texts):
         return f"{len(results)} results of {len(expect.texts)}"
     begin = f"{expect.scope}|"

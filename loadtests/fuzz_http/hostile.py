@@ -273,7 +273,7 @@ def _refused(name: str, content: bytes, *statuses: int) -> Request:
 
 
 def _anything(name: str, content: bytes, scope: str) -> Request:
-    """Return a message to which the server may send any responses within `scope`."""
+    """Return a message that the server may answer with any responses of this scope."""
     return Request(content, _any_response(name, scope), half_closes=True)
 
 

@@ -61,7 +61,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _system(options: Options, model: str, models: Path) -> System:
-    """Return a system with as many backends, on the same devices, as `up` would start."""
+    """Return a system with the same backends on the same devices as `sluicegate up` would start."""
     settings = {"provider": options.provider} | _BATCHES
     if options.provider == "cpu":
         settings["threads"] = "1"
@@ -128,7 +128,7 @@ def _send(
     seed: int,
     info: ModelInfo | None,
 ) -> Outcome:
-    """Send a figure's requests, or calls to a backend. This is the work of a load process."""
+    """Send a figure's requests or calls. Each load process runs this function."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     length = options.batch(figure).length

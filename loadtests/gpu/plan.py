@@ -169,12 +169,15 @@ def alone(library: str, model: str) -> str:
 
 
 def checked(family: str, candidate: Candidate) -> str:
-    """Return the name of the figure that says whether a kind of graph answers correctly."""
+    """Return the name of the figure that says whether a kind of graph computes correctly."""
     return f"answers, {family}, {candidate.name}"
 
 
 def _checks() -> Iterator[Figure]:
-    """Yield the checks. BERT has two sizes, since its heads have two widths."""
+    """Yield the checks.
+
+    BERT is checked in two sizes, because their attention heads differ in width.
+    """
     forms = (*CANDIDATES, *_CHECKED_ONLY)
     other = [each for each in forms if each.form.attention in _OTHER_FORMS and not each.kernels]
     for model in (SMALL, LARGE):

@@ -53,19 +53,19 @@ def between(answers: Answers, begin: float, end: float) -> Answers:
 
 
 def good(answers: Answers, deadline: float) -> Bools:
-    """Return which answers are a 200 within the deadline."""
+    """Return a mask of the answers that have status 200 and came within the deadline."""
     found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
     return found
 
 
 def refused(answers: Answers) -> Bools:
-    """Return which answers are a 429 or 503 with a `Retry-After`."""
+    """Return a mask of the answers that have status 429 or 503 and a `Retry-After`."""
     found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
     return found
 
 
 def hits(answers: Answers) -> Bools:
-    """Return which answers are a 200 that came entirely from the cache."""
+    """Return a mask of the answers that have status 200 and came entirely from the cache."""
     found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
     return found
 

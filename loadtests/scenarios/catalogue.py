@@ -96,7 +96,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The exponent of the Zipf distribution of repeated texts; with 0, no text repeats."""
     has_faults: bool = False
     good: float | None = 0.99
-    """The least share of requests answered in time, of those sent while there was no overload."""
+    """The least share of requests answered in time. Requests sent in an overload do not count."""
     errors: float = 0.0
     """The largest share of answers other than 200, 429, and 503 with `Retry-After`."""
     dropped: float = 0.001

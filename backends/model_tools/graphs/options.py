@@ -37,8 +37,8 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     `bf16` needs `heads` or `ranges`, because no other kernel supports it. Outputs are float32 in
     every precision.
 
-    The output `first` is the last state of each row's first token. It must be the only output. The
-    last layer of a `gathered` or `plain` graph then computes first tokens only.
+    The output `first` is the last state of each row's first token. It must be the only output. With
+    this output, the last layer of a `gathered` or `plain` graph computes first tokens only.
     """
 
     precision: Precision = "fp32"

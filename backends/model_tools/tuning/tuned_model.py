@@ -1,4 +1,4 @@
-"""Finds the model that a variant is made from, its graph, and how its outputs are judged."""
+"""Finds a model from which variants are made, its graph, and how its outputs are judged."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
