@@ -209,7 +209,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
       cent of the device's time.
     - Without `truncate`, the backend refuses an item whose text is too long for the model.
     - The items of an `atomic` call belong to one request: all are admitted, or none.
-    - `sent` is the time of sending by the monotonic clock of the process `sender`; 0 if unknown.
+    - `sent` is the time of sending on the monotonic clock of the process `sender`; 0 if unknown.
     """
 
     version: int = WIRE_VERSION

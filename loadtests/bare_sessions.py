@@ -46,7 +46,10 @@ class BareSessions:
         ]
 
     def run(self, texts: Sequence[str]) -> None:
-        """Tokenize and run texts, and drop the results. The next texts are tokenized meanwhile."""
+        """Tokenize and run texts, and drop the results.
+
+        While a batch runs, the next texts are tokenized.
+        """
         with ThreadPoolExecutor(len(self._free)) as pool:
             before: Iterable[None] = ()
             for start in range(0, len(texts), self._batching.together):

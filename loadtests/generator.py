@@ -87,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
 
     def close(self) -> None:
-        """Close the connection at once. A request in flight ends with status 0."""
+        """Close the connection immediately. A request in flight ends with status 0."""
         self.is_open = False
         self.transport.abort()
         self._end(0, b"", b"")

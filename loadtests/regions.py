@@ -48,7 +48,7 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
     other: int
     """Answers other than 200 and 429 from regions that were not killed."""
     took: float
-    """Seconds from the loss of a region until the other region admitted the whole limit."""
+    """Seconds from the loss of a region until the other region admits the whole limit."""
     allowed: float
     """The allowed maximum of `took`."""
 
@@ -87,8 +87,8 @@ def run(
 ) -> RegionsResult:
     """Return how well limits were kept in phases of `phase` seconds, and after a region was killed.
 
-    After the kill, the load goes on until the other region has the whole limit, or would have it
-    too late.
+    After the kill, the load goes on until the other region admits the whole limit, or until the
+    time allowed for this has passed.
     """
     allowed = lease + _LEASE_ENDS + _ROUNDS
     with _running(lease=lease, tenants=tenants, workers=workers) as running:

@@ -61,10 +61,11 @@ def failover_bound(
 ) -> float:
     """Return by how many units a window with a failover of the state Redis may exceed `rule`.
 
-    Without Redis, each worker admits its local share. It does so until it finds that Redis is back,
-    for `unaware` seconds in all. The replica may also lack the last units that the primary granted:
-    those of one call of each worker, because a worker sends its next call only after a reply, and
-    the primary sends the reply and the replica's copy together. `offered` is in units a second.
+    The excess has two causes. First, without Redis, each worker admits its local share, until it
+    finds that Redis is back. This takes `unaware` seconds in all. Second, the replica may lack the
+    last units that the primary granted. These are at most the units of one call of each worker: a
+    worker sends its next call only after a reply, and the primary sends the reply and the replica's
+    copy at the same time. `offered` is in units a second.
     """
     alone = local_share(rule, share=share, workers=workers, away=unaware)
     lease = 1 + 2 * int(LARGEST_LEASE * rule.capacity)

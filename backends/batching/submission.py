@@ -1,4 +1,4 @@
-"""Admits rows to the queue of the worker threads, limited by size and deadline."""
+"""Admits rows to the queue of the worker threads, if there is room and they would be in time."""
 
 import asyncio
 from collections import Counter

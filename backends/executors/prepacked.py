@@ -114,7 +114,7 @@ def _aligned(graph: Path) -> Path | None:
 
 
 def _processor() -> str:
-    """Return the instruction sets of this processor, on which the packing depends."""
+    """Return the instruction sets of this processor, because the packing depends on them."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):

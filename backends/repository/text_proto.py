@@ -51,7 +51,7 @@ class _Reader:
         self._place = 0
 
     def message(self, end: str, *, depth: int) -> Message:
-        """Read fields up to `end`; an empty `end` is the end of the text."""
+        """Read fields up to the token `end`; an empty `end` means the end of the text."""
         if depth > _DEEPEST:
             raise self._error("messages are nested too deep")
         found: Message = {}

@@ -1,8 +1,8 @@
 """Runs the services of compose.yaml and its overrides as podman containers.
 
 Images, commands, environments, networks, users, read-only roots, dropped capabilities and restarts
-are those in the files. Only the volumes differ from the files: each volume is a small file system
-of its own, so that a fault can fill it.
+are the same as in the files. Only the volumes differ from the files: each volume is a small file
+system of its own, so that a fault can fill it.
 """
 
 import os

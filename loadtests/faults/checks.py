@@ -30,7 +30,7 @@ def few_attempts(case: Case) -> Iterator[str]:
 
 
 def misses_go_on(*parts: str) -> Check:
-    """Return a check that finds misses that were slower while a Redis of `parts` failed."""
+    """Return a check that finds misses that were slower during a Redis fault than before."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part not in parts:

@@ -77,7 +77,7 @@ def _lasting() -> dict[str, Service]:
 
 
 def _highly_available() -> dict[str, Service]:
-    """Return the lasting services without those of the observability stack."""
+    """Return the services of `_lasting`, without the services of the observability stack."""
     return {name: each for name, each in _lasting().items() if name in merged(HA)["services"]}
 
 
@@ -181,7 +181,7 @@ def _roll(topology: Containers, part: str) -> Iterator[None]:
 
 
 def _cut(*rule: str) -> Act:
-    """Return an act that drops the packets that one container sends, or those that it receives."""
+    """Return an act that drops all packets that one container sends, or all that it receives."""
 
     @contextmanager
     def act(topology: Containers, part: str) -> Iterator[None]:

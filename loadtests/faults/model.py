@@ -43,7 +43,9 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`. Its token ids and answers differ from those of other revisions.
+    """Write revision `number`.
+
+    No other revision has the same token ids or answers.
 
     Its folder appears atomically, as a reload requires.
     """

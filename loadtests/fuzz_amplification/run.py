@@ -95,7 +95,7 @@ class _Run:
 
 
 def _new_key(system: System, tenant: str) -> str:
-    """Return a new key of a tenant whose limits are those of the configuration document."""
+    """Return a new key of a tenant that has the limits of the configuration document."""
     with system.admin() as admin:
         admin.post("/admin/tenants", json={"id": tenant}).raise_for_status()
         made: Any = admin.post("/admin/keys", json={"tenant": tenant}).raise_for_status().json()

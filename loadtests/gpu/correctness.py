@@ -1,6 +1,7 @@
 """Checks that a device computes correctly.
 
-The checks are: every kind of graph, mixed lengths, NaN, too little memory, two processes at once.
+It checks every kind of graph, mixed lengths, NaN, too little memory, and two processes that use the
+device at the same time.
 """
 
 import multiprocessing

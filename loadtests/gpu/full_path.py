@@ -1,4 +1,4 @@
-"""Measures texts through the gateway, or through a backend only. Other processes send the load."""
+"""Measures the rate of texts through a gateway or a backend. Other processes send the load."""
 
 import asyncio
 import multiprocessing

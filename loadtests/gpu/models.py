@@ -243,7 +243,7 @@ def batch_of(lengths: NDArray[np.int64], vocabulary: int, random: np.random.Gene
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
-    """Write a WordPiece tokenizer that splits and lower-cases text as BERT's does."""
+    """Write a WordPiece tokenizer that splits and lower-cases text as BERT's tokenizer does."""
     tokenizer = word_pieces([*_SPECIAL, *_words(vocabulary)])
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(path))

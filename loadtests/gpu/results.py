@@ -86,7 +86,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class Journal:
-    """Adds each figure to the file of results at once, so that a crash loses only one figure.
+    """Writes each figure to the file of results immediately, so that a crash loses only one figure.
 
     A figure that has begun is marked as failed until it ends. After a crash, a new process
     continues with the next figure: on a device that has failed, every later run in the same process

@@ -49,7 +49,7 @@ def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
 
 
 def measure(name: str, *, seconds: float, most: int) -> list[Point]:
-    """Measure a section, and print each point at once."""
+    """Measure a section, and print each point as soon as it is measured."""
     section = SECTIONS[name]
     points: list[Point] = []
 

@@ -73,7 +73,7 @@ DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), prec
 
 
 class AnswersDiffer(Exception):
-    """A server's answers differ from those of the first server; the message says where."""
+    """A server's answers differ from the first server's answers; the message says where."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

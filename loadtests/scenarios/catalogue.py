@@ -45,7 +45,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     is_overload: bool = False
     """The rate is above the capacity, so the system must refuse some requests."""
     new_texts: bool = False
-    """The texts differ from those of all phases before."""
+    """The texts differ from the texts of all earlier phases."""
 
     @property
     def arrivals(self) -> int:

@@ -1,6 +1,7 @@
 """Chooses backends in ways with which production's routing is compared.
 
-Only the first choice of a backend differs. Probes, ejection and retries are those of production.
+Only the first choice of a backend differs. Probes, ejection and retries are the same as in
+production.
 """
 
 import heapq

@@ -37,7 +37,7 @@ Scores = Mapping[str, Mapping[str, float]]
 
 
 class AnswersDiffer(Exception):
-    """Answers through Triton differ from those of our own executor, or are missing."""
+    """Answers of Triton differ from answers of our own executor, or are missing."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class _Check:
         return found
 
     def by_ours(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, from the backend with our own executor."""
+        """Return the scores of each text, computed by the backend with our own executor."""
         found: dict[str, Mapping[str, float]] = {}
         with httpx.Client(timeout=30) as client:
             for text, call in zip(texts, calls(texts, self.ours.model(MODEL)), strict=True):

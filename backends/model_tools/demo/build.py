@@ -44,8 +44,9 @@ def build_demo_models(
 ) -> None:
     """Build the demo models that `target` lacks; return immediately if it has all of them.
 
-    If a person wrote or changed a folder with the name of a demo model, the folder is kept and
-    reported. `source` is the folder of the published weights; the default is the installed package.
+    If a folder has the name of a demo model, but no build wrote it or it was changed afterwards,
+    the folder is kept and reported. `source` is the folder of the published weights; the default is
+    the installed package.
 
     Raises:
         DemoModelsError: the weights are missing or broken, or `target` cannot be written.
@@ -71,7 +72,7 @@ def build_demo_models(
 def _build(
     target: Path, fingerprint: str, progress: Callable[[str], None], source: Path | None
 ) -> list[str]:
-    """Build every model; return the names of demo models whose folders a person wrote."""
+    """Build every model; return the names of demo models whose folders are not from a build."""
     source = find_source() if source is None else source
     progress("Checking the weights of the demo models")
     check_source(source)
@@ -110,7 +111,7 @@ def _stage(staging: Path, source: Path) -> None:
 
 
 def _publish(staging: Path, target: Path, name: str) -> bool:
-    """Move a model into its place; return `False` if a person's model is already there."""
+    """Move a model into its place; return `False` if a model that is not from a build is there."""
     built, version = staging / name / VERSION, target / name / VERSION
     if version.exists():
         if not is_own(version, built):
@@ -141,7 +142,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def _complete(target: Path, fingerprint: str) -> list[str] | None:
-    """Return the demo models that others wrote; `None` if a model must be built."""
+    """Return the demo models that are not from a build; `None` if a model must be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         foreign = [str(name) for name in manifest["left"]]

@@ -77,7 +77,7 @@ PRESETS: Mapping[str, BertShape] = MappingProxyType(
 
 
 def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight by its name in Hugging Face's `BertModel`."""
+    """Return the shape of every weight; keys are the names in Hugging Face's `BertModel`."""
     hidden, wide = shape.hidden, shape.intermediate
     embedding = shape.embedding or hidden
     shapes: dict[str, tuple[int, ...]] = {

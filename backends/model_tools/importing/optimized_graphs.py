@@ -1,9 +1,9 @@
 """Optimizes exported graphs for CUDA, with ONNX Runtime's optimizer.
 
-The graphs are those that Sluicegate did not build itself. The optimizer recognizes the attention
-that exporters write, and replaces it by one node. The device graphs share the weights of the
-original graph, like those of `backends.model_tools.importing.device_graphs`. Before a backend uses
-a device graph, it compares the outputs of the device graph and of the original graph.
+Sluicegate did not build these graphs itself. The optimizer recognizes the attention that exporters
+write, and replaces it by one node. The device graphs share the weights of the original graph, as in
+`backends.model_tools.importing.device_graphs`. Before a backend uses a device graph, it compares
+the outputs of the device graph and of the original graph.
 """
 
 import logging

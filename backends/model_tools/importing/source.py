@@ -181,7 +181,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the content of a folder; fields in `given` override those of its `model.yaml`.
+    """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -267,7 +267,7 @@ def _unusable_weights(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the module of a model to which a weight belongs."""
+    """Return the module of a model that a weight belongs to, from the weight's name."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 

@@ -137,7 +137,7 @@ def write_manifest(files: Mapping[str, FileDigest]) -> bytes:
 
 
 def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
-    """Return the blobs of an artifact by the paths of their files.
+    """Return the blobs of an artifact; keys are the paths of their files.
 
     Raises:
         SyncProblem: a path does not belong into a model repository, or there are no files.
