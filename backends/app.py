@@ -193,7 +193,9 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for their GPU; `read` describes a GPU by its number.
+    """Return the settings with defaults for their GPU.
+
+    `read` takes the number of a GPU, and returns its name and memory.
 
     Raises:
         StartProblem: the repository's folder is missing.

@@ -20,7 +20,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(version: int, folder: Path) -> float:
-    """Return the quota of a cgroup in cores, infinite if it has none."""
+    """Return the quota of a cgroup in cores; infinite if the cgroup has no quota."""
     try:
         if version == 1:
             quota = (folder / "cpu.cfs_quota_us").read_text()

@@ -117,7 +117,7 @@ def cuda_library() -> Any:
 
 
 def load_library(name: str, folders: Sequence[str] = _FOLDERS) -> Any:
-    """Return a library of the driver from the first of `folders` that has it, or `None`."""
+    """Return a library of the driver, from the first of `folders` that has it, or `None`."""
     for folder in folders:
         try:
             return ctypes.CDLL(folder + name, mode=ctypes.RTLD_GLOBAL)
@@ -152,11 +152,13 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
 
 
 def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order, or all if it is not set.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in the variable's order.
 
-    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's: stop at the
-    first name that does not match exactly one device, use the first MIG device of a numbered card,
-    and return no GPU if a device is named twice.
+    If the variable is not set, return all GPUs.
+
+    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's. The list
+    ends before the first name that does not match exactly one device. The number of a card with MIG
+    devices selects its first MIG device. If a device is named twice, there is no visible GPU.
     """
     names = _visible_devices()
     if names is None:

@@ -41,8 +41,8 @@ class RareSpan(Exception):
 class SpanBatch(list[Any]):  # `Any`, because exporters declare lists of spans only
     """Holds spans to export. Encoded spans have the resource `resource` and the scope `SCOPE`.
 
-    If several spans are encoded as one piece, an empty piece follows for each further span, so that
-    the length of the list is the number of spans.
+    If several spans are encoded as one piece, empty pieces follow: one for each span after the
+    first. So the length of the list is the number of spans.
     """
 
     resource: Resource

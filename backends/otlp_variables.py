@@ -1,7 +1,7 @@
 """Reads the `OTEL_*` variables of traces and metrics as OpenTelemetry specifies them.
 
 Empty variables count as unset. Invalid variables are ignored with a warning. The SDK would raise an
-error for them when it is imported, so call `drop_unusable` before importing it.
+error for invalid variables during its import, so call `drop_unusable` before the import.
 """
 
 import logging

@@ -190,9 +190,9 @@ ITEMS: dict[Task, Any] = {
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Holds one item: its msgpack body, the seconds until its deadline, and its cache scope.
+    """Holds one item: its msgpack body, the seconds until the deadline, and the cache scope.
 
-    `traceparent` and `tracestate` are the W3C trace headers of its request, if it has any.
+    `traceparent` and `tracestate` are the W3C trace headers of the item's request, if it has them.
     """
 
     body: bytes

@@ -1,4 +1,4 @@
-"""Runs a graph without a server. This is the highest speed that a server could reach here."""
+"""Runs a graph without a server, to measure the highest speed that a server could reach."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Measures a bulk job beside bare sessions that run the same batches, in turns.
+"""Measures a bulk job and bare sessions that run the same batches, in turns.
 
 Both tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads Parquet, looks for
 equal items, keeps results and writes Parquet. Each round makes new texts and drops the texts of the

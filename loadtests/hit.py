@@ -1,9 +1,9 @@
 """Measures a worker's cache hits, beside rivals and a server without logic.
 
 Servers are measured in turns. The measured server has one core, and all other processes share the
-other core. The report has the rates and three processor times of a request: of the server, of all
-other processes that it needs (Redis, and the processes that carry an event until it is billed), and
-of the load generator.
+other core. The report has the rates and three processor times of a request. The first one is the
+server's. The second one is that of all other processes that the server needs: Redis, and the
+processes that carry usage events until they are billed. The third one is the load generator's.
 """
 
 import shutil

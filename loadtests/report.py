@@ -93,8 +93,8 @@ def table_of(
 ) -> list[Row]:
     """Return for each variant the run with the median rate, and medians of ratios and CPU times.
 
-    `by` returns the value of a run that replaces the rate. A steady load needs it, because all its
-    runs have the same rate. The statuses are the sum over all runs.
+    `by` returns the value of a run that replaces the rate. A steady load needs another value,
+    because all its runs have the same rate. The statuses are the sum over all runs.
     """
     first = next(iter(turns.values()))
     return [

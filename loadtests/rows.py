@@ -26,8 +26,8 @@ _TEMPLATE = "this text is about {}"
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure both kinds of requests in turns, through the gateway.
 
-    No text is sent twice, and the rows of both kinds have the same lengths: the text of a one-row
-    request has the words of a zero-shot request's text in another order.
+    No text is sent twice. The rows of both kinds have the same lengths, because the text of a
+    one-row request has the words of a zero-shot request's text in another order.
     """
     texts = iter(sentences(count * rounds, seed=8))
     own: list[str] = []

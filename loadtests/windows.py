@@ -1,8 +1,8 @@
 """Checks from outside that no window admitted more requests than a limit allows.
 
 A caller only knows that a request was admitted at some time between its sending and its answer. So
-a window counts only requests that were surely admitted in it: sent after its start and answered
-before its end. Caller and Redis run on one machine, so their clocks agree.
+a window counts only requests that were certainly admitted within the window: requests sent after
+its start and answered before its end. Caller and Redis run on one machine, so their clocks agree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class AdmittedRequest(NamedTuple):
 
 
 def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> float:
-    """Return by how many units the worst window exceeds `rule`; negative if none does.
+    """Return by how many units the worst window exceeds `rule`; negative if no window does.
 
     A window of `t` seconds may admit `capacity + t * capacity / window`. It is enough to look at
     windows that begin when a request is sent and end when an answer comes.

@@ -20,7 +20,7 @@ _OWNER = "nobody" if os.geteuid() == 0 else None
 
 
 def programs() -> Path | None:
-    """Return the folder of `initdb` and `postgres`; `None` if they are not installed."""
+    """Return the folder of the programs `initdb` and `postgres`; `None` if it does not exist."""
     found = shutil.which("initdb")
     if found is not None:
         return Path(found).resolve().parent

@@ -182,7 +182,7 @@ class System:
         )
 
     def _knows_regions(self) -> bool:
-        """Whether every worker knows every region, which it learns from its probes.
+        """Whether every worker knows every region. Workers learn the regions from their probes.
 
         Each new connection may go to any worker, so several connections are opened.
         """

@@ -9,8 +9,8 @@ the process
 - uses too much memory or too many threads.
 
 The backend kills a failed process and starts a new one. It refuses the item whose step was running,
-and runs the other items again. If it cannot tell whose step was running, it runs the items again
-one at a time until one of them ends a process.
+and runs the other items again. If the backend does not know whose step was running, it runs the
+items again, one at a time, until one of them makes a process fail.
 
 The time of an item does not include steps of other items, calls to models, or waits for a processor
 core. A process is starved if it got too little time on a core. Then the backend blames no item, and

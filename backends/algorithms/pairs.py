@@ -1,7 +1,8 @@
 """Answers with a model that reads pairs of texts: entailment, multiple choice, relevance.
 
-Results equal the references on the same weights: the pipeline `zero-shot-classification` and
-`AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of `sentence-transformers`.
+With the same weights, results equal the results of the reference libraries. These are the pipeline
+`zero-shot-classification` and `AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of
+`sentence-transformers`.
 """
 
 from collections.abc import Sequence

@@ -97,7 +97,7 @@ class WorkerThreads:
             outcomes += self._runner.expire(batch.dropped)
             outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)
         finally:
-            # Settle all rows, even if this thread dies here.
+            # Report an outcome for all rows, even if this thread dies here.
             if len(outcomes) < len(batch.rows) + len(batch.dropped):
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")

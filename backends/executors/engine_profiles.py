@@ -100,7 +100,7 @@ def engine_folder(
 
 
 def make_engine_folder(folder: Path) -> Path | None:
-    """Create the folder if it is missing and return it; return `None` if that fails."""
+    """Create a missing folder and return it; return `None` if the folder cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -38,7 +38,9 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed `graph`. If there is none yet, `save` writes it to a path.
+    """Return the packed `graph`.
+
+    If the packed graph does not exist yet, `save` writes it to a path.
 
     The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """

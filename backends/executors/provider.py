@@ -117,8 +117,8 @@ def _register_arena() -> None:
     """Create the arena from which every session on the CPU allocates.
 
     An arena keeps the memory of its largest batch. If each session had its own arena, a process
-    would keep the memory of every session's largest batch. With one arena, it keeps only the memory
-    of the batches that run at the same time.
+    would keep the memory of every session's largest batch. With one arena, the process keeps only
+    the memory of the batches that run at the same time.
     """
     onnxruntime = _runtime()
     kind, memory = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType

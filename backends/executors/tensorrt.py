@@ -41,7 +41,7 @@ class TensorRtExecutor(ModelExecutor):
     """Runs each batch in the engine for its length.
 
     `engines` are ordered from short to long rows. If a batch has more rows than its engine accepts,
-    it runs in several pieces.
+    the batch runs in several pieces.
     """
 
     def __init__(

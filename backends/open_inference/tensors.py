@@ -85,7 +85,7 @@ def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
     """Return an output as float32.
 
     Raises:
-        UpstreamUnavailable: the response is invalid, or has no such output of this `shape`.
+        UpstreamUnavailable: the response is invalid, or has no `output` of this `shape`.
     """
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:

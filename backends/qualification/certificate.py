@@ -42,7 +42,7 @@ def certified_outputs(
 
 
 def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> None:
-    """Compare a variant's outputs with its certificate; do nothing if it has none.
+    """Compare a variant's outputs with its certificate, if it has a certificate.
 
     Raises:
         ModelProblem: the outputs differ, or the certificate cannot be read.

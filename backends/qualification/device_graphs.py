@@ -3,9 +3,9 @@
 A device graph is a copy of a graph that is optimized for one kind of device, in a file beside the
 graph. Beside `model.onnx` there may be `model.cuda-heads.onnx` for CUDA,
 `model.cuda-heads-fp16.onnx` for CUDA in half precision, and `model.any-plain.onnx` for runtimes
-that compile a graph. A device graph is used only if it has the precision in which the model runs,
-and its outputs equal the outputs of `model.onnx` within the tolerance of that precision. For a GPU,
-graphs are timed with batches as large as the GPU gets under load.
+that compile a graph. A device graph is used under two conditions: it has the precision in which the
+model runs, and its outputs equal the outputs of `model.onnx` within the tolerance of that
+precision. For a GPU, graphs are timed with batches as large as the GPU gets under load.
 """
 
 import logging

@@ -171,7 +171,10 @@ class _CatalogueReader:
             self.found[name] = msgspec.structs.replace(own, digest=digest, upstream=upstream)
 
     def resolve(self, name: str, path: tuple[str, ...]) -> Model | None:
-        """Add `name` after the models that it builds on; return `None` if it cannot be served."""
+        """Add model `name` after the models on which it builds.
+
+        Return `None` if the model cannot be served.
+        """
         models, problems = self.catalogue.models, self.catalogue.problems
         if name in models or name in problems or name not in self.found:
             return models.get(name)

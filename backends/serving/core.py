@@ -220,7 +220,10 @@ class ServingCore:
         return retired
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Stop answering calls that name retired models, unless they are served again."""
+        """Stop answering calls that name retired models.
+
+        Exception: a retired model may be served again in the meantime.
+        """
         self._found.clear()
         for variant, entry in retired.items():
             if self._retired.get(variant) is entry:

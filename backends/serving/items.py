@@ -148,7 +148,9 @@ class ItemAnswerer:
         )
 
     def admit(self, index: int, item: CallItem, caller: RowCaller) -> tuple[Any, float]:
-        """Reserve the item's work and decode it; return its body and its time left in seconds.
+        """Reserve the item's work, and decode the item.
+
+        Return the decoded body, and the seconds until the deadline.
 
         Raises:
             BackendError: the item would be late, or its body is invalid.

@@ -230,7 +230,7 @@ class Load:
 def owner_of(
     body: bytes, tenant: str, asked: Iterable[tuple[str, Question]], oracle: Oracle
 ) -> str:
-    """Return the other tenant whose question `body` answers; "" if there is no such tenant."""
+    """Return the other tenant whose question `body` answers; "" if it answers no such question."""
     others = (each for each in asked if each[0] != tenant)
     return next((other for other, question in others if _is_right(oracle, question, body)), "")
 
@@ -240,7 +240,7 @@ def _with(question: Question, headers: dict[str, str], **changes: object) -> Que
 
 
 def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:
-    """Return whether `body` answers the question; it does not if it cannot be decoded."""
+    """Return whether `body` answers the question; false if the body cannot be decoded."""
     try:
         return oracle.is_right(question, body)
     except msgspec.DecodeError:

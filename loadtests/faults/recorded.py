@@ -1,4 +1,4 @@
-"""Sends requests to real models, and compares the answers with those recorded before the fault."""
+"""Sends requests to real models; compares answers with answers recorded before the fault."""
 
 import random
 from collections.abc import Iterator

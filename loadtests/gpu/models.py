@@ -44,7 +44,7 @@ def short(options: Options, family: str) -> BertShape:
 
 
 def graph(options: Options, family: str, form: GraphOptions, size: BertShape) -> Path:
-    """Return the file of a graph of a family, size and kind; build it if it does not exist.
+    """Return the file of a graph of this family, size and kind; build a missing graph.
 
     The embedding of the vocabulary's last token is NaN.
 

@@ -89,8 +89,7 @@ class Journal:
     """Writes each figure to the file of results immediately, so that a crash loses only one figure.
 
     A figure that has begun is marked as failed until it ends. After a crash, a new process
-    continues with the next figure: on a device that has failed, every later run in the same process
-    fails too.
+    continues with the next figure, because every later run in the crashed process would fail, too.
     """
 
     def __init__(self, output: Path) -> None:

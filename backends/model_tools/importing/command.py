@@ -71,9 +71,9 @@ def import_command(
     the revision.
 
     A `model.yaml` in the folder is kept. Its fields override the fields that the import infers. If
-    an ONNX graph has other names, map its inputs to `input_ids`, `attention_mask` and
-    `token_type_ids` with --input, and its outputs to `logits`, `pooled` (one vector per text) and
-    `tokens` (one vector per token) with --output.
+    an ONNX graph has other names for inputs and outputs, map them to the names that a backend uses.
+    With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
+    map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
 
     The import refuses a folder that has a file with weights or modules that it cannot use. --ignore
     leaves such a file out. The import always leaves out training state and second copies of the

@@ -113,7 +113,10 @@ def _with_half_precision(
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
-    """Write a revision and run it; return its origin, and the model in a backend's description."""
+    """Write a revision and run it.
+
+    Return the origin of the graph, and the model as a backend describes it.
+    """
     entry, folder = staging / name / "1", source.folder
     try:
         origin = convert(folder, entry, given)

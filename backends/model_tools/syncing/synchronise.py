@@ -77,8 +77,8 @@ class Synchroniser:
         """Fetch and verify all missing files, then put them in place.
 
         Raises:
-            SyncProblem: a file of the source is missing, truncated or altered, and the repository
-                is unchanged; or the repository cannot be written.
+            SyncProblem: a file of the source is missing, truncated or altered (then the repository
+                is unchanged), or the repository cannot be written.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -291,7 +291,10 @@ def _state(files: Mapping[str, Path]) -> _State:
 
 
 def _remove_empty(folder: Path, model: Path) -> None:
-    """Remove a model's empty folders, and its own folder if it has only files of backends."""
+    """Remove a model's empty folders.
+
+    If only files of backends are left in the model's own folder, remove it, too.
+    """
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
             return

@@ -29,8 +29,8 @@ def publish(
     changes.
 
     The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
-    The name of the new encoder contains the head's name. The variant of an encoder that other
-    models use gets a new name too, so that those models stay unchanged.
+    The name of the new encoder contains the head's name. If other models use an encoder, its
+    variant also gets a new name, so that these models stay unchanged.
 
     Raises:
         StartProblem: the repository cannot be written, or another model has the new name.
