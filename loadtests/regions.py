@@ -190,7 +190,7 @@ async def _offer(
 
 
 def _count(answers: Sequence[Sequence[Answer]], begin: float, end: float) -> int:
-    """Return how many requests that were sent between two times were admitted."""
+    """Return the number of admitted requests among the requests sent between two times."""
     return sum(one.status == OK and begin <= one.sent < end for each in answers for one in each)
 
 

@@ -102,7 +102,10 @@ def _plan(
 
 
 def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
-    """Return the factor of each channel; `share` of the channel's size moves to the weights."""
+    """Return the factor of each channel.
+
+    The larger `share` is (from 0 to 1), the more of a channel's size moves to the weights.
+    """
     size = np.maximum(np.maximum(-samples.low, samples.high), _LEAST)
     factors = size**share / np.maximum(np.abs(kernel).max(axis=1), _LEAST) ** (1 - share)
     balanced: FloatArray = (factors / np.exp(np.log(factors).mean())).astype(np.float32)

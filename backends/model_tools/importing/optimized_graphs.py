@@ -165,5 +165,8 @@ def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
 
 
 def _fits(tensor: TensorProto) -> bool:
-    """Return whether all values fit into fp16, because the converter would clip larger values."""
+    """Return whether all values fit into fp16.
+
+    The converter clips larger values, so their tensor differs from the stored one.
+    """
     return bool(np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= _LARGEST_HALF)
