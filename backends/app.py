@@ -193,7 +193,9 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for their GPU; `read` describes a GPU by its number.
+    """Return the settings with defaults for their GPU.
+
+    `read` takes the number of a GPU, and returns its name and memory.
 
     Raises:
         StartProblem: the repository's folder is missing.
@@ -225,7 +227,10 @@ def at_device(
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
-    """Reload changed certificates while the `async with` block runs: on SIGHUP, or in seconds."""
+    """Reload changed certificates while the `async with` block runs.
+
+    A reload happens on SIGHUP, or some seconds after a change.
+    """
     loop = asyncio.get_running_loop()
     reload_requested = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
@@ -238,7 +243,7 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[None]:
-    """Push metrics while the `async with` block runs, if the environment configures that."""
+    """Push metrics in the `async with` block, if the environment configures a push."""
     if not settings.pushes_metrics:
         yield
         return
@@ -273,8 +278,9 @@ async def run_until_stopped(
 ) -> None:
     """Serve until a signal or, with `exit_with_parent`, until the parent ends; then drain.
 
-    If `watch` reports that the device has failed, the process ends immediately. Runs on the device
-    may hang, and gateways retry calls elsewhere as soon as their connections end.
+    If `watch` reports that the device has failed, the process ends immediately, because runs on the
+    device may hang. Gateways then retry the calls on other backends as soon as their connections
+    end.
     """
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:

@@ -1,8 +1,8 @@
-"""Divides a memory budget fairly among keys; requests wait for room.
+"""Divides a memory budget fairly among tenants or their API keys; requests wait for room.
 
-The keys are API keys in gateways, and the scopes of items in backends. A key may hold eight times
-the bytes that are free (the dynamic threshold of Choudhury and Hahne 1998). So a single key can
-hold 8/9 of the budget, and another key still finds room immediately.
+In gateways, a key of this module is an API key. In backends, it is the scope of an item. A key may
+hold at most eight times as many bytes as are free (the dynamic threshold of Choudhury and Hahne
+1998). So a single key can hold 8/9 of the budget, and another key still finds room immediately.
 """
 
 import asyncio
@@ -28,10 +28,11 @@ class _Waiting:
 
 
 class SharedBytes:
-    """Counts the bytes of `limit_bytes` that each key holds. Belongs to one event loop.
+    """Lends the bytes of a budget (`limit_bytes`) to keys, and counts how many each key holds.
 
-    Waiting keys take turns. While a key that holds nothing waits, the requests behind it get no
-    bytes. `exhausted` creates the error of a request that finds no room.
+    If there is no room, requests wait. Waiting keys take turns. While a key that holds nothing
+    waits, requests with a later turn get no bytes. `exhausted` creates the error for a request that
+    finds no room in time. The object belongs to one event loop.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SharedBytes:
         return self._held.get(key, 0)
 
     def try_hold(self, key: Hashable, size: int) -> bool:
-        """Hold bytes for a key and return `True`, or return `False` if there is no room."""
+        """Lend bytes to a key and return `True`, or return `False` if there is no room."""
         if self._waiting and (key in self._waiting or self._has_turn()):
             return False
         if not self._fits(key, size):
@@ -69,7 +70,7 @@ class SharedBytes:
         return True
 
     async def hold(self, key: Hashable, size: int, deadline: float) -> None:
-        """Wait for room and hold bytes for a key; `deadline` is a time of the clock.
+        """Wait for room and lend bytes to a key; `deadline` is a time of the clock.
 
         Raises:
             Exception: the error of `exhausted`, if there is no room before the deadline or too many
@@ -95,7 +96,7 @@ class SharedBytes:
             raise
 
     def release(self, key: Hashable, size: int) -> None:
-        """Free bytes that a key holds, and give them to waiting requests."""
+        """Take bytes back from a key, and lend them to waiting requests."""
         self.used_bytes -= size
         held = self._held[key] - size
         if held:
@@ -119,11 +120,11 @@ class SharedBytes:
             self._held[key] = self._held.get(key, 0) + size
 
     def _has_turn(self) -> bool:
-        """Return whether a waiting key holds nothing, and so has the next turn."""
+        """Return whether a waiting key holds nothing, so that new requests must wait behind it."""
         return any(key not in self._held for key in self._waiting)
 
     def _grant(self) -> None:
-        """Give free bytes to waiting requests, key by key."""
+        """Lend free bytes to waiting requests, key by key."""
         is_moving = True
         while is_moving:
             is_moving = False

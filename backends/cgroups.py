@@ -9,10 +9,10 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield the version and folder of each cgroup of this process and of the groups above it.
+    """Yield the version and the folder of each cgroup of this process, and of each parent group.
 
-    Of version 1, only the groups of `controller` are included. `root` is the folder of `/proc` and
-    `/sys`.
+    Of cgroups version 1, only the groups of `controller` are included. `root` is the folder that
+    contains `/proc` and `/sys`.
     """
     try:
         own, mounts = _lines(root / "proc/self/cgroup"), _lines(root / "proc/self/mountinfo")
@@ -49,8 +49,8 @@ def _lines(file: Path) -> list[str]:
 def _folders(point: Path, mounted: str, path: str) -> Iterator[Path]:
     """Yield the folders of the cgroup `path` and of its parents, as far as they are visible.
 
-    A container may see its cgroup as the root. It may also see the path on the host, while only its
-    own cgroup is mounted.
+    A container may see its own cgroup as the root of all cgroups. Or it may see its cgroup's path
+    on the host, although only its own cgroup is mounted.
     """
     inner = PurePosixPath(path)
     if ".." in inner.parts:  # the process was moved out of its namespace's root

@@ -113,9 +113,11 @@ def serve_command(**options: object) -> None:
 
 
 def check_runtime(settings: BackendSettings) -> None:
-    """Check that the installed ONNX Runtime can use the device; call this before importing it.
+    """Check that the installed ONNX Runtime can use the device.
 
-    This also makes CUDA number GPUs like the driver and `nvidia-smi`.
+    Call this before ONNX Runtime is imported.
+
+    The function also makes CUDA number GPUs in the same order as the driver and `nvidia-smi`.
 
     Raises:
         StartProblem: two builds of ONNX Runtime are installed, or the provider needs a GPU and
@@ -177,8 +179,8 @@ def list_command(models: Path | None, more_models: Path | None, *, as_json: bool
 def check_command(models: Path | None, more_models: Path | None, *, as_json: bool) -> None:
     """Load every model and run it once; exit with status 1 if a model is broken.
 
-    Shows the properties that were inferred because `model.yaml` does not state them, and the files
-    they come from.
+    Properties that `model.yaml` does not state are inferred from other files. The command shows
+    these properties and files.
     """
     settings = read_settings(models=models, more_models=more_models)
     infos, problems = asyncio.run(_load_all(settings))

@@ -11,8 +11,8 @@ def usable_cores(root: Path = Path("/")) -> int:
     """Return how many computing threads this process can keep busy.
 
     A container's quota (`cpus: 1.5`, `limits.cpu: 1500m`) limits the CPU time of all threads
-    together, but not the number of visible cores. The quota is rounded up. `root` is the folder of
-    `/proc` and `/sys`.
+    together, but not the number of visible cores. The quota is rounded up. `root` is the folder
+    that contains `/proc` and `/sys`.
     """
     cores = len(os.sched_getaffinity(0))
     quota = min((_quota(*each) for each in cgroup_folders("cpu", root)), default=math.inf)
@@ -20,7 +20,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(version: int, folder: Path) -> float:
-    """Return the quota of a cgroup in cores, infinite if it has none."""
+    """Return the quota of a cgroup in cores; infinite if the cgroup has no quota."""
     try:
         if version == 1:
             quota = (folder / "cpu.cfs_quota_us").read_text()

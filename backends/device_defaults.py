@@ -33,7 +33,7 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 def with_device_defaults(
     settings: BackendSettings, *, gpu_memory_bytes: int, encoders: int, processes: int
 ) -> BackendSettings:
-    """Return the settings with a default for the setting `gpu_memory_bytes`, a model's arena size.
+    """Return the settings with a default for `gpu_memory_bytes`, the size of a model's arena.
 
     The argument `gpu_memory_bytes` is the memory of the device, or 0 if the driver does not report
     it. The device is shared by `processes` processes with `encoders` encoders each.
@@ -54,7 +54,7 @@ def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:
 
 
 def batch_tokens(settings: BackendSettings) -> int:
-    """Return the maximum tokens of a batch: the setting, or a default that fits into the arena."""
+    """Return the maximum tokens of a batch: the setting, or a default that the arena can hold."""
     if settings.max_batch_tokens:
         return settings.max_batch_tokens
     if settings.provider not in GPU_PROVIDERS:

@@ -1,11 +1,14 @@
-"""Counts durations in histogram buckets; gateways and backends use it."""
+"""Counts durations in histogram buckets. Gateways and backends use this module."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 
 class DurationCounts:
-    """Counts durations in buckets with upper `bounds`, and in one bucket above. Not thread-safe."""
+    """Counts durations in buckets with these upper `bounds`, and in one more bucket above them.
+
+    Not thread-safe.
+    """
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -15,7 +18,7 @@ class DurationCounts:
         self.total = 0.0
 
     def add(self, duration: float, count: int = 1) -> None:
-        """Count a duration of `duration` seconds, `count` times."""
+        """Count `count` durations of `duration` seconds each."""
         self.counts[bisect_left(self._bounds, duration)] += count
         self.total += duration * count
 

@@ -64,7 +64,7 @@ class ModelNotFound(CallRefused):
 
 
 class RevisionMismatch(CallRefused):
-    """Reports that the backend serves another revision or profile than the call names."""
+    """Reports that the backend serves a different revision or profile than the call names."""
 
     status = 409
     code = "revision_mismatch"

@@ -1,4 +1,7 @@
-"""Finds the GPUs that models can run on, with NVIDIA's driver; uses only the standard library."""
+"""Finds the GPUs that models can run on, by asking NVIDIA's driver.
+
+The module uses only the standard library.
+"""
 
 import ctypes
 import json
@@ -38,8 +41,8 @@ _REFUSALS: Final = {
 class Gpu:
     """A device that models can run on: a card, or a MIG device of a card.
 
-    `index` is the driver's number of the card; all MIG devices of a card have the same number. Only
-    one process at a time can use a device that is exclusive (compute mode `EXCLUSIVE_PROCESS`).
+    `index` is the driver's number of the card; all MIG devices of a card have the same number. If a
+    device is exclusive (compute mode `EXCLUSIVE_PROCESS`), only one process at a time can use it.
     """
 
     index: int
@@ -78,8 +81,9 @@ class Memory(ctypes.Structure):
 def find_gpus(patience: float = PATIENCE) -> GpusFound:
     """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` makes visible.
 
-    A child process calls the driver, for up to `patience` seconds: if the driver hangs, a process
-    that called it cannot end. This does not create a CUDA context.
+    A child process calls the driver, and gets up to `patience` seconds. If the driver hangs, the
+    process that called it cannot end, so this process does not call the driver itself. No CUDA
+    context is created.
     """
     if driver_library() is None:
         return _none("this machine has no NVIDIA driver")
@@ -113,7 +117,7 @@ def cuda_library() -> Any:
 
 
 def load_library(name: str, folders: Sequence[str] = _FOLDERS) -> Any:
-    """Return a library of the driver from the first of `folders` that has it, or `None`."""
+    """Return a library of the driver, from the first of `folders` that has it, or `None`."""
     for folder in folders:
         try:
             return ctypes.CDLL(folder + name, mode=ctypes.RTLD_GLOBAL)
@@ -148,11 +152,13 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
 
 
 def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order, or all if it is not set.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in the variable's order.
 
-    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's: stop at the
-    first name that does not match exactly one device, use the first MIG device of a numbered card,
-    and return no GPU if a device is named twice.
+    If the variable is not set, return all GPUs.
+
+    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's. The list
+    ends before the first name that does not match exactly one device. The number of a card with MIG
+    devices selects its first MIG device. If a device is named twice, there is no visible GPU.
     """
     names = _visible_devices()
     if names is None:
@@ -182,7 +188,7 @@ def text_of(function: Any, *arguments: object) -> str:
 
 
 def _ask() -> GpusFound:
-    """Call the driver; runs in the child process of `find_gpus`."""
+    """Call the driver. This function runs in the child process of `find_gpus`."""
     library = driver_library()
     try:
         if code := library.nvmlInit_v2():

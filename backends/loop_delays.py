@@ -1,4 +1,4 @@
-"""Measures how late timers of an event loop are; gateways and backends use it."""
+"""Measures how late timers of an event loop are. Gateways and backends use this module."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,11 @@ _NANOSECOND: Final = 1e-9
 
 @contextlib.contextmanager
 def measured_loop(count: Callable[[float, float], None]) -> Iterator[None]:
-    """Measure the running event loop ten times a second, in the `with` block.
+    """Measure the delay of the running event loop ten times a second, in the `with` block.
 
-    `count` gets the seconds by which a timer was late, and for how many seconds at least code held
-    the loop. While the loop's thread waits for a processor core, no code holds the loop.
+    `count` gets two numbers for each timer: by how many seconds it was late, and a lower bound of
+    the seconds for which code held the loop. Time in which the loop's thread waits for a processor
+    core is part of the first number only.
     """
     loop = asyncio.get_running_loop()
     due = perf_counter() + INTERVAL

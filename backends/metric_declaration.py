@@ -19,7 +19,7 @@ class MetricKind(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """Tells how the values of a gauge in several processes are combined."""
+    """Tells how the values that several processes have of one gauge are combined."""
 
     SUM = "livesum"
     LEAST = "livemin"
@@ -30,8 +30,8 @@ class Aggregation(StrEnum):
 class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """Declares a metric.
 
-    A name ends in its base unit, if there is one, and a counter's name ends in `_total`. Labels
-    have values from closed sets: never a tenant, a key or an input.
+    A name ends in the base unit of its values, if they have one. A counter's name ends in `_total`.
+    Labels have values from closed sets: never a tenant, a key or an input.
     """
 
     name: str

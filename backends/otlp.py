@@ -1,4 +1,4 @@
-"""Exports spans, configured by the `OTEL_*` variables; gateways and backends use it."""
+"""Exports spans as the `OTEL_*` variables say. Gateways and backends use this module."""
 
 import logging
 import threading
@@ -82,9 +82,10 @@ class SpanQueue(SpanProcessor):
     def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
         """Queue sampled spans, or drop all of them if the queue is full.
 
-        The exporting thread calls a `MakeSpans`, because code that rarely runs is slow in the
-        thread that answers requests. If a `MakeSpans` returns n spans, n - 1 times `None` must
-        precede it in `spans`, so that the queue counts all of its spans.
+        A `MakeSpans` is a function that makes several spans. The exporting thread calls it, because
+        the code runs rarely and would be slow in the thread that answers requests. If a `MakeSpans`
+        returns n spans, n - 1 times `None` must precede it in `spans`, so that the queue counts all
+        n spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
@@ -143,7 +144,7 @@ class SpanQueue(SpanProcessor):
 
 
 def open_queue(environ: Mapping[str, str]) -> SpanQueue:
-    """Return a queue with the exporters that the process's environment (`environ`) names.
+    """Return a queue whose exporters are those that the process's environment (`environ`) names.
 
     Raises:
         TracingProblem: an exporter is not installed, or a variable has an invalid value.

@@ -1,4 +1,4 @@
-"""Encodes spans for OTLP like OpenTelemetry's encoder, but four times as fast.
+"""Encodes spans for OTLP as OpenTelemetry's encoder does, but four times as fast.
 
 OpenTelemetry's encoder creates an object for every attribute and takes 17 µs per span. A cache hit
 takes only 12 µs and has three spans. OpenTelemetry's encoder is still used for spans with rare
@@ -41,8 +41,8 @@ class RareSpan(Exception):
 class SpanBatch(list[Any]):  # `Any`, because exporters declare lists of spans only
     """Holds spans to export. Encoded spans have the resource `resource` and the scope `SCOPE`.
 
-    If several spans are encoded as one piece, an empty piece follows for each further span, so that
-    the length of the list is the number of spans.
+    If several spans are encoded as one piece, empty pieces follow: one for each span after the
+    first. So the length of the list is the number of spans.
     """
 
     resource: Resource
@@ -169,7 +169,10 @@ def _attribute(name: str, value: Any) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return an encoded `AnyValue`. Zeros are encoded, too: which field is set tells the type."""
+    """Return an encoded `AnyValue`.
+
+    Zeros are encoded too, because the field's number tells the type.
+    """
     if isinstance(value, str):
         return _field(b"\x0a", value.encode())
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""Pushes metrics over OTLP, configured by the `OTEL_*` variables; gateways and backends use it.
+"""Pushes metrics over OTLP as the `OTEL_*` variables say. Gateways and backends use this module.
 
-It pushes the metrics that a scrape would return, as cumulative sums, gauges and histograms.
+The pushed metrics are those that a scrape would return, as cumulative sums, gauges and histograms.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ _log = logging.getLogger(__name__)
 class MetricPusher:
     """Exports metrics in a thread, so that nothing waits for a collector.
 
-    If an export takes longer than the interval, newer metrics replace the metrics that wait.
+    If an export takes longer than the interval, newer metrics replace the metrics that wait for
+    their export.
     """
 
     def __init__(

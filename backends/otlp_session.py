@@ -1,7 +1,7 @@
-"""Posts exports over plain HTTP with one persistent connection.
+"""Posts exports over plain HTTP with one persistent connection, without the cost of `requests`.
 
-`requests` reads the environment, merges headers and looks for a proxy at each request. That is more
-than half of the cost of an export.
+For each request, `requests` reads the environment, merges headers and looks for a proxy. This is
+more than half of the cost of an export.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ARGUMENTS: Final = {"headers", "data", "timeout", "allow_redirects", "verify", 
 class ExportSession(requests.Session):
     """Posts bodies to an `http` URL without a proxy; `requests` sends all other requests.
 
-    This class reads the environment, such as proxies and `.netrc`, once per URL, and raises the
+    This class reads settings such as proxies and `.netrc` once for each URL. It raises the
     exceptions of `requests`. An object belongs to one thread.
     """
 
@@ -40,7 +40,7 @@ class ExportSession(requests.Session):
 
     @override
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request like `requests.Session`."""
+        """Send a request; see `requests.Session.request`."""
         body, timeout = kwargs.get("data"), kwargs.get("timeout")
         headers = kwargs.get("headers") or {}
         given = {name for name, value in kwargs.items() if value is not None}
@@ -61,7 +61,10 @@ class ExportSession(requests.Session):
             self._connection.close()
 
     def _open(self, url: str, headers: Mapping[str, str]) -> None:
-        """Prepare requests to `url`; keep no own connection if they need TLS or a proxy."""
+        """Prepare requests to `url`.
+
+        If they need TLS or a proxy, `requests` sends them, and there is no connection of our own.
+        """
         if self._connection is not None:
             self._connection.close()
         self._endpoint, self._connection = (url, dict(headers)), None

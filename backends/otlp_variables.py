@@ -1,7 +1,7 @@
 """Reads the `OTEL_*` variables of traces and metrics as OpenTelemetry specifies them.
 
 Empty variables count as unset. Invalid variables are ignored with a warning. The SDK would raise an
-error for them when it is imported, so call `drop_unusable` before importing it.
+error for invalid variables during its import, so call `drop_unusable` before the import.
 """
 
 import logging
@@ -26,7 +26,7 @@ class TracingProblem(ValueError):
 
 
 def drop_unusable(environ: MutableMapping[str, str]) -> None:
-    """Remove empty and invalid variables from the process's environment (`environ`)."""
+    """Remove empty and invalid `OTEL_*` variables from the process's environment (`environ`)."""
     for name, text in list(environ.items()):
         if not name.startswith("OTEL_") or _is_usable(name, text.strip().lower()):
             continue
@@ -41,7 +41,8 @@ def drop_unusable(environ: MutableMapping[str, str]) -> None:
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
     """Return whether `environ` names a trace exporter or an OTLP endpoint.
 
-    Unlike the SDK, tracing is off by default: without a local collector, the SDK logs errors.
+    In the SDK, tracing is on by default. Here it is off, because the SDK logs errors if there is no
+    local collector.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

@@ -22,7 +22,8 @@ RevisionNumber = Annotated[str, msgspec.Meta(max_length=20)]
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describes a shadow revision, which gets copies of `share` per cent of the items.
 
-    Its result for an item counts as the same if no number differs by more than `tolerance`.
+    The shadow's result for an item counts as equal to the answer if no number differs by more than
+    `tolerance`.
     """
 
     revision: Revision
@@ -61,9 +62,10 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Tells a backend which models to serve, as name patterns.
 
-    `until` has models that move to other backends; this backend serves them until the others do. If
-    `models` is empty, the backend's own setting applies. A backend uses the highest `version` that
-    it has received. Within a version, `until` only shrinks.
+    `until` has models that move to other backends. This backend serves them until the other
+    backends serve them. If `models` is empty, the backend's own setting applies. A backend uses the
+    highest `version` that it has received. Two assignments of one version differ only in `until`;
+    the one with fewer models there is newer.
     """
 
     version: int = 0
@@ -78,7 +80,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_assigned(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a model or a revision (`name@2`) matches one of `patterns`."""
+    """Return whether the name of a model or of a revision (`name@2`) matches one of `patterns`."""
     base = name.partition("@")[0]
     return any(fnmatchcase(base, pattern) for pattern in patterns)
 

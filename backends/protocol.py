@@ -5,10 +5,10 @@ each with the time until its deadline. The response is a stream of frames. A fra
 little-endian length and a msgpack `Frame`. The backend sends the outcome of each item as soon as
 the outcome is ready.
 
-The last frame is a `Report`. Other reports come after outcomes, and every second while batches run,
-as a sign that the call does not hang. If a stream ends without a final report, it was cut short,
-and items without an outcome may be retried. If the whole call is refused, the status is not 200,
-and the body is a `Refusal`.
+The last frame is a `Report`. The backend also sends a `Report` after outcomes, and every second
+while batches run, to show that the call does not hang. If a stream ends without a final report, it
+was cut short, and items without an outcome may be retried. If the whole call is refused, the HTTP
+status is not 200, and the body is a `Refusal`.
 
 - `GET /v1/state` returns a msgpack `ServingState`: the backend's models and load.
 - `POST /v1/models/reload` reads the repository again, and returns the state once the new models
@@ -45,9 +45,10 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Task(StrEnum):
-    """Enumerates the tasks of models; each is a route of the API.
+    """Enumerates the tasks of models. Each task is a route of the API.
 
-    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`; see `shows_tokens`.
+    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`: `ModelInfo.shows_tokens`
+    says whether a model has them.
     """
 
     CLASSIFY = "classify"
@@ -86,11 +87,11 @@ class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has no parameters; each item has its own choices."""
+    """Has no parameters, because each item has its own choices."""
 
 
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options of vectors: the first `dimensions` values are kept, and then normalized."""
+    """Holds options of vectors: keep the first `dimensions` values, and then normalize."""
 
     normalize: bool = True
     dimensions: int | None = None
@@ -115,7 +116,7 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options of tokenization; the windows that are counted overlap by `overlap` tokens."""
+    """Holds options of tokenization; windows are counted as if they overlap by `overlap` tokens."""
 
     counts_only: bool = False
     add_special_tokens: bool = True
@@ -189,9 +190,9 @@ ITEMS: dict[Task, Any] = {
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Holds one item: its msgpack body, the seconds until its deadline, and its cache scope.
+    """Holds one item: its msgpack body, the seconds until the deadline, and the cache scope.
 
-    `traceparent` and `tracestate` are the W3C trace headers of its request, if it has any.
+    `traceparent` and `tracestate` are the W3C trace headers of the item's request, if it has them.
     """
 
     body: bytes
@@ -204,11 +205,11 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Holds items for one model, which the backend must serve in this `revision` and `profile`.
 
-    - `lane` is the traffic class. While interactive items come, bulk items only get a few per cent
-      of the time.
+    - `lane` is the traffic class. While interactive items arrive, bulk items get only a few per
+      cent of the device's time.
     - Without `truncate`, the backend refuses an item whose text is too long for the model.
     - The items of an `atomic` call belong to one request: all are admitted, or none.
-    - `sent` is the time of sending by the monotonic clock of the process `sender`; 0 if unknown.
+    - `sent` is the time of sending on the monotonic clock of the process `sender`; 0 if unknown.
     """
 
     version: int = WIRE_VERSION
@@ -264,7 +265,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Reports the load of the backend, in every response to a call and in its state.
 
-    `queued_seconds` is how long the interactive rows of the longest queue are predicted to take.
+    `queued_seconds` is the predicted time of the interactive rows in the longest queue.
     `device_busy_share` is the utilization of the device over the last seconds. `releases` counts
     batches by the reason why no more rows joined them.
     """
@@ -298,7 +299,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `revision` is a digest (12 hex digits) of all files that determine results, including the
       files of models that it builds on.
     - `algorithm` and `algorithm_version` identify the code that answers.
-    - `earlier` has revisions that were replaced a short while ago. Calls may still name them.
+    - `earlier` has revisions that were replaced a short while ago. The backend still answers calls
+      that name them.
     - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
       a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.

@@ -36,8 +36,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A second model repository. If both have a model of the same name, the model of the first is
     used."""
     serves: str = "*"
-    """The models to serve: names and patterns, separated by commas. With `-`, none are served until
-    a gateway assigns some. The backend also loads the models that these models build on."""
+    """The models to serve: names and patterns, separated by commas. With `-`, no model is served
+    until a gateway assigns models. The backend also loads the models that the served models build
+    on."""
     host: str = "127.0.0.1"
     """The address of the listener for gateways."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
@@ -51,8 +52,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     of `sluicegate models tune` on this machine, else one for each core. If the container has a
     quota, its number of cores is the quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
-    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, it does if no
-    other batch runs and all threads are faster than one."""
+    """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, a batch runs on
+    all threads if no other batch runs, and if all threads are faster than one thread."""
     tokenizer_threads: Positive = 2
     """The number of threads that tokenize."""
     provider: Provider = "cpu"
@@ -67,21 +68,22 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_processes: Positive = 1
     """The number of backends that share the GPU."""
     gpu_memory_bytes: Share = 0
-    """The most GPU memory of an encoder's memory arena. 0: a share of nine tenths of the device's
-    memory. Each of the `GPU_PROCESSES` backends counts one share for each encoder that it serves,
-    and one for a new revision that is loaded while the old one serves. The last tenth is for
-    libraries and captured graphs."""
+    """The most GPU memory of an encoder's memory arena. 0: nine tenths of the device's memory are
+    divided into equal shares, and an arena gets one share. There is a share for each encoder in
+    each of the `GPU_PROCESSES` backends. One more share in each backend is for a new revision,
+    which is loaded while the old one serves. The last tenth of the memory is for libraries and
+    captured graphs."""
     gpu_arena: Arena = "kSameAsRequested"
     """How the memory arena grows: `kSameAsRequested` or `kNextPowerOfTwo`."""
     gpu_length_multiple: Positive = 8
     """The length of a batch is rounded up to a multiple of this many tokens."""
     gpu_bucket_steps: Positive = 4
-    """The number of rows and the length of a batch are rounded up to one of this many sizes between
-    a power of two and the next."""
+    """The number of rows and the length of a batch are rounded up. This setting is the number of
+    allowed sizes between a power of two and the next power of two."""
     gpu_graph_rows: Share | None = None
-    """The most rows of a batch that runs as a CUDA graph; 0: no batch does. Unset: 4 with the
-    provider `cuda` and a graph that can be captured, else 0. For a small batch, starting the
-    kernels one by one takes longer than the kernels themselves, and a CUDA graph starts them
+    """The most rows of a batch that runs as a CUDA graph; 0: no batch runs as a CUDA graph. Unset:
+    4 with the provider `cuda` and a graph that can be captured, else 0. For a small batch, starting
+    the kernels one by one takes longer than the kernels themselves, and a CUDA graph starts them
     together. Larger batches gain nothing. Each captured shape takes memory, and time at the
     start."""
     gpu_graph_tokens: Positive = 2048
@@ -94,9 +96,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `profile` is then `fp16`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_tf32: bool = True
     """Whether a GPU multiplies matrices in TF32 for a model in fp32 that does not run in fp16. TF32
-    has the 10 bits of fp16 and the range of fp32. Tensor cores do not support fp32, and products
-    without tensor cores take several times as long as products in TF32. The model's `profile` is
-    then `tf32`. Set `false` if a GPU must give the same results as CPUs."""
+    has a mantissa of 10 bits, as fp16 has, and the range of fp32. Tensor cores do not support fp32,
+    and products without tensor cores take several times as long as products in TF32. The model's
+    `profile` is then `tf32`. Set `false` if a GPU must give the same results as CPUs."""
     gpu_engine_cache: Path | None = None
     """The folder in which TensorRT keeps the engines that it has built, because building them takes
     minutes. Unset: `.engines` in the model repository."""
@@ -108,8 +110,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The bearer token for the server at `SLUICEGATE_BACKEND_UPSTREAM_URL`. No other server gets
     the token. It is read from the environment only."""
     upstream_runs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
-    """With the provider `open_inference`, the most batches of a graph in flight on the other
-    server."""
+    """With the provider `open_inference`, the most batches of a graph that are in flight on the
+    other server."""
     paced_base: Duration = 2e-3
     """With the provider `paced`, the seconds that a batch takes."""
     paced_token: Duration = 5e-4
@@ -122,18 +124,21 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tls_certificate: Path | None = None
     """The file with the backend's certificate, PEM. If set, the backend only accepts TLS."""
     tls_key: Path | None = None
-    """The file with the key of `SLUICEGATE_BACKEND_TLS_CERTIFICATE`; unset: the certificate's file
-    has the key."""
+    """The file with the private key of `SLUICEGATE_BACKEND_TLS_CERTIFICATE`. Unset: the
+    certificate's file also contains the key."""
     tls_client_ca: Path | None = None
-    """The file with the CAs of gateways, PEM. If set, calls need a client certificate."""
+    """The file with the certificate authorities of gateways, PEM. If set, calls need a client
+    certificate from one of them."""
     shutdown_delay: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """Seconds that a backend still serves after SIGTERM, while it reports that it is not ready.
-    This time must exceed 1.2 times the gateways' probe interval, which grows with the number of
-    backends: use more than 5 from 1,600 backends on, and at least 7 for 2,000."""
+    """Seconds for which a backend still serves after SIGTERM, while it reports that it is not
+    ready. This time must exceed 1.2 times the gateways' probe interval, which grows with the number
+    of backends. Use more than 5 seconds from 1,600 backends on, and at least 7 seconds for 2,000
+    backends."""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """Seconds that calls in flight have to end after the shutdown delay."""
     heartbeat_fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """An inherited pipe for heartbeats of the event loop, set by the supervisor."""
+    """The descriptor of an inherited pipe for heartbeats of the event loop. The supervisor sets
+    it."""
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     """Seconds for which a replaced revision still answers calls that name it."""
     exit_with_parent: bool = False
@@ -141,36 +146,38 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_body_bytes: Positive = 32 * 1024 * 1024
     """The largest body of a call; larger calls are refused."""
     expanded_bytes: Positive = 256 * 1024 * 1024
-    """Memory for items that take much more memory than their bodies: with labels in a template,
-    with choices, or with tokens to show or count. Tenants share this memory fairly. An item waits
-    for room until its deadline, and then gets 503. An item above 8/9 of this size is refused."""
+    """Memory for items that take much more memory than their bodies. These are items with labels in
+    a template, with choices, or with tokens to show or count. Tenants share this memory fairly. An
+    item waits for room until its deadline, and then gets 503. An item that needs more than 8/9 of
+    this memory is refused."""
     max_batch_rows: Share = 0
     """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
     on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs 256 short rows to be
     busy."""
     max_batch_tokens: Share = 0
     """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
-    256 rows of 128 tokens. With a small arena, a GPU's default is less: the largest power of two
-    for which `GPU_RUNS` batches fit into the arena with 64 KiB for each token, but at least
-    4,096."""
+    256 rows of 128 tokens. With a small arena, a GPU's default is lower. Then it is the largest
+    power of two for which `GPU_RUNS` batches, with 64 KiB for each token, fit into the arena. It is
+    at least 4,096."""
     batch_order: Literal["length", "arrival"] = "length"
     """`length` batches rows of similar lengths. `arrival` batches the oldest rows of one traffic
     class and output, whatever their lengths. `arrival` is a baseline for measurements."""
     bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
-    """The share of the time in which bulk batches run, until 10 s after the last interactive batch.
-    Bulk rows are those of batch jobs, refreshes of stale results, and shadow revisions. Bulk
-    batches run one at a time until then, with pauses of at most 2 s. A batch that runs is not
-    interrupted, so a larger share makes callers wait longer, and a smaller share makes batch jobs
-    slower. Without interactive work, bulk batches may use the whole device."""
+    """The share of the time in which bulk batches run while there is interactive work, and until 10
+    s after the last interactive batch. Bulk rows are the rows of batch jobs, of refreshes of stale
+    results, and of shadow revisions. During this time, bulk batches run one at a time, with pauses
+    of at most 2 s. A running batch is not interrupted. So a larger share makes interactive callers
+    wait longer, and a smaller share makes batch jobs slower. Without interactive work, bulk batches
+    may use the whole device."""
     max_queue_rows: Positive = 4096
     """The most rows that may wait. While the queue is full, new calls get `overloaded`, and
     admitted items wait for room, for at most half of their remaining time."""
     max_queue_tokens: Positive = 262_144
     """The most tokens that may wait."""
     session_memory_bytes: Share = 0
-    """The most bytes of open graphs, measured by the size of their files; 0: no bound. Above that,
-    the backend closes the least recently used sessions. The next batch for a closed session waits
-    until it is open again."""
+    """The most bytes of open graphs, measured by the size of their files; 0: no bound. Above this
+    bound, the backend closes the least recently used sessions. The next batch for a closed session
+    waits until it is open again."""
     row_cache_bytes: Share = 64 * 1024 * 1024
     """The size of the row cache."""
     traces: bool = False
@@ -256,7 +263,7 @@ def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:
 
 
 def _path(kind: type, value: object) -> object:
-    """Convert to `Path`, the only type here that msgspec does not support."""
+    """Convert to `Path`, the only type of a setting that msgspec does not support."""
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 

@@ -14,7 +14,8 @@ _PARENT_CHECK = 0.5
 def heartbeat(descriptor: int | None) -> Iterator[None]:
     """Write a byte to `descriptor` at every interval, from the event loop, in the `with` block.
 
-    This does nothing if `descriptor` is `None`. It uses a timer, because a task could fail.
+    If `descriptor` is `None`, nothing is written. A timer writes the bytes, because a task could
+    fail.
     """
     if descriptor is None:
         yield

@@ -17,7 +17,10 @@ Text = str | tuple[str, str]
 
 
 class TokenIds(msgspec.Struct, frozen=True):
-    """Holds the token ids of a text, with or without special tokens; `prompt` goes before them."""
+    """Holds the token ids of a text, with or without special tokens.
+
+    `prompt` is put before the ids.
+    """
 
     ids: tuple[int, ...]
     prompt: tuple[int, ...] = ()
@@ -39,8 +42,8 @@ class OutputKind(StrEnum):
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the token ids and type ids of a row.
 
-    `type_ids` is `None` if all type ids are zero. `key` identifies the combination of both. If the
-    text was truncated, `truncated_from` is the length in tokens of the whole text.
+    `type_ids` is `None` if all type ids are zero. `key` identifies the combination of token ids and
+    type ids. If the text was truncated, `truncated_from` is the length in tokens of the whole text.
     """
 
     ids: IntArray
@@ -66,10 +69,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the present size of a batcher's queue, and counts since the start.
+    """Holds the present size of a batcher's queue, and its counts since the start.
 
-    `work` is the predicted seconds of all batches without their fixed cost. `wasted` is the part of
-    `work` that padding takes (`CostModel.padding`).
+    `work` is the predicted time of all batches in seconds, without their fixed cost. `wasted` is
+    the part of `work` that padding takes (`CostModel.padding`).
     """
 
     queued_rows: int = 0

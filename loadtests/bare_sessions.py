@@ -1,4 +1,4 @@
-"""Runs a graph without a server, as the baseline of what a model can do on this machine."""
+"""Runs a graph without a server, to measure the highest speed that a server could reach."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a batch; texts are sorted by length in groups of `together`."""
+    """The limits of a batch; `together` texts at a time are sorted by length."""
 
     rows: int
     tokens: int = 1 << 30
@@ -46,7 +46,10 @@ class BareSessions:
         ]
 
     def run(self, texts: Sequence[str]) -> None:
-        """Tokenize and run texts, and drop the results. The next texts are tokenized meanwhile."""
+        """Tokenize and run texts, and drop the results.
+
+        While a batch runs, the next texts are tokenized.
+        """
         with ThreadPoolExecutor(len(self._free)) as pool:
             before: Iterable[None] = ()
             for start in range(0, len(texts), self._batching.together):

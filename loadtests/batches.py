@@ -1,7 +1,8 @@
 """Measures how much a running batch job slows other requests: their p95 with the job and without.
 
 The process that runs the batch job is paused and resumed in turns. Each round has two measurements
-without the job. They are the control: a smaller difference than theirs means nothing.
+without the job. They are the control: a difference smaller than the one between these two means
+nothing.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ _PACED = {
 def measure(*, lines: int, rounds: int) -> None:
     """Measure a batch job of `lines`; fail if the p95 beside it exceeds the bound.
 
-    If the two controls differ by more than the bound, the command fails for failed requests only.
+    If the p95 values of the two controls differ by more than the bound, the measurement is too
+    noisy to judge. Then the command fails only if requests failed.
     """
     with tempfile.TemporaryDirectory(prefix="sluicegate-batches-") as name:
         folder = Path(name)

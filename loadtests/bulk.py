@@ -1,8 +1,8 @@
-"""Measures a bulk job beside bare sessions that run the same batches, in turns.
+"""Measures a bulk job and bare sessions that run the same batches, in turns.
 
 Both tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads Parquet, looks for
-equal items, keeps results and writes Parquet. Each round has texts of its own and keeps only those
-in memory, because every garbage collection would traverse the others.
+equal items, keeps results and writes Parquet. Each round makes new texts and drops the texts of the
+round before, because every garbage collection would traverse all texts in memory.
 """
 
 import itertools
@@ -45,7 +45,8 @@ _JOB = "sluicegate bulk"
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share `bare_share` of each round's texts, which are in random order.
+    The bare sessions run only the fraction `bare_share` of each round's texts, which are in random
+    order.
     """
     size = rows // rounds
     own: list[str] = []

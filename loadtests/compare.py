@@ -94,8 +94,8 @@ class Differences:
 def compare_command(*, against: Path, requests: int, seed: int | None, only: int | None) -> None:
     """Send the same requests to two versions, one connection after the other.
 
-    Some connections send a request after each answer, others send all requests at once. Any
-    difference makes the command fail.
+    Some connections wait for each answer before the next request. Other connections send all
+    requests without waiting. If there is any difference, the command fails.
     """
     with seeded_run(seed) as (folder, chosen):
         differences = Differences()
@@ -180,10 +180,12 @@ def _call(gateway: Gateway, message: bytes, caller: Caller) -> bytes:
 
 
 def _answers(port: int, requests: list[bytes], last: bytes, *, is_at_once: bool) -> bytes:
-    """Return the answers to valid `requests`, and all bytes after `last`, which may be invalid.
+    """Return the answers to valid `requests`, and all bytes that the server sends for `last`.
 
-    The function sends nothing after `last`. A server that waits for the rest of `last` then closes
-    the connection.
+    `last` may be invalid. `is_at_once` sends all requests before the first answer is read.
+
+    After `last`, the function ends its side of the connection. If the server waits for the rest of
+    `last`, it then closes the connection.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
         answers = _Answers(connection)

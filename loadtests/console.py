@@ -44,8 +44,8 @@ _PROBED_EVERY = 5.0
 class PageTime(NamedTuple):
     """The seconds that a page took, for each request, and its size.
 
-    `processor` is the processor time of the operators' process. Other work on the machine changes
-    it less than it changes the seconds.
+    `processor` is the processor time of the operators' process. Other work on the machine affects
+    this time less than the seconds of a page.
     """
 
     path: str

@@ -21,7 +21,7 @@ _SUMMED: Final = Units.__struct_fields__
 
 
 def fill_ledger(url: str, tenants: int) -> None:
-    """Create tenants with one key each, and write usage and its sums as billing writes them."""
+    """Create tenants with one key each, and write usage and its hourly sums as billing does."""
     specs = [
         KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
         for number in range(tenants)

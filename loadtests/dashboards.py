@@ -41,7 +41,8 @@ def dashboards_command(*, seconds: float) -> None:
 def check(system: System, *, seconds: float) -> list[str]:
     """Send traffic and run every query.
 
-    Return the queries that fail, or that return no data although they do on every healthy system.
+    Return the queries that fail, and the queries that return no data here but return data on every
+    healthy system.
     """
     with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
         wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")

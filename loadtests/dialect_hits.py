@@ -26,7 +26,7 @@ _PATHS = {"native": "/v1/embed", "OpenAI": "/v1/embeddings"}
 @duration(5.0)
 @rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure memory hits of OpenAI's embeddings route beside those of the native route."""
+    """Measure memory hits of OpenAI's embeddings route and of the native route."""
     wrk.require()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -6,7 +6,9 @@ from typing import Any  # matplotlib's types come with it, and it may be absent
 
 
 def new_figure(name: str, *, width: float, height: float) -> Any:
-    """Return an empty figure; `name` keeps its ids apart from the ids of other figures on a page.
+    """Return an empty figure.
+
+    `name` makes the figure's ids differ from the ids of other figures on a page.
 
     The same values give the same bytes in every run.
     """

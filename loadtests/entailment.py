@@ -1,4 +1,7 @@
-"""Writes a classifier of pairs of texts over the demo encoder, as costly as a real classifier."""
+"""Writes a classifier of pairs of texts, with the demo encoder.
+
+The classifier's answers are useless, but it costs as much as a real one.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Makes file systems in files, mounts them, and fills them to the last block. Needs root."""
+"""Makes file systems in files, mounts them, and fills them to the last block.
+
+All functions need root.
+"""
 
 import os
 import subprocess

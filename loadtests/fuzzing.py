@@ -1,4 +1,4 @@
-"""Provides all fuzzers with a seed, a folder, a memory watch and the end of a run."""
+"""Provides what all fuzzers share: the seed, a folder, a memory watch and the final report."""
 
 import contextlib
 import random
@@ -38,7 +38,7 @@ def end_with(findings: Iterable[str]) -> None:
 
 
 class MemoryWatch:
-    """Records the most bytes that each process had resident while this is entered."""
+    """Records, while entered, the largest resident memory of each process in bytes."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids

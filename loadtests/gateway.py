@@ -1,4 +1,4 @@
-"""Runs `sluicegate gateway` as a process, with a document and settings for the test."""
+"""Runs `sluicegate gateway` as a process, with a test's configuration document and settings."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ WIDE_LIMITS = {
 
 
 class Gateway:
-    """Runs a gateway of `workers` workers while entered; all its processes can be killed.
+    """Runs a gateway with `workers` workers while entered; a test may `kill` and `start` it again.
 
     With `source`, the code of another checkout runs.
     """
@@ -91,14 +91,14 @@ class Gateway:
         wait_until(self._is_ready, within=240, what="the workers serve")
 
     def kill(self) -> None:
-        """Kill the supervisor, with which all its processes end."""
+        """Kill the supervisor; all other processes of the gateway then end by themselves."""
         if self._child is not None:
             os.kill(self._child.pid, signal.SIGKILL)
             self._child.wait()
             self._child = None
 
     def log(self) -> str:
-        """Return the output of its processes."""
+        """Return the output of the gateway's processes."""
         return self._log.read_text(errors="replace")
 
     def processes(self) -> dict[str, int]:
@@ -129,7 +129,7 @@ def one_backend(url: str, *, backend_id: str = "stub", region: str = "eu") -> di
 
 
 def add_tenants(ledger_url: str, keys: Mapping[str, str], *, rules: tuple[Rule, ...] = ()) -> None:
-    """Write tenants to a ledger, which may be new, each with one key and these limits."""
+    """Write tenants to a ledger, each with one key and these limits; create a missing ledger."""
     with Ledger.create(ledger_url) as ledger:
         for tenant, key in keys.items():
             ledger.accounts.create_tenant(tenant, rules=rules)
@@ -147,7 +147,10 @@ def running_gateway(
     state: Valkey | None = None,
     **settings: Any,
 ) -> Iterator[Gateway]:
-    """Run a gateway for tenants with `keys`; without `state`, it has a Redis of its own."""
+    """Run a gateway for tenants with `keys`.
+
+    Without `state`, start a new state Redis for the gateway.
+    """
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(Valkey())
         state = state or stack.enter_context(Valkey("--appendonly", "yes"))

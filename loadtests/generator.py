@@ -1,7 +1,7 @@
-"""Generates a closed-loop HTTP/1.1 load: each connection sends again once it gets its answer.
+"""Generates a closed-loop HTTP/1.1 load: each connection sends its next request after an answer.
 
-It sends to loopback only and for a bounded time. A request takes 20 to 30 µs of processor time,
-little beside the measured server.
+It sends to loopback only and for a bounded time. A request takes 20 to 30 µs of the generator's
+processor time, which is little compared with the time of the measured server.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """The number of requests without a 200."""
+        """The number of requests with another status than 200."""
         return self.requests - self.statuses.get(OK, 0)
 
     @property
@@ -87,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
 
     def close(self) -> None:
-        """Close the connection at once. A request in flight ends with status 0."""
+        """Close the connection immediately. A request in flight ends with status 0."""
         self.is_open = False
         self.transport.abort()
         self._end(0, b"", b"")
@@ -145,7 +145,7 @@ async def closed_loop(
 ) -> Outcome:
     """Send over `connections` for `duration` seconds, or until `bodies` are exhausted.
 
-    Each connection sends again once it gets its answer.
+    Each connection sends its next request when the answer to the one before has come.
     """
     statuses: Counter[int] = Counter()
     latencies: list[float] = []

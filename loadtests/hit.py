@@ -1,9 +1,9 @@
 """Measures a worker's cache hits, beside rivals and a server without logic.
 
-Servers are measured in turns. The measured server has one core, everything else the other core. The
-report has the rates and three processor times of a request: of the server, of all other processes
-that it needs (Redis, and the processes that carry an event until it is billed), and of the load
-generator.
+Servers are measured in turns. The measured server has one core, and all other processes share the
+other core. The report has the rates and three processor times of a request. The first one is the
+server's. The second one is that of all other processes that the server needs: Redis, and the
+processes that carry usage events until they are billed. The third one is the load generator's.
 """
 
 import shutil
@@ -58,7 +58,10 @@ class Candidate(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A load that fills one core. It waits until `systems` have billed one run before the next."""
+    """A load that keeps one core busy.
+
+    After each run, it waits until `systems` have billed the run.
+    """
 
     folder: Path
     connections: int
@@ -128,7 +131,7 @@ def start_systems(
 def start(
     stack: ExitStack, systems: Mapping[str, System], bodies: list[bytes]
 ) -> dict[str, System]:
-    """Start systems, pin each one's worker to the measured core, and cache answers to `bodies`."""
+    """Start systems, pin each worker to the measured core, and cache the answers to `bodies`."""
     for system in systems.values():
         stack.enter_context(system)
         fill(system, bodies)
@@ -137,14 +140,17 @@ def start(
 
 
 def candidate(system: System) -> Candidate:
-    """Return a system as a candidate: its worker is the server; backends and operators are idle."""
+    """Return a system as a candidate, whose server is the worker.
+
+    Backends and the operators' process are idle during hits, so they are left out.
+    """
     worker = [p.pid for p in system.processes("gateway")]
     others = [p.pid for p in system.processes() if p.role in _NEEDED]
     return Candidate(target_of(system), worker, others)
 
 
 def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Candidate]:
-    """Start nginx with Lua twice, with the answer to each text in Redis and in memory."""
+    """Start nginx with Lua twice: one caches the answer to each text in Redis, one in memory."""
     redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
     pin([redis], OTHERS)
     candidates = {}

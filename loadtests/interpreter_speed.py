@@ -1,4 +1,4 @@
-"""Measures how fast an interpreter runs Python, which its build options do not always tell.
+"""Measures how fast an interpreter runs Python, because its build options do not always say so.
 
 Debian builds its interpreter with profile-guided optimization, but `sysconfig` does not show it.
 """
@@ -29,7 +29,7 @@ class _Entry:
 def interpreter_speed() -> int:
     """Return how many steps of a fixed Python loop take as long as xxHash takes for a MiB.
 
-    The ratio compares interpreters on one machine under one load: a change of the clock rate
+    The ratio compares interpreters on one machine under one load. A change of the clock rate
     changes both times alike, and xxHash's compiled code does not depend on the interpreter. Slices
     of the loop and of xxHash take turns; the result is the median, rounded to tens. A busy
     neighbour core that shares units with this core slows the loop by a third more than xxHash.

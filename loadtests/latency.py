@@ -1,7 +1,8 @@
 """Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
 
-Latencies count from the time at which a request was due. A server that only sends fixed bytes takes
-part in the same turns: its latencies come from the machine and the generator.
+The latency of a request is measured from the time at which it was due. A server that only sends
+fixed bytes is measured in the same turns. Its latency shows the share of the machine and of the
+load generator.
 """
 
 import tempfile
@@ -39,7 +40,7 @@ _PEER = "LiteLLM's proxy, hit in Redis"
 @duration(4.0)
 @rounds(5)
 def measure(*, most: float, duration: float, rounds: int) -> None:
-    """Measure hits at half the capacity of each system, at most at a given rate, beside LiteLLM."""
+    """Measure hits at half the capacity of each system, but at most `most` requests a second."""
     require()
     bodies = popular_bodies()
     notes = ["Each server is offered half of the rate that it reaches with 32 callers who wait."]

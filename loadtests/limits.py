@@ -51,10 +51,11 @@ _BREAKER, _TIMEOUT = 1.0, 1.0
 class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run; `over` is by how many requests the worst window exceeded its limit.
 
-    `allowed` is by how many it may exceed the limit. With Redis killed, this is what workers may
-    admit by themselves; else it is `ahead`. `ahead` is how many requests workers may admit before
-    Redis answers, or 0 if Redis was never late. `share` is the smallest share of its limit that a
-    tenant got. `other` counts answers that were neither 200 nor 429.
+    - `allowed` is by how many requests that window may exceed the limit. If Redis was killed, it is
+      the number that workers may admit on their own. Otherwise, it is `ahead`.
+    - `ahead` is the number that workers may admit before Redis answers; 0 if Redis was never late.
+    - `share` is the smallest fraction of its limit that a tenant got.
+    - `other` counts answers that were neither 200 nor 429.
     """
 
     tenants: list[Line]
@@ -81,7 +82,7 @@ def measure(*, duration: float, away: float) -> None:
 
 
 def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsResult:
-    """Return how well limits were kept during `duration` seconds, `away` of them without Redis.
+    """Run for `duration` seconds, `away` of them without Redis; return how well limits were kept.
 
     On a machine that may stall, a longer `state_timeout` makes workers wait longer for Redis.
     """
@@ -119,7 +120,7 @@ def admitted(answers: Sequence[Answer]) -> list[AdmittedRequest]:
 
 
 def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
-    """Return how many of the admitted requests workers admitted without an answer from Redis."""
+    """Return how many of the `admitted` requests were admitted without an answer from Redis."""
     found: dict[str, float] = {}
     name = "sluicegate_limit_admissions_total"
 

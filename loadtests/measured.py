@@ -54,7 +54,7 @@ def popular_bodies() -> list[bytes]:
 
 
 def target_of(system: System, path: str = "/v1/classify", **headers: str) -> Target:
-    """Return where the demo tenant sends requests; `_` in a header's name becomes a hyphen."""
+    """Return the target of the demo tenant's requests; `_` in a header's name becomes a hyphen."""
     more = tuple((name.replace("_", "-"), value) for name, value in headers.items())
     key = ("authorization", f"Bearer {system.key}")
     return Target(host="127.0.0.1", port=system.port, path=path, headers=(key, *more))
@@ -93,7 +93,10 @@ def fill(system: System, bodies: Iterable[bytes], path: str = "/v1/classify") ->
 
 
 def settle(systems: Iterable[System]) -> None:
-    """Wait until the events of the last run are shipped and billed; the next run needs the core."""
+    """Wait until the events of the last run are shipped and billed.
+
+    This work uses a processor core, so it would slow the next run.
+    """
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
     seen = [sum(map(processor_seconds, processes))]
 
@@ -115,7 +118,7 @@ def metered(
     others: Sequence[int] = (),
     rest: Callable[[], None] = lambda: None,
 ) -> Callable[[], Turn]:
-    """Return a turn: `run`, then `rest`, with processor times.
+    """Return a function that calls `run` and then `rest`, and measures processor times.
 
     The server's time is measured during `run`, and the time of `others` during `run` and `rest`.
     """

@@ -36,9 +36,9 @@ _BATCHING = Batching(rows=8)
 def measure(*, connections: int, count: int, rounds: int, two_backends: bool) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns.
 
-    The bare session runs the served graph and the graph that computes padding. The faster run is
-    the baseline. The gateway has a backend with all cores or, with --two-backends, one in each of
-    two regions.
+    A bare session runs the served graph, and another one the graph that computes padding. The
+    faster of the two is the baseline. The gateway has a backend with all cores or, with
+    --two-backends, one in each of two regions.
     """
     texts = iter(sentences(count * rounds * 2, seed=2))
     arguments = TWO_REGIONS if two_backends else ()

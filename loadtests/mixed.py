@@ -33,9 +33,10 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 @duration(10.0)
 @rounds(5)
 def measure(*, duration: float, rounds: int) -> None:
-    """Measure the wait of short sentences among long documents, batched by length and by arrival.
+    """Measure the wait of short sentences among long documents, with two ways of batching.
 
-    The load is 0.7 of the rate that 32 waiting callers reach with batches in order of arrival.
+    Rows are batched by length, or in order of arrival. The load is 0.7 of the rate that 32 callers,
+    who wait for their answers, reach with batches in order of arrival.
     """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
@@ -57,7 +58,10 @@ def measure(*, duration: float, rounds: int) -> None:
 
 
 def mixed(*, seed: int) -> Iterator[str]:
-    """Yield distinct sentences, and a document of 256 or more tokens before one in twenty."""
+    """Yield distinct sentences.
+
+    Before one sentence in twenty comes a document of 256 or more tokens.
+    """
     chooser = random.Random(seed)
     short = iter(sentences(200_000, seed=seed))
     for text in short:
@@ -69,7 +73,7 @@ def mixed(*, seed: int) -> Iterator[str]:
 def _run(
     seeds: Iterator[int], models: Path, *, rate: float, duration: float, **settings: str
 ) -> Outcome:
-    """Send the mixed texts, and return the result of the short texts."""
+    """Send the mixed texts; return the outcome of the short texts only."""
     with backend(models, **settings) as running:
         bodies = _warm(running, seed=next(seeds))
         answers = run_open(running.target, bodies, rate=rate, duration=duration)
@@ -86,7 +90,7 @@ def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
 
 
 def _tokens(answer: Answer) -> int:
-    """Return how many tokens the backend ran for a text; 0 if it did not answer."""
+    """Return how many tokens the backend ran for a text; 0 if there was no answer."""
     if answer.status != OK:
         return 0
     frame = FrameReader().feed(answer.body)[0]

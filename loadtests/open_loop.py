@@ -1,4 +1,4 @@
-"""Generates an open-loop load: requests leave when they are due, even if earlier ones go on."""
+"""Generates an open-loop load: it sends a request when due, even if earlier ones have no answer."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ _clock = time.perf_counter
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: its status and body, and when its request was due, was sent and was answered.
+    """One answer: its status and body, and the times when its request was due, sent and answered.
 
     Times are seconds since the start of the run. The status is 0 if the connection ended or no
     answer came in time. Names and values in `head` are in lower case.
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latency(self) -> float:
-        """Seconds from when the request was due, so that a late generator hides nothing."""
+        """Seconds from when the request was due, which include the delay of a late generator."""
         return self.came - self.due
 
 
@@ -54,7 +54,7 @@ async def open_loop(
     since: float | None = None,
     patience: float = 10.0,
 ) -> list[Answer]:
-    """Send at `rate` a second for `duration`, answered or not; return the answer to each request.
+    """Send `rate` requests a second for `duration` seconds; return the answer to each request.
 
     Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
     before the start and used in turns. If none of them is free, another one is opened. `patience`

@@ -63,7 +63,7 @@ def overloaded(
 ) -> tuple[list[Row], str]:
     """Send requests of `items` items at twice the rate of `full`.
 
-    Return the result, and whether the refusals and the number of computed rows were right.
+    Return the result, and whether both the refusals and the number of computed rows were correct.
     """
     (backend,) = backends_of(system)
     counters = ("rows_total", "late_rows_total")

@@ -1,4 +1,4 @@
-"""Writes the demo encoder as common exporters do: its graph computes padding too."""
+"""Writes the demo encoder as common exporters do: as a graph that also computes padding tokens."""
 
 import json
 from pathlib import Path

@@ -1,13 +1,14 @@
 """Measures each process's time for a missed item, with a model that takes no processor time.
 
 `sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
-The executor of that device takes some processor time itself, which is measured separately and
-subtracted from the backend's time. Bare uvicorn is measured in the same turns: its time for a
-request is the unit. With fewer than four cores, the generator shares the gateway's core.
+The executor of that device takes some processor time itself. This time is measured separately and
+subtracted from the backend's time. Bare uvicorn is measured in the same turns; its processor time
+for a request is the unit of the other times. With fewer than four cores, the generator shares the
+gateway's core.
 
-In the topology of a GPU, several backends share the device. From the time that all processes take
-for an item, the benchmark computes the rows a second that a core can feed, and the cores for 50,000
-rows a second. These figures leave out the executor of a real device.
+In the topology `gpu`, several backends share the device. From the processor time of all processes
+for an item, the benchmark computes two figures: for how many rows a second one core is enough, and
+how many cores 50,000 rows a second need. Both figures leave out the executor of a real device.
 """
 
 import contextlib
@@ -235,7 +236,7 @@ def _measured(
 
 
 def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> list[Line]:
-    """Return an item's processor time in microseconds, and in multiples of the unit."""
+    """Return an item's processor time in microseconds, and in multiples of uvicorn's time."""
     together = median(sample.costs["together"] for sample in samples)
     outcomes = [sample.outcome for sample in samples]
     ways = {"µs": [1.0] * len(samples), "bare requests": units}

@@ -38,8 +38,8 @@ Way = tuple[RunningBackend, str]
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure `count` sentences a run in turns, compare the answers, then measure memory and start.
 
-    The processor time is measured as well, because other load on the machine changes it less than
-    it changes rates.
+    The processor time is also measured, because other load on the machine affects processor times
+    less than rates.
     """
     texts = sentences((count * rounds + 3 * _WARM_UP) * 3 + _COMPARED, seed=12)
     asked = iter(texts[_COMPARED:])
@@ -67,7 +67,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _differences(ways: dict[str, Way], texts: Sequence[str]) -> dict[str, Line]:
-    """Return how far vectors and labels are from the results of ONNX Runtime."""
+    """Return how much vectors and labels differ from the results of ONNX Runtime."""
     vectors, labels = {}, {}
     for what, (running, suffix) in ways.items():
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)

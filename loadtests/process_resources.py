@@ -20,7 +20,7 @@ def resources_of(pid: int) -> dict[str, int]:
 
 
 def peak_mib(pid: int) -> int:
-    """Return the most memory that a process ever had resident; 0 if it has ended."""
+    """Return the largest resident memory of a process so far in MiB; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM"):

@@ -1,8 +1,8 @@
-"""Checks that gateways in two regions together keep limits, also when one region is lost.
+"""Checks that gateways in two regions together keep limits, even when one region is lost.
 
-Each region is a gateway with a Redis; only the ledger is shared. Tenants send three times their
-limit in both regions, then in one, then in the other. Then one region is killed. For every window,
-the requests that both regions admitted are compared with the limit.
+Each region is a gateway with a Redis; only the ledger is shared. Tenants send three times as many
+requests as their limit: in both regions, then in one, then in the other. Then one region is killed.
+For every window, the requests that both regions admitted are compared with the limit.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
     other: int
     """Answers other than 200 and 429 from regions that were not killed."""
     took: float
-    """Seconds from the loss of a region until the other region admitted the whole limit."""
+    """Seconds from the loss of a region until the other region admits the whole limit."""
     allowed: float
-    """The largest value of `took` that is allowed."""
+    """The allowed maximum of `took`."""
 
 
 class _Regions(NamedTuple):
@@ -65,7 +65,7 @@ class _Regions(NamedTuple):
 @click.option("--lease", default=30.0, help="Seconds that a region's share lasts.")
 @click.option("--tenants", default=5)
 def measure(*, phase: float, lease: float, tenants: int) -> None:
-    """Check that gateways in two regions keep limits together, also when one is lost."""
+    """Check that gateways in two regions together keep limits, even when one region is lost."""
     result = run(phase=phase, lease=lease, tenants=tenants)
     show(
         "Limits of two regions",
@@ -87,8 +87,8 @@ def run(
 ) -> RegionsResult:
     """Return how well limits were kept in phases of `phase` seconds, and after a region was killed.
 
-    After the kill, the load goes on until the other region has the whole limit, or would have it
-    too late.
+    After the kill, the load goes on until the other region admits the whole limit, or until the
+    time allowed for this has passed.
     """
     allowed = lease + _LEASE_ENDS + _ROUNDS
     with _running(lease=lease, tenants=tenants, workers=workers) as running:
@@ -114,7 +114,7 @@ def run(
 
 @contextlib.contextmanager
 def _running(*, lease: float, tenants: int, workers: int) -> Iterator[_Regions]:
-    """Run a gateway in each region over one ledger; yield once all have their shares of limits."""
+    """Run a gateway in each region, with one ledger; yield once all have their shares of limits."""
     keys = {f"tenant-{number}": f"sk-regions-tenant-{number:02}" for number in range(tenants)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -190,7 +190,7 @@ async def _offer(
 
 
 def _count(answers: Sequence[Sequence[Answer]], begin: float, end: float) -> int:
-    """Return how many requests that were sent between two times were admitted."""
+    """Return the number of admitted requests among the requests sent between two times."""
     return sum(one.status == OK and begin <= one.sent < end for each in answers for one in each)
 
 

@@ -91,10 +91,10 @@ def row_of(what: str, run: Outcome, *, baseline: float, items: int = 1) -> Row:
 def table_of(
     turns: Mapping[str, Sequence[Turn]], *, by: Callable[[Turn], float] | None = None
 ) -> list[Row]:
-    """Return each variant's median run by rate, with the medians of ratios and processor times.
+    """Return for each variant the run with the median rate, and medians of ratios and CPU times.
 
-    `by` chooses the median run by another value: under a steady load, all runs have the same rate.
-    The statuses are the sum over all runs.
+    `by` returns the value of a run that replaces the rate. A steady load needs another value,
+    because all its runs have the same rate. The statuses are the sum over all runs.
     """
     first = next(iter(turns.values()))
     return [
@@ -110,7 +110,10 @@ def table_of(
 
 
 def show(title: str, rows: Sequence[Row | Line], *notes: str, keep: bool = True) -> None:
-    """Print a table and notes below a line on machine, date and commit; `keep` it in `results`."""
+    """Print machine, date and commit, then a table and notes.
+
+    With `keep`, also write a result file.
+    """
     machine = heading(title)
     lines = [row.line() if isinstance(row, Row) else row for row in rows]
     columns = [

@@ -1,4 +1,4 @@
-"""Measures the rows a second of zero-shot requests with many rows, beside one-row requests."""
+"""Measures the rows a second of zero-shot requests with many rows, and of one-row requests."""
 
 import itertools
 import random
@@ -26,8 +26,8 @@ _TEMPLATE = "this text is about {}"
 def measure(*, connections: int, count: int, rounds: int) -> None:
     """Measure both kinds of requests in turns, through the gateway.
 
-    No text is sent twice, and the rows of both kinds have the same lengths: the text of a one-row
-    request has the words of a zero-shot request's text in another order.
+    No text is sent twice. The rows of both kinds have the same lengths, because the text of a
+    one-row request has the words of a zero-shot request's text in another order.
     """
     texts = iter(sentences(count * rounds, seed=8))
     own: list[str] = []
@@ -56,7 +56,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
 
 
 def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
-    """Return one-row requests, as many as the zero-shot requests have rows, with equal lengths."""
+    """Return a one-row request for each row of the zero-shot requests, with the same length."""
     chooser = random.Random(5)
     pairs = []
     for text in texts:

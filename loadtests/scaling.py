@@ -1,9 +1,9 @@
-"""Sends KEDA's queries to a real Prometheus, and checks the results against computed numbers.
+"""Sends KEDA's queries to a real Prometheus, and compares the results with computed averages.
 
-Backends whose batches take set times stand for the pools of an overlay. First all are idle, then
-two are loaded. Prometheus scrapes them with the labels that the PodMonitor sets. It gets the
-queries of the rendered ScaledObjects. The benchmark computes the same averages from the stored
-samples.
+Backends whose batches take set times represent the pools of an overlay. First all backends are
+idle, then two of them are loaded. Prometheus scrapes the backends with the labels that the
+PodMonitor sets, and answers the queries of the rendered ScaledObjects. The benchmark computes the
+same averages from the samples that Prometheus stored.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ def _compare(
     pools: Mapping[str, Scaling],
     expected: Mapping[str, int],
 ) -> tuple[list[Line], list[str]]:
-    """Return results and numbers of replicas, and the differences from the expected ones."""
+    """Return results and replica counts, and their differences from the expected values."""
     lines: list[Line] = []
     problems: list[str] = []
     now = time.time()
@@ -118,7 +118,7 @@ def _answer(prometheus: Prometheus, query: str, now: float) -> float:
 
 
 def _by_hand(prometheus: Prometheus, query: str, now: float) -> float:
-    """Return the sum of the averages of those samples to which a query refers."""
+    """Compute the result of a query from samples: the sum of the averages of its series."""
     selector = query.removeprefix("sum(avg_over_time(").removesuffix("))")
     stored = prometheus.query(selector, now)
     return sum(fmean(float(value) for _, value in each["values"]) for each in stored)

@@ -36,7 +36,10 @@ class _Sample(NamedTuple):
 @click.option("--overload", default=1.3, help="Load, in multiples of the capacity.")
 @click.option("--deadline", default=0.5, help="Seconds that a caller waits.")
 def measure(*, phase: float, overload: float, deadline: float) -> None:
-    """Send calls of two models 10 : 1 for `phase` seconds, then 1 : 10; print device seconds."""
+    """Send calls of two models, ten to one for `phase` seconds, then one to ten.
+
+    Print the device seconds that each model used.
+    """
     with demo_models() as models:
         _add_twin(models)
         with backend(models, threads="1") as running:
@@ -76,7 +79,7 @@ def _mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Yield `count` calls 10 : 1, and from then on 1 : 10."""
+    """Yield `count` calls with ten of `first` for one of `second`, and then the reverse."""
     before = _mixed(first, second)
     for _ in range(count):
         yield next(before)
@@ -84,7 +87,10 @@ def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Ite
 
 
 def _ratio(samples: list[_Sample], begin: float, end: float) -> float:
-    """Return the first encoder's device seconds divided by the second's, between two times."""
+    """Return the ratio of the device seconds that two encoders used between two times.
+
+    The ratio is the first encoder's seconds divided by the second encoder's.
+    """
     inside = [sample for sample in samples if begin <= sample.at <= end]
     if not inside:  # the machine was too busy to take samples
         return float("nan")

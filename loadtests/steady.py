@@ -1,8 +1,8 @@
 """Runs an open loop at a steady rate in a process that other work disturbs little.
 
 `python -m loadtests.steady < LOAD` prints the outcome as JSON. Timers of the event loop are exact
-to tens of microseconds. If it is root, the process has a real-time priority on its core, because a
-request that leaves late would count as a slow answer.
+to tens of microseconds. As root, the process gets a real-time priority on its core. Otherwise,
+other work may delay the sending of a request, and the delay would count as latency.
 """
 
 import asyncio
@@ -36,7 +36,10 @@ class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 64
 
     def run(self) -> Outcome:
-        """Run the load in a separate process; latencies count from when a request was due."""
+        """Run the load in a separate process.
+
+        The latency of a request is measured from the time at which it was due.
+        """
         done = subprocess.run(
             [sys.executable, "-m", "loadtests.steady"],
             input=msgspec.json.encode(self),

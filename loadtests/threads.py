@@ -1,4 +1,4 @@
-"""Measures threads that adapt to the load beside fixed ones, and the memory of sessions."""
+"""Measures adaptive and fixed numbers of threads for a batch, and the memory of sessions."""
 
 import contextlib
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _WAYS = {"narrow": "never", "wide": "always", "adaptive": "auto"}
 @rounds(3)
 @click.option("--weigh-only", is_flag=True, help="Measure only the memory of sessions.")
 def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
-    """Measure adaptive threads beside fixed ones, and the memory of sessions."""
+    """Measure adaptive and fixed numbers of threads for a batch, and the memory of sessions."""
     if not weigh_only:
         numbers = tuple(map(int, clients.split(",")))
         show("Threads", _compare(numbers, duration, rounds))
@@ -35,7 +35,7 @@ def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> 
 
 
 def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Line]:
-    """Measure the three kinds of threads in turns, for each number of clients."""
+    """Measure the three settings of threads in turns, for each number of clients."""
     texts = iter(sentences(400_000, seed=4))
     lines: list[Line] = []
     with demo_models() as models, contextlib.ExitStack() as stack:
@@ -62,8 +62,8 @@ def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Lin
 def _weigh() -> list[Line]:
     """Return the memory of a backend with one session, and of one with three.
 
-    Each backend runs alone, after a start that wrote packed weights, so that the two share no
-    pages.
+    A first start writes the packed weights, so that it does not distort the memory. The two
+    backends do not run at the same time, because they would share the memory of these weights.
     """
     texts = iter(sentences(100_000, seed=5))
     lines: list[Line] = []

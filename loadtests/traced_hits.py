@@ -44,7 +44,7 @@ _WAYS = {
 @duration(5.0)
 @rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits without tracing, with it, and with a collector that is dead, slow or refuses."""
+    """Measure hits without tracing, with tracing, and with a dead, slow or refusing collector."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

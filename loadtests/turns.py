@@ -14,7 +14,10 @@ def in_turns(
     *,
     rest: Callable[[], None] = lambda: None,
 ) -> dict[_Name, list[_Run]]:
-    """Run each variant once a round, with `rest` after each run; return each variant's runs."""
+    """Run each variant once in each round, and `rest` after each run.
+
+    Return each variant's runs.
+    """
     runs: dict[_Name, list[_Run]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
@@ -29,5 +32,8 @@ def middle(runs: Sequence[_Run], by: Callable[[_Run], float]) -> _Run:
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the median over the rounds of `before / after`; a busy machine slows both down."""
+    """Return the median of the ratios `before / after` of all rounds.
+
+    Other work slows both runs of a round alike, so it hardly changes their ratio.
+    """
     return median(one / other for one, other in zip(before, after, strict=True))

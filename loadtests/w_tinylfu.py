@@ -47,7 +47,7 @@ def w_tinylfu_ratio(stream: Sequence[int], places: int, *, window_share: float) 
 
 
 class _WTinyLfu:
-    """A window in order of use, and a main part of two segments that admits by frequency."""
+    """A window (LRU), and a main part of two segments that admits the more frequent item."""
 
     def __init__(self, places: int, window: int, counts: Counter[int]) -> None:
         self._counts = counts

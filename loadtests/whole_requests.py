@@ -1,8 +1,9 @@
 """Measures how many whole requests with many items or rows are answered in time under overload.
 
-Each kind of request is first sent alone, for its latency, and then by several callers, for the
-capacity. Then an open loop sends twice the capacity, with three times the latency as deadline. All
-this is one run, so that ratios are comparable.
+Each kind of request is first sent one at a time, which gives its latency, and then by several
+callers, which gives the capacity. Then an open loop sends requests at twice the capacity. Their
+deadline is three times the latency. One run measures all of this, so that the ratios are
+comparable.
 """
 
 import random

@@ -1,8 +1,8 @@
 """Checks from outside that no window admitted more requests than a limit allows.
 
-A caller only knows that a request was admitted some time between sending and the answer. So a
-window counts only requests that were surely admitted in it: sent after its start and answered
-before its end. Caller and Redis run on one machine, so their clocks agree.
+A caller only knows that a request was admitted at some time between its sending and its answer. So
+a window counts only requests that were certainly admitted within the window: requests sent after
+its start and answered before its end. Caller and Redis run on one machine, so their clocks agree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class AdmittedRequest(NamedTuple):
 
 
 def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> float:
-    """Return by how many units the worst window exceeds `rule`; negative if none does.
+    """Return by how many units the worst window exceeds `rule`; negative if no window does.
 
     A window of `t` seconds may admit `capacity + t * capacity / window`. It is enough to look at
     windows that begin when a request is sent and end when an answer comes.
@@ -40,12 +40,12 @@ def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> floa
 
 
 def bound(rule: Rule, duration: float) -> float:
-    """Return the most that `rule` admits in `duration` seconds, if the bucket is full at first."""
+    """Return how many units `rule` admits in `duration` seconds, if the bucket is full at first."""
     return rule.capacity + duration * rule.capacity / rule.window
 
 
 def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float:
-    """Return the most that `workers` admit without Redis while it is away for `away` seconds."""
+    """Return how many units `workers` admit at most while Redis is away for `away` seconds."""
     return workers * (max(1.0, share * rule.capacity) + away * share * rule.capacity / rule.window)
 
 
@@ -61,10 +61,11 @@ def failover_bound(
 ) -> float:
     """Return by how many units a window with a failover of the state Redis may exceed `rule`.
 
-    Without Redis, each worker admits its local share. It does so until it finds that Redis is back,
-    for `unaware` seconds in all. The replica may also lack the last units that the primary granted:
-    those of one call of each worker, because a worker sends its next call only after a reply, and
-    the primary sends the reply and the replica's copy together. `offered` is in units a second.
+    The excess has two causes. First, without Redis, each worker admits its local share, until it
+    finds that Redis is back. This takes `unaware` seconds in all. Second, the replica may lack the
+    last units that the primary granted. These are at most the units of one call of each worker: a
+    worker sends its next call only after a reply, and the primary sends the reply and the replica's
+    copy at the same time. `offered` is in units a second.
     """
     alone = local_share(rule, share=share, workers=workers, away=unaware)
     lease = 1 + 2 * int(LARGEST_LEASE * rule.capacity)
@@ -72,8 +73,9 @@ def failover_bound(
 
 
 def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
-    """Return by how many units a window may exceed `rule` while Redis answers late.
+    """Return by how many units a window may exceed `rule` while Redis answers slowly.
 
-    Each worker may admit its part before Redis answers; `by_share` counts all such admissions.
+    Each worker may admit its part of the limit before Redis answers. `by_share` counts the units
+    that were admitted in this way.
     """
     return min(workers * LARGEST_LEASE * rule.capacity, by_share)

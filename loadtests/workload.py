@@ -15,7 +15,7 @@ _WORDS = (  # noqa: SIM905 - a hundred quoted words are no easier to read
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
-    """Return `count` distinct sentences: median 9 words, at most 50 words."""
+    """Return `count` distinct sentences with a median of 9 words and a maximum of 50 words."""
     chooser = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""Runs wrk as a closed loop: one thread in C, which is faster than any Python server."""
+"""Runs wrk as a closed loop. Its single thread, in C, is faster than any Python server."""
 
 import shutil
 import subprocess
@@ -62,7 +62,7 @@ def send(
     core: int,
     folder: Path,
 ) -> Outcome:
-    """Send `bodies` repeatedly from `core`; each connection waits for its answer.
+    """Send `bodies` repeatedly from `core`; each connection waits for an answer before the next.
 
     Refused and broken requests have status 0. Instead of all latencies, the result has a thousand
     percentiles.

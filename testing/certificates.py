@@ -1,4 +1,4 @@
-"""Issues certificates of private authorities and writes the files that processes read."""
+"""Issues certificates of private authorities, and writes them to the files that processes read."""
 
 import datetime as dt
 from pathlib import Path

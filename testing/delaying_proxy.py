@@ -6,7 +6,9 @@ from typing import Self
 
 
 class DelayingProxy:
-    """Listens on a loopback port and forwards to a Unix socket; waits `delay()` before each reply.
+    """Listens on a loopback port and forwards to a Unix socket.
+
+    It waits `delay()` seconds before it passes on each reply.
 
     `connections` counts the accepted connections.
     """

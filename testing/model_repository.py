@@ -1,6 +1,6 @@
 """Writes a small model repository for tests.
 
-The tokenizer is real. The graph is a toy, or is left out for executors that read no graph.
+The tokenizer is real. The graph is a toy, or it is invalid for executors that read no graph.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,10 @@ def write_model(root: Path, name: str, manifest: dict[str, Any], revision: int =
 
 
 def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **changes: Any) -> Path:
-    """Write an encoder. Unless `real`, its graph is invalid, and no executor may read it."""
+    """Write an encoder.
+
+    Without `real`, its graph is invalid, so no executor can read it.
+    """
     manifest = {
         "kind": "encoder",
         "graph": "model.onnx",

@@ -62,7 +62,10 @@ class NamespaceNetwork:
         return f"{_PREFIX}.{self._places[name]}"
 
     def command(self, name: str, *argv: str) -> list[str]:
-        """Return the command that runs `argv` in a member's namespace and keeps its process id."""
+        """Return the command that runs `argv` in a member's namespace.
+
+        `ip` replaces itself by `argv`, so the process id of the command is the id of `argv`.
+        """
         return ["ip", "netns", "exec", self._namespace(name), *argv]
 
     def drop(self, source: str, target: str) -> None:

@@ -40,7 +40,8 @@ def free_port() -> int:
 def _claim(port: int) -> int:
     """Claim a port, and return the descriptor of a socket named after the port.
 
-    Only one socket can have this name. The name is free again when the descriptor is closed.
+    Only one socket at a time can have this name. The name is free again when the descriptor is
+    closed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
         if sys.platform == "linux":  # such a name needs no file

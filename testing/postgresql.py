@@ -20,7 +20,7 @@ _OWNER = "nobody" if os.geteuid() == 0 else None
 
 
 def programs() -> Path | None:
-    """Return the folder of `initdb` and `postgres`; `None` if they are not installed."""
+    """Return the folder of the programs `initdb` and `postgres`; `None` if it does not exist."""
     found = shutil.which("initdb")
     if found is not None:
         return Path(found).resolve().parent
@@ -38,7 +38,7 @@ def new_directory() -> Path:
 class PostgreSQLNode:
     """A server on a Unix socket and, with `port`, also on a port of the address `listens`.
 
-    All its processes can be killed, stopped and continued.
+    A test can kill, pause and resume all processes of the server.
     """
 
     def __init__(self, folder: Path, directory: Path, *, port: int, listens: str = "") -> None:
@@ -96,7 +96,7 @@ class PostgreSQLNode:
             self.kill()
 
     def pause(self) -> None:
-        """Stop the server's processes: the kernel accepts connections, but nothing answers."""
+        """Stop the server's processes by SIGSTOP: connections are accepted, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -153,7 +153,10 @@ class PostgreSQL:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
-        """Return the URL of an empty database, which is in fact a new schema."""
+        """Return the URL of an empty database.
+
+        To save time, it is only a new schema.
+        """
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"

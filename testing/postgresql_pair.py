@@ -42,7 +42,7 @@ class PostgreSQLPair:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def promote(self) -> None:
-        """Make the standby the primary; its commits then wait for no standby."""
+        """Make the standby the primary. Commits then wait for no standby."""
         data = self.standby.directory / "data"
         self.standby.call("pg_ctl", "promote", "-D", data, "-w")
         self.primary, self.standby = self.standby, self.primary
@@ -61,7 +61,7 @@ class PostgreSQLPair:
         wait_until(self._is_copied, what="a synchronous standby")
 
     def _wait_for_standby(self, name: str) -> None:
-        """Let each commit wait for the standby `name`; `*` means any standby, "" means none."""
+        """Make each commit wait for the standby `name`; `*` means any standby, "" means none."""
         self.primary.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
         self.primary.ask("SELECT pg_reload_conf()")
 

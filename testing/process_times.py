@@ -1,4 +1,4 @@
-"""Reads the processor time of a process and of its descendants."""
+"""Reads the processor time of a process and of all its descendants."""
 
 import contextlib
 import os

@@ -36,7 +36,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _KeepingReader(asyncio.StreamReader):
-    """Keeps the last bytes received, so that data before a reset can still be read."""
+    """Keeps the last bytes received, so that a test can read data that came before a reset."""
 
     received = b""
 
@@ -109,7 +109,8 @@ class Connection:
         """Return the next response that is not 100 (Continue).
 
         Raises:
-            MalformedResponse: the bytes are not a response, or it has no valid `Content-Length`.
+            MalformedResponse: the bytes are not a response, or the response has no valid
+                `Content-Length`.
         """
         while (found := await self.head())[0] < 200:
             pass
@@ -135,7 +136,10 @@ def post(
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the bytes of a request. Without `body`, the headers must say how the body is sent."""
+    """Return the bytes of a request.
+
+    Without `body`, `headers` must have the header that frames the body.
+    """
     lines = [f"{method} {path} HTTP/1.1", "host: worker", f"authorization: Bearer {key}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if body is not None:

@@ -32,11 +32,11 @@ class SentinelDeployment:
         return f"redis-sentinel://{hosts}/0?primary=cache"
 
     def has_failed_over(self) -> bool:
-        """Return whether the replica is the primary now, and Sentinel says so too."""
+        """Return whether the replica is the primary now, and Sentinel names it as the primary."""
         return self.current() is self.replica
 
     def current(self) -> Valkey | None:
-        """Return the server that Sentinel names as the primary, once it is one."""
+        """Return the server that Sentinel names as the primary, once this server is a primary."""
         address = self.sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME cache")
         for server in self.servers:
             if str(server.port).encode() in address and server.is_running:

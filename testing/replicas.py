@@ -13,7 +13,7 @@ share."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger of a ScaledObject whose metric is an average over the replicas."""
+    """A trigger of a ScaledObject. Its metric is an average over the replicas."""
 
     name: str
     query: str
@@ -21,7 +21,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     activation: float
 
     def replicas(self, value: float, current: int) -> int:
-        """Return how many replicas a query's result `value` asks for."""
+        """Return how many replicas a pool needs if the trigger's query returns `value`."""
         if current and abs(value / (self.threshold * current) - 1.0) <= _TOLERANCE:
             return current
         return math.ceil(value / self.threshold)
@@ -36,9 +36,12 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     triggers: tuple[Trigger, ...]
 
     def replicas(self, values: Mapping[str, float], current: int) -> int:
-        """Return the number of replicas for each trigger's result, with no limit on its changes.
+        """Return the number of replicas that KEDA wants for these results of the triggers.
 
-        Scaling from zero and to zero follows KEDA's activation thresholds instead.
+        Limits on how fast the number may change are not applied.
+
+        A pool may have no replicas only if its minimum is 0 and no trigger is above its activation
+        threshold.
         """
         is_active = any(values[each.name] > each.activation for each in self.triggers)
         if self.least == 0 and not is_active:

@@ -1,4 +1,4 @@
-"""Answers like the stub backend, but each item five milliseconds after the one before."""
+"""Answers as the stub backend does, but waits five milliseconds before each item."""
 
 import asyncio
 

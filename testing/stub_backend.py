@@ -1,4 +1,4 @@
-"""Serves the wire of `backends.protocol` without a model and misbehaves on demand.
+"""Speaks the protocol of `backends.protocol` without a model, and misbehaves on demand.
 
 In a test's own event loop::
 
@@ -75,7 +75,7 @@ class Reply:
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
-        """Send raw bytes; the first bytes come after the response's head."""
+        """Send raw bytes. The response's head is sent before the first of them."""
         if not self._has_begun:
             self._has_begun = True
             content = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + content
@@ -108,7 +108,7 @@ Behaviour = Callable[["StubBackend", Call, Reply], Awaitable[None]]
 
 
 async def answer(stub: "StubBackend", call: Call, reply: Reply) -> None:
-    """Answer every item at once."""
+    """Answer every item immediately."""
     await reply.send(*(echo(call, index, stub.backend_id) for index in range(len(call.items))))
     await reply.end(stub.report)
 
@@ -160,7 +160,7 @@ def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour
 def fail_items(
     *indexes: int, code: str = "backend_error", status: int = 500, retryable: bool = True
 ) -> Behaviour:
-    """Return a behaviour that fails these items at once and answers the others."""
+    """Return a behaviour that fails these items immediately and answers the other items."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
         for index in range(len(call.items)):
@@ -345,7 +345,7 @@ def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Sets `closed` when the client disconnects, before or after the end of the answer."""
+    """Sets `closed` when the client disconnects, even after the end of the answer."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
 
 async def _unless(closed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, but give it up when the connection closes."""
+    """Await `work`, but cancel it when the connection closes."""
     tasks = [asyncio.create_task(work), asyncio.create_task(closed.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -35,8 +35,8 @@ def stub_process(
 ) -> Iterator[StubProcess]:
     """Run a stub backend as a process while entered; with a certificate, it uses TLS.
 
-    It answers by the function `answer` of a module. If the module has `models()`, it serves these
-    models.
+    The stub calls the function `answer` of `module` to answer. If the module has a function
+    `models`, the stub serves the models that it returns.
     """
     command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
     command += [str(certificate)] if certificate else []

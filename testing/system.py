@@ -35,7 +35,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System:
-    """A running `sluicegate up`. At the exit it stops, and must leave nothing behind."""
+    """A running `sluicegate up`.
+
+    At the exit it stops, and no process or file may be left behind.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class System:
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def processes(self, role: str | None = None) -> list[Process]:
-        """Return all processes, or the processes with `role`."""
+        """Return all processes, or only the processes of `role`."""
         text = (self.data_dir / "processes.json").read_bytes()
         found = msgspec.json.decode(text, type=list[Process])
         return [process for process in found if role in (None, process.role)]
@@ -129,7 +132,7 @@ class System:
         return victim.pid
 
     def replaced(self, role: str, pid: int, *, region: str | None = None) -> bool:
-        """Return whether a process of `role` runs with another id than `pid`."""
+        """Return whether a process of `role` runs whose id is not `pid`."""
         now = [p for p in self.processes(role) if region in (None, p.region)]
         return bool(now) and all(p.pid != pid and _alive(p.pid) for p in now)
 
@@ -179,9 +182,9 @@ class System:
         )
 
     def _knows_regions(self) -> bool:
-        """Whether every worker knows every region, which it learns from its probes.
+        """Whether every worker knows every region. Workers learn the regions from their probes.
 
-        Each new connection may go to any worker, so several are asked.
+        Each new connection may go to any worker, so several connections are opened.
         """
         regions = {process.region for process in self.processes("backend")}
         asked = (

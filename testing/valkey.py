@@ -1,4 +1,4 @@
-"""Runs a real Valkey server that can be killed, paused and restarted at will."""
+"""Runs a real Valkey server, which a test can kill, pause and start again."""
 
 import shutil
 import signal
@@ -28,8 +28,9 @@ class Valkey:
     """A server on a Unix socket in a new folder, and also on a TCP `port` if one is given.
 
     `program` is the path of a Valkey or a Redis; the default is the server for tests. `arguments`
-    are arguments of `valkey-server`, such as `"--appendonly", "yes"`; a configuration file comes
-    first. The files of the server survive `kill` and `start`, and are deleted at the exit.
+    are arguments of `valkey-server`, such as `"--appendonly", "yes"`. A configuration file must be
+    the first argument. The files of the server survive `kill` and `start`, and are deleted at the
+    exit.
     """
 
     def __init__(self, *arguments: str, port: int = 0, program: str = "") -> None:
@@ -99,7 +100,7 @@ class Valkey:
             self._process = None
 
     def pause(self) -> None:
-        """Stop the process by SIGSTOP: connections are accepted, but nothing answers."""
+        """Pause the process by SIGSTOP: connections are accepted, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

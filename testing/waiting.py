@@ -1,7 +1,7 @@
 """Waits for a condition with a deadline, never for a length of time.
 
-The pauses between two checks of the condition grow with the wait, up to a twentieth of a second,
-because the awaited process needs the processor.
+The longer the wait, the longer the pauses between two checks of the condition, up to a twentieth of
+a second. In the pauses, the awaited process can use the processor.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ def wait_until(
     what: str = "",
     every: float = _INTERVAL,
 ) -> None:
-    """Return once `holds()` is true. It is called every `every` seconds, or less often.
+    """Return once `holds()` is true.
+
+    The function is called every `every` seconds, or less often.
 
     Fails after `within` seconds.
     """
@@ -42,7 +44,10 @@ async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: 
 async def eventually(
     holds: Callable[[], Awaitable[bool]], *, within: float = WAIT_LIMIT, every: float = _INTERVAL
 ) -> None:
-    """Return once `await holds()` is true. It is called every `every` seconds, or less often."""
+    """Return once `await holds()` is true.
+
+    The function is called every `every` seconds, or less often.
+    """
     began = time.monotonic()
     while not await holds():
         pause = _pause(began, within, every, holds)

@@ -1,8 +1,8 @@
 """Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 at a problem.
 
-A handler of every exception has a comment that says why. A test does not sleep. No file names a
-package host, because each machine configures its own. The changelog and the project name one
-version.
+The rules are: a handler that catches every exception has a comment that says why. A test does not
+sleep. No file names a package host, because each machine configures its own host. The changelog and
+the project name the same version.
 """
 
 import ast
@@ -62,7 +62,8 @@ def _has_reason(line: str) -> bool:
 def _sleeps(node: ast.AST) -> bool:
     """Return whether this call sleeps.
 
-    A sleep of zero only yields to the event loop. A sleep of a variable is the interval of a poll.
+    Two kinds of calls are allowed: a sleep of zero only yields to the event loop, and a sleep of a
+    variable's length is the interval of a poll.
     """
     if not isinstance(node, ast.Call):
         return False

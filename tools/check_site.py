@@ -1,7 +1,8 @@
 """Checks that a built site has no broken links, and loads nothing from another host.
 
-`python -m tools.check_site build/site` prints every such link and resource, and exits with 1 if
-there is any. MkDocs checks the sources; this tool also checks what MkDocs adds.
+`python -m tools.check_site build/site` prints every broken link and every foreign resource, and
+exits with 1 if there is one. MkDocs only checks the source pages. This tool also checks the parts
+of the site that MkDocs adds.
 """
 
 import re

@@ -3,8 +3,8 @@
     python -m tools.pin_images            # asks the registries, with skopeo
     python -m tools.pin_images --check    # only lists images that are not pinned
 
-An image keeps its tag for readers, as in `redis:8.2.1-alpine@sha256:...`; container engines use the
-digest. An existing digest is replaced by the current digest of its tag.
+An image keeps its tag for readers, as in `redis:8.2.1-alpine@sha256:...`, but container engines use
+only the digest. An existing digest is replaced by the current digest of the tag.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Converts a page's Markdown from the code host's form to the site's form.
 
 Adjacent blocks of curl, Python and JavaScript become tabs. A link to a file outside `docs` becomes
-a link to the site's page of that file or, if the repository's address is known, to the file in the
-repository. Otherwise only the text of the link stays.
+a link to the site's page of that file. If the site has no such page, the link leads to the file in
+the repository, if the repository's address is known. If the address is not known, only the text of
+the link stays.
 """
 
 import posixpath

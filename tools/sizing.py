@@ -26,8 +26,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     memory_hit: float = 11.9e-6
     redis_hit: float = 32.2e-6
     miss: float = 193e-6
-    """CPU time of a worker for a missed item in a request of its own; 75e-6 if many callers miss at
-    the same time."""
+    """CPU time of a worker for a missed item that is alone in its request; 75e-6 if many callers
+    miss at the same time."""
     beside_hit: float = 4.1e-6
     """CPU time of Redis and the event processes for a hit."""
     beside_miss: float = 28e-6
@@ -59,9 +59,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 4
     """Cores of each machine with a backend."""
     use: float = 0.6
-    """Fraction of each core that may be busy in that minute."""
+    """Fraction of each core's time that may be used in the busiest minute."""
     regions: int = 2
-    """The number of backend regions. The others must carry the load if any one of them is lost."""
+    """The number of backend regions. If any one region is lost, the other regions must carry the
+    load."""
     memory_tier: float = 64.0
     """`cache.memory_bytes`, in MiB."""
 
@@ -71,7 +72,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_cores: float
     workers: int
-    """The number of workers of both gateways together. Either gateway may be lost."""
+    """The number of workers of both gateways together. One gateway must carry the load if the other
+    is lost."""
     beside_cores: float
     gateway_bytes: float
     """Memory of each of two gateways."""
@@ -88,8 +90,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 def size(load: Load, costs: Costs) -> Size:
     """Return the resources that a load needs.
 
-    One of the two gateways can carry the load without the other. The backends can carry it without
-    any one region.
+    There are two gateways, and each of them can carry the load without the other one. The backends
+    can carry the load when any one region is lost.
     """
     items = load.requests * load.items
     hits, misses = items * load.hits, items * (1 - load.hits)

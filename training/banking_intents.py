@@ -1,7 +1,7 @@
 """Trains the head `banking-intents` on Banking77: `python -m training.banking_intents --help`.
 
-Six training texts that are also in the test file are left out. The comparison ignores case, and
-blanks at both ends.
+Six training texts that are also in the test file are left out. The comparison of texts ignores
+case, and blanks at both ends.
 """
 
 import argparse

@@ -35,9 +35,9 @@ def read_conll(path: Path) -> Iterator[Sentence]:
 
 
 def as_bio(words: Sentence) -> Sentence:
-    """Return `words` with mapped types, and with a `B-` tag at the first word of every entity.
+    """Return `words` with this project's types, and with a `B-` tag at each entity's first word.
 
-    The tags of Wikigold begin with `I-` only.
+    Wikigold has only `I-` tags, so `B-` tags must be added.
     """
     result: Sentence = []
     previous = "O"

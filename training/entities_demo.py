@@ -1,9 +1,9 @@
 """Trains the head `entities-demo`, which labels tokens: `python -m training.entities_demo --help`.
 
 The first token of a word gets the word's tag. The other tokens of an entity get `I-`, as the
-algorithm for entities expects. Two thirds of the sentences of WNUT 2017 have no entity. They are
-left out, because the head would learn to find nothing. Every fifth sentence of Wikigold and the
-test file of WNUT 2017 are kept for testing.
+algorithm for entities expects. Two thirds of the sentences of WNUT 2017 have no entity. These
+sentences are left out, because the head would learn from them to find no entities. Every fifth
+sentence of Wikigold and the test file of WNUT 2017 are kept for testing.
 """
 
 import argparse

@@ -36,7 +36,7 @@ class Api:
         return sum(map(int, re.findall(r"=(\d+)", response.headers["sluicegate-rows"])))
 
     async def best(self, path: str, body: dict[str, Any], texts: Sequence[str]) -> list[str]:
-        """Return the best label of each text; a few requests are in flight at the same time."""
+        """Return the best label of each text. A few requests are in flight at the same time."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(chunk: Sequence[str]) -> list[str]:

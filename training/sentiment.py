@@ -1,8 +1,8 @@
 """Trains the head `sentiment` on SST-2: `python -m training.sentiment --help`.
 
 The test set is the rows of SST-2's training file with `idx % 32 == 7`. SST-2 has many phrases of
-its own sentences. So a text is used for training only if it does not equal, contain or occur in a
-test text. The comparison ignores case, and blanks at both ends.
+its own sentences. So a text is used for training only if it neither contains a test text nor occurs
+in one. The comparison ignores case, and blanks at both ends.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Trains the head `sentiment-small` on SST-2, and chooses the threshold of the cascade.
 
 Run `python -m training.sentiment_small --help`. The training and test texts are those of
-`sentiment.py`. The cascade sends texts whose probability is below the threshold to the large model.
-A head trained on four fifths of the training texts gives the threshold: it is the probability below
-which 40 % of the other fifth lie. The saved head is trained on all training texts.
+`sentiment.py`. If the probability of a text's best label is below the threshold, the cascade sends
+the text to the large model. To find the threshold, a head is trained on four fifths of the training
+texts. The threshold is the probability below which 40 % of the texts in the other fifth lie. The
+saved head is trained on all training texts.
 """
 
 import argparse

@@ -4,16 +4,16 @@ A step is the code that a task runs between two awaits. The backend treats a pro
 the process
 
 - ends,
-- is still in a step of an item some time after the item's time is over,
+- is still in a step of an item a while after the item's time limit,
 - ignores a cancellation, or
 - uses too much memory or too many threads.
 
 The backend kills a failed process and starts a new one. It refuses the item whose step was running,
-and runs the other items again. If it cannot tell whose step was running, it runs the items again
-one at a time until one of them ends a process.
+and runs the other items again. If the backend does not know whose step was running, it runs the
+items again, one at a time, until one of them makes a process fail.
 
 The time of an item does not include steps of other items, calls to models, or waits for a processor
-core. A process that got too little of a core is starved. Then the backend blames no item, and
+core. A process is starved if it got too little time on a core. Then the backend blames no item, and
 callers may try again.
 """
 
@@ -284,7 +284,7 @@ class AlgorithmHost:
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
     def _clock(self, item: HostedItem) -> ProcessTime:
-        """Return the seconds since the item began, and how many of them waited for a core."""
+        """Return the seconds since the item began, and how many of them were waits for a core."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
@@ -355,7 +355,7 @@ class AlgorithmHost:
             self._lose("held after its time", item if self._is_known(item) else None)
 
     def _is_known(self, item: HostedItem) -> bool:
-        """Return whether it is certain that this item blocks the process."""
+        """Return whether this item certainly is the one that blocks the process."""
         return self._live().marks.are_exact or list(self._running.values()) == [item]
 
     def _watch(self) -> None:
@@ -383,7 +383,7 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step takes long, or threads without step marks compute."""
+        """Return whether one step takes long, or whether threads without step marks use a core."""
         process = self._live()
         step, before = process.marks.step(), self._long_step
         if step is None or before is None or step.began != before.began:
@@ -399,7 +399,7 @@ class AlgorithmHost:
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
         """Kill the process, refuse the item that blocked or ended it, and rerun the other items.
 
-        If `is_blamed` is false, `item` has an outcome already and its caller may send it again.
+        If `is_blamed` is false, `item` already has an outcome, and its caller may send it again.
         """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())

@@ -13,9 +13,9 @@ from backends.types import FloatArray, Text
 class Ask(Protocol):
     """Calls the models that `model.yaml` lists under `uses`, on behalf of one item.
 
-    Rows are batched with the rows of other callers, and equal rows are cached. Use
-    `asyncio.gather` to call several models at once. Raises `BackendError` when a model fails or
-    refuses the input.
+    Rows are batched with the rows of other callers, and their outputs are cached. Use
+    `asyncio.gather` to call several models concurrently. Raises `BackendError` when a model fails
+    or refuses the input.
     """
 
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
@@ -25,7 +25,10 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the result that the API gives for `model`; `task` defaults to its first task."""
+        """Return the result that the API gives for `model`.
+
+        `task` defaults to the model's first task.
+        """
         ...
 
 

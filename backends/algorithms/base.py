@@ -27,7 +27,7 @@ class Algorithm(Protocol):
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
-        """This algorithm if it is a `QueryAlgorithm`, else `None`."""
+        """The algorithm itself if it is a `QueryAlgorithm`, else `None`."""
         return None
 
     # `protocol.ITEMS` and `protocol.PARAMETERS` give the types of `item` and `parameters` by task.
@@ -66,7 +66,7 @@ class QueryAlgorithm(Algorithm):
 
 
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a served model: its info, its encoder, and an algorithm for each task.
+    """Describes a served model: its `ModelInfo`, its encoder, and an algorithm for each task.
 
     `tokens` has the algorithms of tasks that only need the tokenizer, such as `tokenize`.
     """

@@ -1,4 +1,4 @@
-"""Classifies with a small model, and with a large model if the small one is not confident."""
+"""Classifies with a small model, and also with a large model if the small one is unsure."""
 
 from typing_extensions import override
 

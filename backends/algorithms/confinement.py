@@ -94,7 +94,7 @@ def _rule(call: int, body: list[bytes]) -> list[bytes]:
 
 
 def _unless(test: bytes) -> list[bytes]:
-    """Return instructions that refuse a system call unless its first argument passes `test`."""
+    """Return instructions that refuse a system call whose first argument fails `test`."""
     refuse, allow = _instruction(_RETURN, _EPERM), _instruction(_RETURN, _ALLOW)
     return [_instruction(_LOAD, _FIRST_ARGUMENT), test, refuse, allow]
 

@@ -63,9 +63,11 @@ class Entities(Algorithm):
 
 
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
-    """Return the entities without overlaps; the earlier of two entities keeps the overlap.
+    """Return the entities without overlaps.
 
-    Entities overlap if a byte-level tokenizer makes two tokens of one character.
+    Of two overlapping entities, the earlier one keeps the overlap.
+
+    Entities overlap if a byte-level tokenizer makes two tokens from one character.
     """
     apart: list[TextEntity] = []
     reached = 0
@@ -98,9 +100,9 @@ def find_entities(
 
     1. `none`: every token is an entity, and its label keeps the prefix `B-` or `I-`.
     2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new one.
-    3. `first`, `average`, `max`: each word gets one label. It comes from the word's first token,
-       from the mean of its tokens, or from its most certain token. Then words are grouped as in
-       `simple`.
+    3. `first`, `average`, `max`: each word gets one label. The label comes from the word's first
+       token (`first`), from the mean of its tokens (`average`), or from its most certain token
+       (`max`). Then words are grouped as in `simple`.
     """
     real = [index for index, piece in enumerate(pieces) if not piece.special]
     if not real:

@@ -43,8 +43,8 @@ def answer(
     """Return the algorithm's result for `item`, as a caller would get it.
 
     `code` is the value of `code` in `model.yaml`; a file is relative to the working directory.
-    In `models`, a function replaces each model. It is called with the item of an `ask.answer`, or
-    with each text of an `ask`. Do not call this in an event loop.
+    `models` has a function for each model, which replaces the model. It is called with the item of
+    an `ask.answer`, or with each text of an `ask`. Do not call `answer` in an event loop.
 
     Raises:
         ValueError: the code is not a valid algorithm.

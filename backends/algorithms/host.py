@@ -85,14 +85,17 @@ def _note_threads(event: str, marks: StepMarks) -> None:
 
 
 class _Marked:
-    """Holds the step-mark slot of an item; `None` once the item has ended."""
+    """Holds an item's slot for step marks; `None` once the item has ended."""
 
     def __init__(self, slot: int) -> None:
         self.slot: int | None = slot
 
 
 def _task_factory(marks: StepMarks) -> Any:
-    """Return a task factory that marks the steps of an item's tasks, however they were created."""
+    """Return a task factory, so that steps of all tasks of an item are marked.
+
+    The algorithm may create tasks in any way; all of them come from the factory.
+    """
 
     def create(
         loop: asyncio.AbstractEventLoop,
@@ -200,7 +203,7 @@ class _Session(asyncio.Protocol):
         self._transport.write(encode_frame(message))
 
     async def call_model(self, number: int, model: str, content: dict[str, Any]) -> ModelReply:
-        """Call a model through the backend. If the caller is cancelled, cancel the call."""
+        """Call a model through the backend. If the calling task is cancelled, cancel the call."""
         self._call_count += 1
         call = self._call_count
         reply: asyncio.Future[ModelReply] = self._loop.create_future()

@@ -134,9 +134,9 @@ def start_host(
 ) -> HostProcess:
     """Start a host process and wait until it has imported the code.
 
-    The import takes most of a start, so a restarted process imports the code with a low priority.
-    `fork` must run its argument in a thread that outlives the host: Linux kills the host when the
-    thread that started the host ends.
+    The import takes most of the time of a start. So a restarted process imports the code with a low
+    priority. `fork` must run its argument in a thread that outlives the host: Linux kills the host
+    when the thread that started the host ends.
 
     Raises:
         ValueError: the code cannot be imported, or is not a valid algorithm. The message continues

@@ -1,4 +1,4 @@
-"""Holds an item that an algorithm host runs, and answers the model calls of this item."""
+"""Holds an item that an algorithm host runs, and answers the item's calls to models."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ class HostedItem:
         self._calls.clear()
 
     def call_model(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
-        """Start to answer a model call of the host; too many calls end the item."""
+        """Start to answer a call to a model; if the item makes too many calls, end the item."""
         self._call_count += 1
         if self._call_count > self._rows + _SPARE_CALLS:
             detail = f"the algorithm calls models more than {self._rows + _SPARE_CALLS} times"

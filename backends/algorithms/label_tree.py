@@ -28,7 +28,7 @@ class LabelTree(Labeller):
 
     See Bengio, Weston and Grangier 2010. A leaf's score is the product of the probabilities on its
     path. At each depth, the walk follows only the `beam` best nodes, so that it does not score
-    every leaf. Leaves that it does not reach are missing from the result.
+    every leaf. Leaves that the walk does not reach are missing from the result.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class LongChoose(Algorithm):
 def read_in_windows(
     task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
 ) -> Algorithm | None:
-    """Return an algorithm that answers `task` for texts of any length by means of `below`.
+    """Return an algorithm that answers `task` for texts of any length, by calling `below`.
 
     Return `None` if `below` cannot score a text in windows.
 

@@ -1,7 +1,8 @@
 """Answers with a model that reads pairs of texts: entailment, multiple choice, relevance.
 
-Results equal the references on the same weights: the pipeline `zero-shot-classification` and
-`AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of `sentence-transformers`.
+With the same weights, results equal the results of the reference libraries. These are the pipeline
+`zero-shot-classification` and `AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of
+`sentence-transformers`.
 """
 
 from collections.abc import Sequence
@@ -30,11 +31,11 @@ _ENTAILMENT = "entail"
 
 
 class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
-    """Scores the caller's labels by whether the text entails the label's hypothesis.
+    """Scores each of the caller's labels: does the text entail the label's hypothesis?
 
     See Yin, Hay and Roth 2019 (arXiv:1909.00161). There is one row per label. The scores are a
     softmax over the entailment logits of all labels. With `multi_label`, or for a single label,
-    each score is a softmax over the entailment and the contradiction logit of its label alone.
+    each score is a softmax over only two logits: entailment and contradiction of this label.
     """
 
     def __init__(self, *, model: str, labels: Sequence[str]) -> None:
@@ -84,7 +85,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
 
 
 class MultipleChoice(WindowedAlgorithm):
-    """Picks the choice with the highest logit for prompt and choice (Devlin et al. 2019)."""
+    """Picks the choice whose pair with the prompt has the highest logit (Devlin et al. 2019)."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model

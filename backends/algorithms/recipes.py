@@ -195,7 +195,10 @@ def _options(model: Model, kind: type[Options]) -> Options:
 
 
 def _find(below: Sequence[ModelAlgorithms], kind: type[Kind]) -> Kind | None:
-    """Return the algorithm of type `kind` if there is exactly one model below, and it has one."""
+    """Return an algorithm of type `kind` from the model below.
+
+    Return `None` if the model has no such algorithm, or if there is not exactly one model below.
+    """
     if len(below) != 1:
         return None
     found = (algorithm for algorithm in below[0].algorithms.values() if isinstance(algorithm, kind))

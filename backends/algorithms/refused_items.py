@@ -1,4 +1,4 @@
-"""Remembers for a while which items ended their algorithm's process."""
+"""Remembers for a while which items made their algorithm's process fail."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""Reviews a message with three models, for its mood, its topics, and the intent of a complaint."""
+"""Reviews a message with three models: its mood, its topics, and the intent of a complaint."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ class Split(Algorithm):
     """Passes each item to one of several algorithms.
 
     A hash of scope and item makes the choice, so equal items of a tenant go to the same revision.
-    Of two revisions, the one whose weight grows keeps its items.
+    If there are two revisions and one gets more weight, that revision keeps all items that it had.
     """
 
     def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:

@@ -11,10 +11,10 @@ _SECOND = 1e9
 
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how many seconds passed for a process, and for how many of them it waited for a core.
+    """Holds the seconds that a process had, and how many of them were waits for a core (`delay`).
 
-    The delay does not count towards the time that a process is allowed. Whatever its delay, a
-    process must end after ten times the allowed time.
+    The delay does not count towards the time that a process is allowed. But after ten times the
+    allowed time, a process must end, however long its delay is.
     """
 
     elapsed: float
@@ -25,23 +25,23 @@ class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
         return ProcessTime(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
-        """Return how many seconds the process has left at least; negative if its time is over."""
+        """Return a lower bound of the seconds that the process has left; negative if it is late."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:
-        """Return whether the process had a core for less than the allowed seconds."""
+        """Return whether the process ran on a core for less than the allowed seconds."""
         return self.elapsed - self.delay < allowed
 
 
 class CoreDelays:
     """Reads how long the threads of a process waited for a processor core.
 
-    The kernel counts a wait only when the wait ends. The length of an unfinished wait is estimated:
-    it is counted from the last reading before the process last ran, so the estimate is slightly too
-    long.
+    The kernel counts a wait only when the wait has ended. So the length of an unfinished wait is
+    estimated. The wait began between two readings: the last reading before the process last ran,
+    and the next reading. The estimate counts from the earlier one, so it is slightly too long.
 
-    With several threads, one thread may wait while another runs. Only time in which no thread ran
-    counts as a wait, so that a process with many busy threads cannot extend its time.
+    With several threads, one thread may wait while another one runs. Only time in which no thread
+    ran counts as a wait. Otherwise, a process could get more time by starting many busy threads.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CoreDelays:
     def read(self, *, has_threads: bool) -> float:
         """Return the seconds waited so far, or the last known value if the process has ended.
 
-        `has_threads` is false if the process has only its first thread.
+        `has_threads` is false if the process has only one thread.
         """
         now, ran, waited, is_ready = self._clock(), 0, 0, False
         try:

@@ -1,4 +1,4 @@
-"""Records in shared memory which item's step an algorithm host runs, and the time of all steps.
+"""Records in shared memory which item's step an algorithm host runs, and the steps' total time.
 
 A step is the code that a task runs between two awaits. The host writes the marks. The backend can
 read them even if the host hangs or has died. Times are nanoseconds of the system's monotonic clock.
@@ -68,7 +68,7 @@ class StepMarks:
         return Step(slot=current - 1, began=began, elapsed=elapsed)
 
     def busy_of_others(self, slot: int) -> float:
-        """Return the seconds that steps of other slots have run, including the running step."""
+        """Return the seconds for which steps of other slots have run, including a running step."""
         step = self.step()
         present = step.elapsed if step is not None and step.slot != slot else 0.0
         return (self._words[_BUSY] - self._words[_FIRST_SLOT + slot]) / _SECOND + present

@@ -28,9 +28,10 @@ class Tournament(Algorithm):
     """Ranks documents with a model that tells which of two texts is better.
 
     It uses tree selection (Knuth, The Art of Computer Programming 3, 5.2.3). A knockout finds the
-    best of `n` documents in `n - 1` comparisons. Each further place replays one path of the tree:
-    at most `ceil(log2 n)` comparisons. No pair is compared twice. The pairs of a round run
-    concurrently. For language models as judges, see Qin et al. 2023 (arXiv:2306.17563).
+    best of `n` documents in `n - 1` comparisons. To find the document for each further place, only
+    one path of the tree is played again: at most `ceil(log2 n)` comparisons. No pair is compared
+    twice. The pairs of a round run concurrently. For language models as judges, see Qin et al. 2023
+    (arXiv:2306.17563).
     """
 
     def __init__(self, *, judge: Labeller, better: str, both_ways: bool) -> None:
@@ -109,8 +110,8 @@ class _Knockout:
     def _winner(self, pair: Sequence[int]) -> int | None:
         """Return the winner of a pair; `None` if the documents were not compared yet.
 
-        The number -1 stands for a document that is already ranked. It loses against every other
-        document. The winner of two ranked documents is -1.
+        The number -1 replaces a document that is already ranked. It loses against every other
+        document. If both documents are already ranked, the winner is -1.
         """
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair

@@ -67,4 +67,4 @@ class WindowedAlgorithm(Algorithm):
     async def window_scores(
         self, item: Any, parameters: Any, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
-        """Return scores like those of `run`, one row per window of the text."""
+        """Return the same kind of scores as `run`, one row per window of the text."""

@@ -40,11 +40,11 @@ class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Admission:
-    """Predicts when rows would end, from the rows before them and the measured pace.
+    """Predicts when new rows would end, from the rows that run before them and the measured pace.
 
     "Work" is the time that the cost model predicts for rows, in seconds. The pace is the work done
-    per second. This class belongs to the event loop. Only `learn` runs in worker threads, which
-    also change queue and meter concurrently.
+    per second. This class belongs to the event loop. Exception: `learn` runs in worker threads.
+    They also change the queue and the meter concurrently.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Admission:
         margin: LatenessMargin,
         competing: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
-        """`competing` maps seconds of own work to the seconds that other models work meanwhile."""
+        """`competing` returns how long other models use the device while this model works."""
         self.name = name
         self._competing = competing
         self._queue = queue
@@ -76,7 +76,7 @@ class Admission:
         return (self._queue.interactive_seconds + self.incoming) / self._meter.pace
 
     def pending(self) -> float:
-        """Return for how many seconds all admitted work would keep the device busy. Thread-safe."""
+        """Return for how many seconds all admitted work will keep the device busy. Thread-safe."""
         waiting = self._queue.interactive_seconds + self.incoming
         return (waiting + self._meter.running + self.reserved) / self._meter.own_pace
 
@@ -87,7 +87,7 @@ class Admission:
     def admit(
         self, work_per_item: list[float], *, time_left: float, flow: FlowKey
     ) -> list[QueueReservation]:
-        """Admit items that belong together, and reserve each item's expected work.
+        """Admit all items of one request, and reserve each item's expected work.
 
         Raises:
             Overloaded: an item would be late. Then no item is admitted.
@@ -142,8 +142,8 @@ class Admission:
     def note_late(self, request: RequestWork, rows: int) -> None:
         """Learn that an item of a request missed its deadline and wasted `rows` rows.
 
-        This does nothing for a request of one item that wasted no row, because `learn` has counted
-        the expired row of such a request.
+        If a request of one item has wasted no row, its row has expired, and `learn` has already
+        counted this row. Then this function does nothing.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
@@ -169,10 +169,10 @@ class Admission:
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
     ) -> None:
-        """Refuse work that would be late.
+        """Check that work would not be late.
 
         The work waits for all earlier work of its flow. In that time, each other flow gets its fair
-        share. `factor` multiplies the predicted wait and defaults to the learned factor.
+        share. The predicted wait is multiplied by `factor`, by default the learned factor.
 
         Raises:
             Overloaded: the work would be late. `retry_after` tells when it could be admitted.

@@ -41,8 +41,8 @@ class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Batcher:
     """Batches the rows of one executor.
 
-    `submissions` takes rows, and worker threads run them while the context manager is open. Models
-    with the same `device` share the time of this device.
+    `submissions` takes rows. Worker threads run them while the context manager is open. Models with
+    the same `device` share the time of that device.
     """
 
     def __init__(

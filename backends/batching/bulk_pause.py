@@ -24,11 +24,11 @@ class BulkPause:
 
     While interactive batches are expected, bulk batches run one at a time and take `share` of the
     time. Each bulk batch takes at most twice as long as an average interactive batch. Therefore,
-    only few interactive requests wait for a bulk batch, and the p95 latency of interactive requests
-    hardly changes. A single long bulk row may take more than `share` of the time, because pauses
-    are bounded.
+    few interactive requests wait for a bulk batch, and the p95 latency of interactive requests
+    hardly changes. Exception: a single long bulk row may take more than `share` of the time,
+    because the pause after it is bounded.
 
-    Threads use this object without a lock: a lost update changes little.
+    Threads use this object without a lock, because a lost update changes little.
     """
 
     def __init__(self, share: float = BULK_SHARE) -> None:

@@ -71,7 +71,7 @@ class HostedItems(msgspec.Struct):
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies an item that needs rows, and counts the item's rows.
 
-    - `tokens` counts tokens of computed rows, `input_tokens` the tokens of all rows.
+    - `tokens` counts the tokens of computed rows, and `input_tokens` the tokens of all rows.
     - `truncate` allows the truncation of texts. `truncated_from` is the length in tokens of the
       longest truncated text.
     - `work` is the predicted seconds of rows that were queued under `reservation`.
@@ -161,11 +161,13 @@ class RowCoalescer:
         kind: OutputKind,
         caller: RowCaller,
     ) -> None:
-        """Look up, coalesce or submit the row of each encoding. The queue must have room for them.
+        """Look up, coalesce or submit the row of each encoding.
 
-        This does not check the item's row budget; `ask` does. If all rows are cached, the waiter
-        ends immediately. After a success, the caller must `collect` the waiter. After an error, it
-        must `abandon` the waiter.
+        The queue must have room for the rows.
+
+        This does not check the item's row budget, but `ask` does. If all rows are cached, the
+        waiter ends immediately. After a success, the caller must `collect` the waiter. After an
+        error, it must `abandon` the waiter.
 
         Raises:
             BackendError: the rows would be late, or cannot run.

@@ -1,8 +1,8 @@
 """Divides a device's time among models with weighted fair queueing.
 
-The weight of a model is the amount of work that recently arrived for it, with a minimum. So an
-overload slows all models equally, and no model starves. A model without competition gets all the
-time.
+The weight of a model is the amount of work that recently arrived for it, but not less than a
+minimum. So an overload slows all models equally, and no model starves. If no other model has work,
+a model gets all the time.
 """
 
 import math
@@ -41,9 +41,10 @@ class DeviceShare:
         """Returns the seconds that the model's admitted work will take; 0 by default."""
 
     def competing(self, seconds: float) -> float:
-        """Return how many seconds of other models' work run while this model works `seconds`.
+        """Return how long other models use the device while this model works for `seconds`.
 
-        The models share the device by weight. No model gets more time than its admitted work takes.
+        The models share the device in proportion to their weights. No model gets more time than its
+        admitted work takes.
         """
         return self._device.competing(self, seconds)
 
@@ -63,12 +64,15 @@ class DeviceShare:
         self.seen = now
 
     def faded(self, now: float) -> float:
-        """Return the recently arrived work, weighted by its age."""
+        """Return the recently arrived work; older work counts less."""
         return self.arriving * math.exp((self.seen - now) / _MEMORY)
 
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
-        """Wait for a slot of the device and hold it. The holder sets `SlotUse.seconds`."""
+        """Wait for a slot of the device and hold it in the `with` block.
+
+        The holder sets `SlotUse.seconds` and `SlotUse.more`.
+        """
         use = SlotUse(alone=self._device.enter(self))
         try:
             yield use
@@ -97,7 +101,7 @@ class Device:
     """
 
     failure: str | None = None
-    """Why no run in this process can succeed any more; set when a graph broke the device."""
+    """Why no run in this process can succeed any more; `None` until a graph breaks the device."""
 
     def __init__(
         self, *, slots: int, clock: Callable[[], float], bulk_share: float = BULK_SHARE

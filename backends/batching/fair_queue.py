@@ -1,10 +1,11 @@
 """Chooses the first row of the next batch with weighted fair queueing.
 
 A flow is the rows of one scope (tenant) in one traffic class: interactive or bulk. Names in the
-code call the traffic class `lane`. Each flow has a virtual clock. The clock advances by the
-predicted seconds of each row that leaves the flow, and ten times as fast for bulk. The flow with
-the lowest clock goes next. A new flow starts at the clock that the last chosen flow had, so that it
-has no advantage. Within a flow, the row with the earliest `due` time goes first.
+code call the traffic class `lane`. Each flow has a virtual clock. For each row that leaves the
+flow, the clock advances by the row's predicted seconds, or by ten times as much for a bulk row. The
+flow with the lowest clock goes next. The clock of a new flow starts at the value that the last
+chosen flow had, so that the new flow has no advantage. Within a flow, the row with the earliest
+`due` time goes first.
 """
 
 import heapq
@@ -33,7 +34,7 @@ class _Flow(msgspec.Struct, kw_only=True, eq=False):
 
 
 class FairQueue:
-    """Queues rows by flow; skips rows that were dequeued by way of other indexes."""
+    """Queues rows by flow; skips rows that were dequeued through another index of the queue."""
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, _Flow] = {}
@@ -92,8 +93,8 @@ class FairQueue:
     def ahead(self, key: FlowKey, work: float) -> float:
         """Return the predicted seconds of waiting rows that run before a flow's new rows end.
 
-        `work` is the predicted seconds of the new rows. Until their end, earlier rows of the flow
-        run, and every other flow gets its fair share of the time.
+        `work` is the predicted seconds of the new rows. Before the new rows end, all earlier rows
+        of the flow run, and every other flow gets its fair share of the time.
         """
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)

@@ -3,7 +3,7 @@
 Linux wakes a thread on the core where it last ran, unless another core is idle. When a worker
 thread finishes a batch, its core is not idle yet. So Linux often wakes the loop's thread on the
 core of another worker thread. This other thread loses milliseconds, although the core of the first
-thread becomes idle at once.
+thread becomes idle immediately afterwards.
 """
 
 import ctypes
@@ -30,7 +30,10 @@ class CoreAffinity(Protocol):
         ...
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
+        """Restrict the thread with the native id `thread` to `cores`.
+
+        It moves there immediately.
+        """
         ...
 
 
@@ -50,7 +53,10 @@ class LinuxAffinity:
         return os.sched_getaffinity(0)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
-        """Restrict the thread with the native id `thread` to `cores`; it moves there at once."""
+        """Restrict the thread with the native id `thread` to `cores`.
+
+        It moves there immediately.
+        """
         os.sched_setaffinity(thread, cores)
 
 
@@ -110,7 +116,9 @@ class LoopWakeup:
     def _restrict_to_own_core(self, affinity: CoreAffinity) -> AbstractSet[int]:
         """Restrict the loop's thread to the caller's core.
 
-        Returns the cores to allow afterwards, or no cores if nothing was restricted.
+        Return the cores that the loop's thread may use again after the wake-up.
+
+        Return no cores if the thread was not restricted.
         """
         try:
             allowed, core = affinity.allowed(), affinity.current()

@@ -51,7 +51,8 @@ class Meter:
     ) -> None:
         """Count a batch of rows of these lengths that ran for `took` seconds.
 
-        `late` rows began after their deadline. The row that came first waited for `waited` seconds.
+        `late` is the number of rows that began after their deadline. The oldest row waited for
+        `waited` seconds.
         """
         rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         seconds = self._cost.seconds(rows=rows, longest=longest, tokens=tokens)
@@ -74,7 +75,7 @@ class Meter:
     def begin(self, work: float, *, waiting_since: float) -> float:
         """Count work as running and return the time.
 
-        The queue has not been empty since the time `waiting_since`.
+        `waiting_since` is the time since which the queue has not been empty.
         """
         now = self.clock()
         with self._lock:
@@ -90,7 +91,7 @@ class Meter:
         return now
 
     def stop(self, work: float) -> None:
-        """Remove work from the running work, whether it succeeded or not."""
+        """Remove work that succeeded or failed from the running work."""
         with self._lock:
             self.running = max(0.0, self.running - work)
             self._runs -= 1
@@ -107,9 +108,9 @@ class Meter:
     ) -> None:
         """Count the end of a batch.
 
-        If rows wait (`has_waiting`), other models use the device until this model's next batch. The
-        pace includes this time. If reserved rows are not queued yet (`has_reserved`), an item is
-        between two of its steps. The pace includes this time, too.
+        The pace includes the time until this model's next batch in two cases. If rows wait
+        (`has_waiting`), other models use the device during this time. If reserved rows are not
+        queued yet (`has_reserved`), an item is between two of its steps.
         """
         now = self.clock()
         with self._lock:

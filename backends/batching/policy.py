@@ -1,6 +1,6 @@
 """Chooses the rows of a batch from lengths, time left and predicted cost, without side effects.
 
-`FairQueue` chooses the first row, and `choose_batch` chooses the rows that run with it.
+`FairQueue` chooses the first row of a batch. `choose_batch` chooses the other rows.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
     `padding` is the largest fraction of the batch's time, without its fixed cost, that padding may
-    take. With `by_arrival`, a batch is the oldest rows of any length, up to `rows`, and
-    `choose_batch` is not used. This is a baseline for comparisons.
+    take. With `by_arrival`, which is a baseline for comparisons, a batch is the oldest rows of any
+    length, up to `rows`. Then `choose_batch` is not used.
     """
 
     rows: int = 16
@@ -68,14 +68,15 @@ def choose_batch(
 
     `waiting` counts the waiting rows of each length, including the first row. Rows join in the
     order of their difference in length from the first row, the smallest difference first. A row
-    joins if it costs less here than in a batch of its own length, if padding stays within its
-    limit, and if the batch ends within `time_left`.
+    joins if three conditions hold: it costs less in this batch than in a batch of its own length,
+    padding stays within its limit, and the batch ends within `time_left`.
 
     `own` counts the rows of `waiting` that belong to the first row's request; these join first.
     `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
     join only if the request still ends in time. While the request has more rows to come, rows of
-    other requests must also add little time to the batch. Otherwise, all requests would share all
-    batches and end late together, and then the device would be idle.
+    other requests must also add little time to the batch. Without this rule, all requests would
+    share all batches. All of them would end late and at the same time, and then the device would be
+    idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
@@ -109,7 +110,7 @@ class _Batch:
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
-        """Add rows of `waiting` while the batch ends within `limit`, apart from rows in `without`.
+        """Add rows of `waiting` that are not in `without`, while the batch ends within `limit`.
 
         If `without` is empty, `waiting` includes the first row, which is not added again.
         """

@@ -21,7 +21,8 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
     `seconds` is the predicted time of the batch. `work` is this time without fixed cost and
-    padding. `more` means that other rows wait. The queue has not been empty since `waiting_since`.
+    padding. `more` means that other rows wait. `waiting_since` is the time since which the queue
+    has not been empty.
     """
 
     rows: list[Row]
@@ -69,8 +70,8 @@ class RowQueue:
     """Queues rows by flow and by length; `SubmissionQueue` limits its size.
 
     Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
-    time of the waiting rows. Other queues of the device may share `bulk`. With `delay`, threads
-    wait for a short time for new rows from callers whose rows have just ended.
+    time of the waiting rows. All queues of a device may share `bulk`. With `delay`, a thread waits
+    briefly before it takes a batch, because callers whose rows have just ended may send new rows.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class RowQueue:
 
     @property
     def runnable(self) -> int:
-        """The number of rows that could run now: all rows, but during a pause no bulk rows."""
+        """The number of rows that could run now. During a pause, this excludes bulk rows."""
         return self.rows - self._flows.bulk_rows if self.is_paused else self.rows
 
     @property
@@ -190,7 +191,7 @@ class RowQueue:
                 self._rows_arrived.notify()
 
     def _delay_batch(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
-        """Delay the next batch until enough rows wait, or until the delay is not worthwhile.
+        """Wait until enough rows are in the queue, or until waiting is no longer worthwhile.
 
         The last batch ended at `since`.
         """
@@ -217,7 +218,7 @@ class RowQueue:
     def take(self) -> DequeuedBatch | None:
         """Take the next batch; return `None` if no rows are left or the queue is closed.
 
-        `FairQueue` chooses the first row, and `choose_batch` chooses the rows that run with it.
+        `FairQueue` chooses the first row of the batch. `choose_batch` chooses the other rows.
         """
         with self._changed:
             if self.is_closed:
@@ -377,7 +378,7 @@ class RowQueue:
         return False
 
     def _minimum_time(self, row: Row) -> float:
-        """Return the minimum seconds that a row needs; with less time left, it has expired."""
+        """Return the minimum seconds that a row needs. With less time left, it has expired."""
         # Bounded, so that a device that was slow gets rows to show that it is fast again.
         return (self._cost.base + row.work) * min(self.slowness, _MAX_SLOWNESS)
 

@@ -25,9 +25,12 @@ class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
-    """Return how many rows the next batch has if all callers send again and threads share equally.
+    """Return how many rows the next batch will have if every caller sends a new row.
 
-    If no other batch runs, return the waiting rows, because the device would be idle in a delay.
+    The calculation assumes that the threads share the rows equally.
+
+    If no other batch runs, the result is only the number of waiting rows, because the device would
+    be idle during a delay.
     """
     if not load.running:
         return load.waiting
@@ -52,7 +55,7 @@ class QueueDelayPolicy:
         self._skipped = 0
 
     def rows(self, load: FlightCounts, *, most: int) -> int:
-        """Return how many rows to wait for; equals `load.waiting` if a delay is not worthwhile."""
+        """Return how many rows to wait for; `load.waiting` means that there should be no delay."""
         wanted = expected_rows(load, threads=self._threads, most=most)
         if wanted <= load.waiting:
             return load.waiting

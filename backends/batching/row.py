@@ -21,8 +21,8 @@ class RowWaiter:
 
     When the last row has arrived or a row has failed, the waiter calls `on_end` once, with itself
     and the error. `pending` holds the rows that have not arrived. The waiter belongs to the loop's
-    thread, but any thread may read `is_awaited`, which is false once the waiter has ended or its
-    caller has left.
+    thread. But any thread may read `is_awaited`, which becomes false when the waiter has ended or
+    its caller has left.
     """
 
     __slots__ = (
@@ -73,8 +73,8 @@ class RowWaiter:
     def leave(self) -> "list[Row]":
         """Stop waiting and return the pending rows.
 
-        The owner calls this after every wait, even a failed one. It breaks reference cycles between
-        rows and waiters.
+        The owner calls this after every wait, even after a failed one, because this breaks
+        reference cycles between rows and waiters.
         """
         self.is_awaited = False
         pending, self.pending = self.pending, []
@@ -84,8 +84,8 @@ class RowWaiter:
 class RequestWork(msgspec.Struct, kw_only=True, eq=False):
     """Tracks the reserved work of a request.
 
-    `reserved` is the predicted seconds of rows that are not queued yet. The loop writes it, and
-    worker threads may read it at any time.
+    `reserved` is the predicted seconds of rows that are not queued yet. The loop's thread writes
+    this value, and worker threads may read it at any time.
     """
 
     reserved: float = 0.0
@@ -96,11 +96,11 @@ class RequestWork(msgspec.Struct, kw_only=True, eq=False):
 class Row(msgspec.Struct, kw_only=True, eq=False):
     """Holds one sequence of tokens on its way through a model, and the callers that wait for it.
 
-    `due` is the first caller's deadline and orders the queue. `deadline` is the latest deadline of
-    all callers. A later caller with a much earlier deadline gets a new row, unless this row already
-    runs; `slower` is the earlier, equal row that the new row replaces. `work` is the predicted
-    seconds without the fixed cost of a batch. `flow`, `batch_class`, `kind` and `length` are
-    derived from the other fields.
+    `due` is the deadline of the caller who came first, and orders the queue. `deadline` is the
+    latest deadline of all callers. If a later caller has a much earlier deadline and this row does
+    not run yet, that caller gets a new row. `slower` of the new row is this row, which the new row
+    replaces. `work` is the predicted seconds without the fixed cost of a batch. `flow`,
+    `batch_class`, `kind` and `length` are derived from the other fields.
     """
 
     encoding: Encoding
@@ -116,7 +116,7 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     is_expired: bool = False
     work: float = 0.0
     submitted: float = 0.0
-    """When the row was submitted to the queue."""
+    """The time at which the row was submitted to the queue."""
     due: float = 0.0
     length: int = 0
     kind: OutputKind = OutputKind.POOLED

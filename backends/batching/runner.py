@@ -29,7 +29,7 @@ _ALONE_BEFORE_WIDE = 3
 
 
 class ParallelismChoice:
-    """Chooses whether a batch runs on all cores or on one.
+    """Chooses whether a batch runs on all cores or on one core.
 
     A batch that runs alone is faster on all cores. Under load, throughput is higher if each batch
     runs on one core.
@@ -131,9 +131,9 @@ class BatchRunner:
         return outcomes
 
     def _blame(self, row: Row) -> None:
-        """Check that the row is at fault and not the executor.
+        """Check whether the row or the executor is to blame for a failure.
 
-        Run a row again that succeeded in an earlier batch (the proven row).
+        To find out, run the proven row: a row that succeeded in an earlier batch.
 
         Raises:
             UpstreamUnavailable: the proven row failed on another server, too.

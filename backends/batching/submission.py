@@ -1,4 +1,4 @@
-"""Admits rows to the queue of the worker threads, limited by size and deadline."""
+"""Admits rows to the queue of the worker threads, if there is room and they would be in time."""
 
 import asyncio
 from collections import Counter
@@ -36,7 +36,8 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     def admit(self, *, rows: int, tokens: int, held: int) -> bool:
         """Return whether the queue may hold these totals if one flow holds `held` of the rows.
 
-        The last eighth is reserved for flows with few rows, so that no tenant fills the queue.
+        The last eighth of the queue is reserved for flows with few rows, so that no tenant can fill
+        the queue.
         """
         few = self.rows // _FEW
         if held <= few or not few:
@@ -50,7 +51,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoomQueue:
-    """Lets items wait for room, first come first served; `rows` counts their rows.
+    """Lets items wait for room in the queue, first come first served. `rows` counts their rows.
 
     Belongs to the event loop.
     """
@@ -95,7 +96,8 @@ class RoomQueue:
 class SubmissionQueue:
     """Collects the rows of an event-loop iteration and adds them to the queue together.
 
-    Belongs to the event loop. `admission` limits rows by their deadline, `limits` by queue size.
+    Belongs to the event loop. `admission` refuses rows that would be late, and `limits` bounds the
+    size of the queue.
     """
 
     def __init__(
@@ -133,7 +135,9 @@ class SubmissionQueue:
         return self.queue.tokens + self._incoming_tokens
 
     def submit(self, rows: Sequence[Row], reservation: QueueReservation | None = None) -> float:
-        """Queue an item's rows and return their predicted seconds. There must be room for them.
+        """Queue an item's rows and return their predicted seconds.
+
+        The queue must have room for the rows.
 
         Raises:
             Overloaded: the rows would be late.
@@ -178,7 +182,8 @@ class SubmissionQueue:
         """Wait until the queue has room for an item's rows.
 
         The caller must then submit the rows before it awaits anything else. `size` returns the
-        number of rows and tokens, which may fall as other rows finish.
+        item's numbers of rows and tokens, which may fall while the item waits, because equal rows
+        may end.
 
         Raises:
             Overloaded: the queue stays full, or too many rows wait for room already.

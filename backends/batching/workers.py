@@ -22,8 +22,8 @@ class WorkerThreads:
     """Owns `count` threads, which run batches and send outcomes to the event loop.
 
     Threads do not wait for the loop between two batches. When the last thread has died, the queue
-    is closed and its rows fail; `failure` tells why. With `affinity`, and if all slots of the
-    device are in use, the loop wakes up on the core of the thread that has just run a batch.
+    is closed and its rows fail; `failure` tells why. If `affinity` is given and all slots of the
+    device are in use, the loop is woken on the core of the thread that has just run a batch.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WorkerThreads:
             thread.start()
 
     async def stop(self) -> None:
-        """Fail all waiting rows and wait for the threads to end, up to a timeout each."""
+        """Fail all waiting rows, and wait for each thread to end, up to a timeout."""
         self._submissions.close(ExecutorDied("the backend is stopping"))
         for thread in self._threads:
             # A thread that hangs does not keep the process alive, because it is a daemon.
@@ -97,7 +97,7 @@ class WorkerThreads:
             outcomes += self._runner.expire(batch.dropped)
             outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)
         finally:
-            # Settle all rows, even if this thread dies here.
+            # Report an outcome for all rows, even if this thread dies here.
             if len(outcomes) < len(batch.rows) + len(batch.dropped):
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")

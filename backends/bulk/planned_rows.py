@@ -1,8 +1,9 @@
 """Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
-A serving backend batches the rows that happen to wait, so results may differ in rounding. But a
-resumed bulk job must give the same results as an uninterrupted job. So a bulk job divides the rows
-of each part of the job, which is one file of its output, into batches by their lengths.
+A serving backend batches the rows that happen to wait, so results of two runs may differ in
+rounding. But a resumed bulk job must give the same results as an uninterrupted job. So a bulk job
+divides the rows of each part of the job, which is one file of its output, into batches by their
+lengths.
 """
 
 import asyncio
@@ -107,10 +108,10 @@ class _RowRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowRounds:
-    """Collects the rows that the items of a part need, and runs them together in rounds.
+    """Collects the rows that the items of a job's part need, and runs them together in rounds.
 
-    A round begins when every item waits for rows, however long that takes. Belongs to an event
-    loop.
+    A round begins when every open item waits for rows, however long that takes. The object belongs
+    to one event loop.
     """
 
     def __init__(self) -> None:

@@ -83,8 +83,8 @@ class BulkRunner:
     """Answers items of one task with one model, without HTTP, queues or deadlines.
 
     The caller needs no event loop. Any thread may call `run`. Two concurrent calls keep a device
-    busy: one tokenizes while the other runs. Calls with equal items return bit-identical results.
-    `settings` override the environment (`SLUICEGATE_BACKEND_...`).
+    busy, because one call tokenizes while the other call uses the device. Calls with equal items
+    return bit-identical results. `settings` override the environment (`SLUICEGATE_BACKEND_...`).
     """
 
     def __init__(
@@ -315,7 +315,7 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Convert an error to the outcome of its item, if a retry would fail, too.
+    """Convert an error to the outcome of its item, if a retry would also fail.
 
     Raises:
         BackendError: the error may be temporary, so a retry may succeed.

@@ -25,7 +25,8 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     memory: str
     device: int
     keep_on_device: bool
-    """Whether the output is in device memory: captured graphs need a fixed output address."""
+    """Whether the output is in device memory. Captured graphs need this, so that its address is
+    fixed."""
 
 
 class BoundTensors:

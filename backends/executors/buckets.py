@@ -20,10 +20,10 @@ class Shape(NamedTuple):
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds row counts and lengths up to buckets.
 
-    From each power of two to the next, there are `row_steps` buckets of row counts and
-    `length_steps` buckets of lengths. With 4 steps, rounding adds at most a quarter. Lengths are
-    also multiples of `length_multiple`, and at most `max_length`, the number of positions of the
-    model.
+    From each power of two to the next power of two, there are `row_steps` buckets of row counts and
+    `length_steps` buckets of lengths. With 4 steps, rounding increases a value by at most a
+    quarter. Lengths are also multiples of `length_multiple`, and at most `max_length`, the number
+    of positions of the model.
     """
 
     length_multiple: int = 8

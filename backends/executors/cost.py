@@ -22,8 +22,9 @@ _MAX_TOKENS = 512
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Predicts the seconds of a batch.
 
-    The terms are: `base` per batch, `token` per real token, `padded` per position of the padded
-    batch, and `square` per position times length. A graph that skips padding has `padded` near 0.
+    The time is the sum of four terms: `base` for the batch, `token` for each real token, `padded`
+    for each position of the padded batch, and `square` for each position, multiplied by the padded
+    length. A graph that skips padding has `padded` near 0.
     """
 
     base: float = 1e-3
@@ -90,8 +91,9 @@ def measure_cost(
 ) -> CostModel:
     """Run trial batches and return the cost model that fits their times.
 
-    After `seconds`, no more batches run, except the few that a fit needs. Batches that run out of
-    memory are left out. If a batch fails for another reason, the default cost model is returned.
+    After `seconds`, no more batches run, but the few batches that a fit needs always run. Batches
+    that run out of memory are left out. If a batch fails for another reason, the default cost model
+    is returned.
     """
     samples: list[CostSample] = []
     began = clock()

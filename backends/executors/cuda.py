@@ -1,6 +1,6 @@
 """Runs an encoder graph with ONNX Runtime on a GPU, with bound tensors and captured CUDA graphs.
 
-The tests run this code on the CPU provider. To serve on a CPU, `OnnxExecutor` is faster.
+Tests run this code with the CPU provider. For serving on a CPU, `OnnxExecutor` is faster.
 """
 
 import re
@@ -71,7 +71,10 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, buckets=buckets)
 
     def captured(self) -> list[Shape]:
-        """Return the shapes to capture, largest first, so that smaller graphs reuse its memory."""
+        """Return the shapes to capture, the largest first.
+
+        In this order, the graphs of smaller shapes reuse the memory of the largest graph.
+        """
         longest = self.buckets.max_length or self.graph_tokens
         return self.buckets.shapes(
             max_rows=self.graph_rows,
@@ -95,9 +98,9 @@ class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class CudaExecutor(ModelExecutor):
     """Runs sessions on one device. Without CUDA graphs, all runs share one session.
 
-    Only the session and thread that captured a graph can replay it. So with CUDA graphs, each run
-    slot has its own session and thread. `capture` is entered while capturing, because two executors
-    of a device must not capture at the same time.
+    Only the session and the thread that captured a CUDA graph can replay it. So with CUDA graphs,
+    each run slot has its own session and its own thread. Two executors of a device must not capture
+    at the same time, so the context manager `capture` is held during a capture.
     """
 
     def __init__(
@@ -280,7 +283,10 @@ def _open(path: Path, options: DeviceOptions) -> Any:
 
 
 def explain(error: Exception) -> BackendError:
-    """Convert an error of ONNX Runtime; the class tells whether later batches can succeed."""
+    """Convert an error of ONNX Runtime.
+
+    The class of the result tells whether later batches can succeed.
+    """
     text = str(error)
     code = _CODE.search(text)
     if any(mark in text for mark in _FATAL) or (code and int(code[1]) in _FATAL_CODES):

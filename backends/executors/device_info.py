@@ -1,7 +1,8 @@
-"""Reads a GPU's name and memory with the CUDA driver, which numbers devices like ONNX Runtime.
+"""Reads a GPU's name and memory through the CUDA driver.
 
-NVIDIA's management library (NVML) is not suitable: its device numbers ignore
-`CUDA_VISIBLE_DEVICES`, and for a MIG slice it reports the memory of the whole card.
+The CUDA driver numbers devices as ONNX Runtime does. NVIDIA's management library (NVML) is not
+suitable, because its device numbers ignore `CUDA_VISIBLE_DEVICES`, and because it reports the
+memory of the whole card for a MIG device.
 """
 
 import ctypes

@@ -74,9 +74,8 @@ class PacedExecutor(DummyExecutor):
 class SimulatedExecutor(ModelExecutor):
     """Sleeps `base` seconds per batch and `token` seconds per padded token.
 
-    Each output is a row of a fixed table, selected by the token ids. So the executor computes
-    nearly nothing, and benchmarks measure everything except the model. Tests still notice mixed-up
-    rows.
+    Each output is a row of a fixed table. The token ids select the row, so tests notice mixed-up
+    rows. The executor computes nearly nothing, so benchmarks measure everything except the model.
     """
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:

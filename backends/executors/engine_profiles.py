@@ -83,8 +83,8 @@ def engine_folder(
 ) -> Path:
     """Return the cache folder of an engine.
 
-    The folder's name contains everything that the engine depends on, such as the device and
-    versions. So a change of the device or of a version leads to another folder and a new engine.
+    The folder's name depends on everything that the engine depends on, such as the device and
+    versions. So a change of one of them leads to another folder and a new engine.
     """
     words = (
         source.digest,
@@ -100,7 +100,7 @@ def engine_folder(
 
 
 def make_engine_folder(folder: Path) -> Path | None:
-    """Create the folder if it is missing and return it; return `None` if that fails."""
+    """Create a missing folder and return it; return `None` if the folder cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,8 +13,8 @@ _LEAST = 1.0
 class FailureDetector:
     """Watches the runs of an executor; safe in any thread.
 
-    The detector is truthy if the executor is suspected to have failed: the last run failed, or a
-    run takes far too long. A successful run ends the suspicion.
+    The detector is truthy if the executor may have failed: its last run failed, or a run takes far
+    too long. After a successful run, the detector is falsy again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class FailureDetector:
 
     @contextmanager
     def run(self, expected: float) -> Iterator[None]:
-        """Watch the run in a `with` block, which should take `expected` seconds."""
+        """Watch a run, which should take `expected` seconds, in a `with` block."""
         with self._lock:
             number = next(self._numbers)
             self._running[number] = (self._clock(), max(_LEAST, _TIMES * expected))
@@ -50,7 +50,7 @@ class FailureDetector:
             return max((max_wait for _, max_wait in self._running.values()), default=_LEAST)
 
     def __bool__(self) -> bool:
-        """Whether the executor is suspected to have failed."""
+        """Whether the executor may have failed."""
         with self._lock:
             now = self._clock()
             return self._failed or any(

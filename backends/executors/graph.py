@@ -57,7 +57,7 @@ def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
 
 
 def check_outputs(session: Any, source: GraphSource) -> None:
-    """Check that the graph has the declared outputs and, if it states their width, the dimensions.
+    """Check that the graph has the declared outputs, with the declared width if it states a width.
 
     Raises:
         ModelProblem: an output is missing, or has another width.

@@ -34,9 +34,10 @@ class OnnxExecutor(ModelExecutor):
     """Runs batches in two sessions: a narrow session and a wide session.
 
     The narrow session has one intra-op thread, so each run computes in its caller's thread. Up to
-    `worker_threads` runs share its weights. ONNX Runtime's `run` is thread-safe and releases the
-    GIL. The wide session runs one batch on `worker_threads` threads. It maps the same packed
-    weights. If the packed weights cannot be cached on disk, there is no wide session.
+    `worker_threads` runs use the narrow session at the same time, and share its weights. ONNX
+    Runtime's `run` is thread-safe and releases the GIL. The wide session runs one batch on
+    `worker_threads` threads. It maps the same packed weights into memory. If the packed weights
+    cannot be cached on disk, there is no wide session.
     """
 
     shares_cores = True

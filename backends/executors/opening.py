@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
-    """Return a function that opens graphs; it captures one CUDA graph at a time."""
+    """Return a function that opens graphs, and that captures only one CUDA graph at a time."""
     capture = threading.Lock()
     others = servers(settings)
     memory = SessionMemory(max_bytes=settings.session_memory_bytes)
@@ -66,7 +66,10 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
 def open_capturing(
     open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
 ) -> ModelExecutor:
-    """Open a graph with CUDA graphs, or without them if capture fails and was not asked for.
+    """Open a graph with CUDA graphs.
+
+    If capture fails, open the graph without CUDA graphs. Exception: with `is_asked_for`, an
+    operator requested CUDA graphs, so the error is raised.
 
     Raises:
         ModelProblem: the graph cannot be opened.

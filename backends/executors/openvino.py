@@ -22,7 +22,7 @@ _LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
 
 
 class OpenVinoExecutor(ModelExecutor):
-    """Runs one compiled graph, with `worker_threads` single-threaded runs at a time.
+    """Runs one compiled graph, with up to `worker_threads` concurrent runs of one thread each.
 
     Each run has its own infer request, which owns its output arrays. Requests share the weights.
     OpenVINO generates and keeps kernels for each new shape. To bound the number of shapes, lengths

@@ -25,7 +25,7 @@ _SHAPING = frozenset({"Convert", "GatherND", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 class _Port(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output like ONNX Runtime does; a dynamic size is `None`."""
+    """Describes an input or output in ONNX Runtime's form; a dynamic size is `None`."""
 
     name: str
     type: str

@@ -1,8 +1,8 @@
 """Caches graphs whose weights ONNX Runtime has packed for this kind of processor.
 
 Sessions and processes that open a packed graph map the same pages, so they share one copy of the
-weights. The first start writes the packed graph to `.prepacked` beside the graph, and deletes
-outdated packed graphs of this kind of processor.
+weights. The first start of a backend writes the packed graph to the folder `.prepacked` beside the
+graph, and deletes outdated packed graphs of this kind of processor.
 """
 
 import contextlib
@@ -38,7 +38,9 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed `graph`. If there is none yet, `save` writes it to a path.
+    """Return the packed `graph`.
+
+    If the packed graph does not exist yet, `save` writes it to a path.
 
     The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """
@@ -59,7 +61,9 @@ def prepacked_graph(
 
 @contextlib.contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that one of several starting processes packs and others wait.
+    """Hold the folder's lock, so that only one of several starting processes packs.
+
+    The other processes wait.
 
     After a timeout, a process continues without the lock. That is safe, because all processes write
     equal files.
@@ -87,7 +91,10 @@ def _build(folder: Path, save: Callable[[Path], None]) -> None:
 
 
 def _delete_stale(folder: Path, machine: str) -> None:
-    """Delete the folders that `folder` replaces. Running processes keep their mapped pages."""
+    """Delete the folders that `folder` replaces.
+
+    Processes that still use their files keep the mapped pages.
+    """
     for other in folder.parent.iterdir():
         # Another kind of machine may share the folder and deletes its own files.
         if other != folder and other.name.startswith(f"{machine}-"):
@@ -109,7 +116,7 @@ def _aligned(graph: Path) -> Path | None:
 
 
 def _processor() -> str:
-    """Return the instruction sets of this processor, on which the packing depends."""
+    """Return the instruction sets of this processor, because the packing depends on them."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):

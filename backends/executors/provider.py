@@ -117,8 +117,8 @@ def _register_arena() -> None:
     """Create the arena from which every session on the CPU allocates.
 
     An arena keeps the memory of its largest batch. If each session had its own arena, a process
-    would keep the memory of every session's largest batch. With one arena, it keeps only the memory
-    of the batches that run at the same time.
+    would keep the memory of every session's largest batch. With one arena, the process keeps only
+    the memory of the batches that run at the same time.
     """
     onnxruntime = _runtime()
     kind, memory = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
@@ -129,7 +129,7 @@ def _register_arena() -> None:
 
 
 def shrink_arena(session: Any, feeds: Mapping[str, Any]) -> None:
-    """Run a CPU session once more, and return the arena's free memory to the system."""
+    """Run a CPU session once more, so that the arena returns its free memory to the system."""
     options = _runtime().RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with contextlib.suppress(Exception):  # the session may have been closed because it fails
@@ -219,7 +219,9 @@ def read_input_names(path: Path) -> list[str]:
 
 
 def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
-    """Check that a session runs on the requested provider. ONNX Runtime only logs if it does not.
+    """Check that a session runs on the requested provider.
+
+    ONNX Runtime only logs a message if the session runs on another provider.
 
     Raises:
         ModelProblem: the session runs on another provider.

@@ -40,7 +40,7 @@ class SessionMemory:
             return sum(self._open.values())
 
     def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
-        """Count an executor that has just opened, and close other executors to make room."""
+        """Count the session that an executor has just opened; close other sessions to make room."""
         with self._lock:
             self._open[weakref.ref(executor, self._remove)] = size_bytes
             for reference in list(self._open):
@@ -63,7 +63,7 @@ class SessionMemory:
 
 
 class ResidentExecutor(ModelExecutor):
-    """Wraps an executor that may be closed when it is not in use, and reopens it on demand."""
+    """Wraps an executor. Its session may be closed when not in use, and is reopened on demand."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """Runs a graph with TensorRT: one engine per range of lengths, built when the graph is opened.
 
-TensorRT takes minutes to build an engine for a range of shapes. Without a given range, ONNX Runtime
-builds a new engine whenever a batch is larger than all earlier batches. With a range, it builds the
-engine when a session is opened. A session can only have one range (onnxruntime pull request 31624),
-so each range has its own session.
+TensorRT takes minutes to build an engine for a range of shapes. If no range is given, ONNX Runtime
+builds a new engine whenever a batch is larger than all earlier batches. If a range is given, ONNX
+Runtime builds the engine when a session is opened. A session can only have one range (onnxruntime
+pull request 31624), so each range has its own session.
 """
 
 import time
@@ -40,8 +40,8 @@ OpenOnDevice = Callable[[GraphSource, DeviceOptions, RunLimits], ModelExecutor]
 class TensorRtExecutor(ModelExecutor):
     """Runs each batch in the engine for its length.
 
-    `engines` are ordered from short to long rows. A batch with more rows than its engine takes runs
-    in several pieces.
+    `engines` are ordered from short to long rows. If a batch has more rows than its engine accepts,
+    the batch runs in several pieces.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ _LONGEST_TRIAL = 2048
 def run_trials(executor: ModelExecutor, source: GraphSource) -> None:
     """Run a short row and the longest row for each output.
 
-    These runs also allocate memory, so that no caller has to wait for it.
+    These runs also allocate memory, so that no caller has to wait for the allocation.
 
     Raises:
         ModelProblem: a run fails, or the width of an output is not `dimensions`.

@@ -1,4 +1,4 @@
-"""Defines trial batches, which measure the speed of an executor, by the lengths of their rows.
+"""Defines the lengths of the rows in trial batches, which measure the speed of an executor.
 
 For a CPU, batches of a few rows are enough. A GPU takes about as long for one row as for many, so
 small batches would only measure kernel launches. Trial batches for a GPU go up to the maximum size.
@@ -47,7 +47,10 @@ def device_trials(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
 
 
 def full_batches(bounds: BatchBounds, max_tokens: int | None) -> list[Lengths]:
-    """Return full batches, as a device runs under load: of short, usual and longest texts."""
+    """Return full batches, as a device runs them under load.
+
+    There is a batch of short texts, one of usual texts and one of the longest texts.
+    """
     longest = max_tokens or _MAX_TOKENS
     fitting = max(1, min(longest, bounds.tokens // bounds.rows))
     return [

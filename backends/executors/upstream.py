@@ -96,7 +96,10 @@ class UpstreamExecutor(ModelExecutor):
         return values
 
     def is_well(self) -> bool:
-        """Return whether the server works. Sends a trial batch if runs have failed or are late."""
+        """Return whether the server works.
+
+        Send a trial batch if runs have failed or are late.
+        """
         if not self._failures:
             return True
         try:
@@ -108,7 +111,7 @@ class UpstreamExecutor(ModelExecutor):
         return True
 
     def _check_version(self, version: str | None) -> None:
-        """Refuse a response of a model version that differs from that of the first response."""
+        """Refuse a response whose model version differs from the version in the first response."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(

@@ -37,12 +37,12 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def title(self) -> str:
-        """How messages to callers name the model: without the server's address."""
+        """The model's name in messages to callers, without the server's address."""
         return self._named("another server")
 
     @override
     def __str__(self) -> str:
-        """Return how messages to operators name the model: with the server's address."""
+        """Return the model's name in messages to operators, with the server's address."""
         return self._named(self.url)
 
     def _named(self, server: str) -> str:
@@ -53,8 +53,8 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
-    With `runs_graphs`, this server runs every graph of the repository. On the server, a model has
-    the name of its folder here, and a version has the number of its revision here.
+    With `runs_graphs`, this server runs every graph of the repository. Then the server must name a
+    model like the model's folder in the repository, and a version like the revision's number.
     """
 
     url: str = ""
@@ -98,7 +98,7 @@ def servers(settings: BackendSettings) -> Servers:
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output of a model; -1 is a dimension of any size."""
+    """Describes an input or output of a model; -1 stands for a dimension of any size."""
 
     name: str
     datatype: str
@@ -117,7 +117,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds Triton's batch configuration; with 0, only the tensor shapes limit a batch."""
+    """Holds Triton's batch configuration; 0 means that only tensor shapes limit a batch."""
 
     max_batch_size: int = 0
 

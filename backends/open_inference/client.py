@@ -1,8 +1,8 @@
 """Calls a server with the Open Inference Protocol, from threads and with persistent connections.
 
-It does not use httpx, for two reasons. The read timeout of httpx restarts with each chunk, so a
-slow response can exceed the deadline of the call. On a reused connection, httpx mistakes
-unsolicited bytes after a response for the response to the next call.
+This client does not use httpx, for two reasons. The read timeout of httpx starts again with each
+chunk, so a slow response can exceed the deadline of the call. On a reused connection, httpx
+mistakes unsolicited bytes after a response for the response to the next call.
 """
 
 import contextlib
@@ -237,7 +237,7 @@ class _DeadlineResponse(http.client.HTTPResponse):
 
 
 class _DeadlineReader(io.RawIOBase):
-    """Reads from a socket. The timeout of each read is the remaining time of the call."""
+    """Reads from a socket. The timeout of each read is the time that the call has left."""
 
     def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
         self._wire = wire
@@ -282,8 +282,8 @@ def _number(text: str | None) -> int | None:
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
     """Return a digest of a model's metadata, or "" if the server or model is not ready.
 
-    The digest covers inputs and outputs, and the versions unless `upstream` names one. It does not
-    change if weights are replaced under the same version.
+    The digest covers the inputs, the outputs and, if `upstream` names no version, the versions. It
+    does not change if weights are replaced under the same version.
     """
     client = UpstreamClient(upstream, token=token)
     try:

@@ -58,7 +58,7 @@ def encode(
     """Return the body and headers of a request.
 
     `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. Servers
-    that support this parameter drop a request that has not begun when the timeout is over.
+    that support this parameter drop a request that they have not begun when the timeout ends.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -85,7 +85,7 @@ def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
     """Return an output as float32.
 
     Raises:
-        UpstreamUnavailable: the response is invalid, or has no such output of this `shape`.
+        UpstreamUnavailable: the response is invalid, or has no `output` of this `shape`.
     """
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:

@@ -30,7 +30,7 @@ class Pipeline(Protocol):
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
-        """Return one vector per pair (`first` with each of `seconds`), or raise `BackendError`."""
+        """Return one vector per pair of `first` with one of `seconds`, or raise `BackendError`."""
         ...
 
     async def windows(
@@ -97,14 +97,20 @@ class AlgorithmContext:
             self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context with the item's scope; its rows are bulk and not charged to the item."""
+        """Return a context with the item's scope.
+
+        Its rows are bulk rows, and they are not charged to the item.
+        """
         caller = RowCaller(
             scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
         )
         return AlgorithmContext(self._pipelines, caller)
 
     def note_revision(self, model: str, number: str) -> None:
-        """Note the revision of `model` that answers the item; the first call for an item wins."""
+        """Note the revision of `model` that answers the item.
+
+        Only the first call for an item has an effect.
+        """
         if self._caller.revision is None:
             self._caller.revision = (model, number)
 
@@ -143,7 +149,7 @@ class AlgorithmContext:
     async def __call__(
         self, model: str, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
     ) -> FloatArray:
-        """Return `model`'s raw outputs, one line per text.
+        """Return the raw outputs of `model`, one line per text.
 
         `prompts` has one prompt for each text, which replaces the model's own prompt.
 
@@ -172,7 +178,9 @@ class AlgorithmContext:
         most: int = MAX_WINDOWS,
         prompt: str | None = None,
     ) -> FloatArray:
-        """Return `model`'s raw outputs for each window of `text`; windows share `overlap` tokens.
+        """Return the raw outputs of `model` for each window of `text`.
+
+        Neighbouring windows share `overlap` tokens.
 
         If `most` is less than `MAX_WINDOWS`, the text after `most` windows is left out. `prompt` is
         put before each window, and replaces the model's own prompt.
@@ -192,8 +200,8 @@ class AlgorithmContext:
     ) -> FloatArray:
         """Return `model`'s raw outputs for each window of `text` paired with each of `others`.
 
-        The shape is `[windows, others, values]`. `others` are never truncated, and all are paired
-        with the same windows. With `text_first`, the window is the first text of a pair.
+        The shape is `[windows, others, values]`. `others` are never truncated, and all of them are
+        paired with the same windows. With `text_first`, the window is the first text of a pair.
 
         Raises:
             BackendError: a text is refused or a row failed.
@@ -216,7 +224,10 @@ class AlgorithmContext:
 
 
 def encode_result(result: Any) -> bytes:
-    """Return a result as JSON; floats are written with the fewest digits that identify them."""
+    """Return a result as JSON.
+
+    Each float is written with the fewest digits that identify it.
+    """
     if isinstance(result, msgspec.Raw):
         return bytes(result)
     return orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)

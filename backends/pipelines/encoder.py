@@ -28,7 +28,7 @@ _EMPTY = "the text is empty; send text"
 
 
 class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts that are ready to be tokenized, and whether each was truncated already."""
+    """Holds texts that are ready to be tokenized, and whether each text is already truncated."""
 
     texts: list[RowInput]
     are_cut: list[bool]
@@ -123,7 +123,10 @@ class Encoder:
                 self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
-        """Return the vectors of pooled rows, one line each; a head computes logits instead."""
+        """Return the vectors of pooled rows, one line each.
+
+        `Head.finish` computes logits instead.
+        """
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
     async def pairs(
@@ -172,7 +175,9 @@ class Encoder:
         most: int = MAX_WINDOWS,
         prompt: str | None = None,
     ) -> FloatArray:
-        """Return one pooled vector per window of a text; windows share `overlap` tokens.
+        """Return one pooled vector per window of a text.
+
+        Neighbouring windows share `overlap` tokens.
 
         If `most` is less than `MAX_WINDOWS`, the text is truncated after `most` windows. `prompt`,
         by default the model's own, is put before every window.
@@ -210,10 +215,10 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per pair of a window of the text and one of `others`.
 
-        The pairs of each window follow each other. `others` are never truncated. All are paired
-        with the same windows, which are so short that they fit beside the longest of `others`.
-        `most` works as in `windows`. With `text_first`, the window is the first text of a pair. The
-        model's prompt is put before the first text of a pair.
+        The pairs of each window follow each other. `others` are never truncated. All of them are
+        paired with the same windows, which are so short that a window and the longest of `others`
+        fit into one row. `most` works as in `windows`. With `text_first`, the window is the first
+        text of a pair. The model's prompt is put before the first text of a pair.
 
         Raises:
             ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
@@ -334,7 +339,7 @@ class Encoder:
         return spans
 
     def _read(self, text: RowInput) -> RowInput:
-        """Truncate a text with more characters than all tokens of the model can cover."""
+        """Truncate a text whose characters cannot fit into the tokens that the model reads."""
         if isinstance(text, str) and 0 < len(text) <= self._max_characters and not text.isspace():
             return text
         if isinstance(text, TokenIds):

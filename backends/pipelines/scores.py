@@ -56,7 +56,10 @@ def _logistic(value: float) -> float:
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    """Return the logistic function of each logit, without overflow and exact for small results."""
+    """Return the logistic function of each logit.
+
+    It does not overflow, and small results are exact.
+    """
     power = np.exp(-np.abs(logits))
     return np.asarray(np.where(logits >= 0, 1.0, power) / (1.0 + power), dtype=np.float32)
 
@@ -100,7 +103,7 @@ def rounded(scores: FloatArray) -> list[float]:
 
 
 def exact(score: float | np.floating[Any]) -> float:
-    """Return a float32 rounded to nine digits, which are enough to keep the order of scores."""
+    """Return a float32 rounded to nine digits, which keep the order of any two scores."""
     return float(f"{score:.9g}")
 
 

@@ -1,4 +1,4 @@
-"""Runs work on the tokens of a text: on the event loop if it is short, else in a thread."""
+"""Runs a function over the tokens of a text: few tokens on the event loop, others in a thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="token-work")
 async def run_token_work(
     tokens: int, work: Callable[[*_Arguments], _Result], *arguments: *_Arguments
 ) -> _Result:
-    """Return `work(*arguments)`, whose duration grows with the number of `tokens`."""
+    """Return the result of `work`, which takes longer the more `tokens` there are."""
     if tokens <= _FEW_TOKENS:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))

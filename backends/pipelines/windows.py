@@ -16,7 +16,9 @@ _LONGEST_WORD = 1000
 
 
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
-    """Return windows of `size` tokens; each repeats the last `overlap` tokens of the one before.
+    """Return windows of `size` tokens.
+
+    Each window repeats the last `overlap` tokens of the window before it.
 
     This works like `stride` of Hugging Face's tokenizers. The last window may be shorter.
     """
@@ -29,7 +31,7 @@ def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
 
 
 def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArray:
-    """Return one line per token; it comes from the window whose edges are farthest from the token.
+    """Return one line per token, from the window whose edges are farthest from the token.
 
     Two windows meet in the middle of their overlap.
     """

@@ -1,7 +1,8 @@
 """Checks that a variant has the same outputs here as on the machine where it was accepted.
 
-An int8 graph may silently overflow on a CPU that lacks instructions of the CPU where the graph was
-accepted. The certificate of a variant holds its outputs on the accepting machine.
+The certificate of a variant holds the outputs that the variant had where it was accepted. Without a
+check, an int8 graph may silently overflow on a CPU that lacks instructions of the accepting
+machine's CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ def certified_outputs(
 
 
 def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> None:
-    """Compare a variant's outputs with its certificate; do nothing if it has none.
+    """Compare a variant's outputs with its certificate, if it has a certificate.
 
     Raises:
         ModelProblem: the outputs differ, or the certificate cannot be read.

@@ -3,9 +3,9 @@
 A device graph is a copy of a graph that is optimized for one kind of device, in a file beside the
 graph. Beside `model.onnx` there may be `model.cuda-heads.onnx` for CUDA,
 `model.cuda-heads-fp16.onnx` for CUDA in half precision, and `model.any-plain.onnx` for runtimes
-that compile a graph. A device graph is used only if it has the precision in which the model runs,
-and its outputs equal the outputs of `model.onnx` within the tolerance of that precision. For a GPU,
-graphs are timed with batches as large as the GPU gets under load.
+that compile a graph. A device graph is used under two conditions: it has the precision in which the
+model runs, and its outputs equal the outputs of `model.onnx` within the tolerance of that
+precision. For a GPU, graphs are timed with batches as large as the GPU gets under load.
 """
 
 import logging
@@ -58,7 +58,7 @@ _IDS = 12
 class QuickestGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `file` of the quickest graph, and the predicted seconds of each correct graph.
 
-    The prediction is for one usual batch or, on a GPU, for full batches of several lengths.
+    The predicted seconds are for one usual batch or, on a GPU, for full batches of several lengths.
     """
 
     file: str
@@ -97,7 +97,9 @@ def find_quickest(
     bounds: BatchBounds | None = None,
     try_graph: TryGraph | None = None,
 ) -> QuickestGraph:
-    """Return the quickest graph of `source`, measured once per digest and kind of machine.
+    """Return the quickest graph of `source`.
+
+    Each digest is measured once per kind of machine.
 
     The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
     memory, the measurement is not recorded, because memory may suffice at the next start. Without
@@ -168,7 +170,10 @@ def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:
-    """Return the batches to compare for each output; every model has embeddings for their ids."""
+    """Return the batches to compare for each output.
+
+    Their token ids are so low that every model has embeddings for them.
+    """
     longest = min(source.max_tokens or _USUAL, _LONGEST)
     usual = text_lengths(_MANY, min(longest, _USUAL))
     shapes = [[min(length, longest) for length in _FEW], usual, [longest, 1]]

@@ -1,4 +1,4 @@
-"""Checks that a GPU can run the graph for CPUs, for models that have no graph for GPUs.
+"""Checks that a GPU can run a model's graph for CPUs, if the model has no graph for GPUs.
 
 The graph for CPUs groups rows by classes of lengths. A batch may leave a class empty, and some
 devices fail on attention over zero rows. So a GPU may run the graph only after trial batches with
@@ -28,13 +28,18 @@ _BATCHES = ((0, 1, 2), (1, 2), (0, 2), (0, 1), (0,), (1,), (2,))
 
 
 class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much a GPU's outputs differ from a CPU's, relative to the largest value."""
+    """Holds the largest difference between outputs of a GPU and a CPU.
+
+    The difference is relative to the largest value.
+    """
 
     moved: float
 
 
 def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
-    """Warn that a GPU runs a graph for CPUs, and try the graph once per digest and machine kind.
+    """Warn that a GPU runs a graph for CPUs, and try the graph.
+
+    Each digest is tried once per kind of machine.
 
     If this machine's CPU cannot run the graph, the GPU's outputs only have to be finite.
 
@@ -71,7 +76,10 @@ def trial_batches(source: GraphSource) -> list[PaddedBatch]:
 
 
 def _try(source: GraphSource, provider: str, try_graph: TryGraph) -> float:
-    """Return how much the GPU's outputs differ from a CPU's, relative to the largest value."""
+    """Return the largest difference between the GPU's and a CPU's outputs.
+
+    The difference is relative to the largest value.
+    """
     batches = trial_batches(source)
     try:
         found = try_graph(source, batches).outputs

@@ -32,10 +32,10 @@ _BLOCK = 1024
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds how far the outputs of a candidate may differ from fp32.
 
-    `flips` is the largest share of outputs that may change. `accuracy_loss` is by how much the
-    share of correct labels may fall. For 99 % of the texts, the cosine between the vectors of the
-    candidate and of fp32 must be larger than `cosine`. `logit` is the largest allowed change of any
-    logit.
+    `flips` is the largest allowed share of outputs that change. `accuracy_loss` is the largest
+    allowed fall of the share of correct labels. For 99 % of the texts, the cosine between the
+    vectors of the candidate and of fp32 must be larger than `cosine`. `logit` is the largest
+    allowed change of any logit.
     """
 
     flips: float = 0.01
@@ -47,11 +47,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the result of a comparison; the candidate is accepted if `reasons` is empty.
 
-    `rows` counts texts, or queries if documents are ranked. `flips` is the share of these that
-    changed, and `flips_at_most` is its upper bound with a certainty of 95 %. `swaps` is the share
-    of document pairs whose order changed. `logit_mean`, `logit_p99` and `logit_worst` are absolute
-    changes of logits. 99 % of the texts have a larger cosine than `cosine`. The accuracies are set
-    if the golden set has labels.
+    `rows` counts texts, or queries if documents are ranked. `flips` is the share of these texts or
+    queries whose result changed, and `flips_at_most` is an upper bound of this share with a
+    certainty of 95 %. `swaps` is the share of document pairs whose order changed. `logit_mean`,
+    `logit_p99` and `logit_worst` are absolute changes of logits. 99 % of the texts have a larger
+    cosine than `cosine`. The accuracies are set if the golden set has labels.
     """
 
     measure: Measure = "labels"
@@ -82,8 +82,9 @@ def judge(
     """Compare outputs line by line; `expected` holds the column of each line's correct label.
 
     A line belongs to a text, to a token or to a document. For a token, `owners` holds the index of
-    its text; for a document, the index of its query. With `multi_label`, a text may have several
-    labels: the sign of each logit is one decision, and a line flips if any decision changes.
+    its text. For a document, `owners` holds the index of its query. With `multi_label`, a text may
+    have several labels: the sign of each logit is one decision, and a line flips if any decision
+    changes.
     """
     moved = np.abs(candidate - reference)
     owned: IntArray = np.arange(len(reference), dtype=np.int32) if owners is None else owners
@@ -128,8 +129,8 @@ def at_most(share: float, units: int) -> float:
 def units_needed(share: float, bound: float) -> int:
     """Return how many texts are needed to show that a `share` of changes is within `bound`.
 
-    For a bound of 1 %, 268 texts are needed if none changes, and 1,072 texts if half a per cent of
-    them changes.
+    For a bound of 1 %, 268 texts are needed if no text changes, and 1,072 texts if half a per cent
+    of the texts change.
     """
     return math.ceil(_Z**2 * bound * (1 - bound) / (bound - share) ** 2)
 
@@ -176,7 +177,10 @@ def _directions(vectors: FloatArray) -> FloatArray:
 
 
 def _other_neighbours(reference: FloatArray, candidate: FloatArray) -> NDArray[np.float64]:
-    """Return for each text whether its nearest neighbour changed; a tie in fp32 is no change."""
+    """Return for each text whether its nearest neighbour changed.
+
+    If several neighbours are equally near in fp32, any of them counts as unchanged.
+    """
     changed = []
     for start in range(0, len(reference), _BLOCK):
         lines = np.arange(start, min(start + _BLOCK, len(reference)))
@@ -220,7 +224,7 @@ def _reasons(verdict: Verdict, bounds: Bounds) -> list[str]:
 
 
 def _share_reasons(share: float, verdict: Verdict, bound: float, change: str) -> list[str]:
-    """Return a reason if the share exceeds its bound, or if there are too few texts to know."""
+    """Return a reason if the share exceeds its bound, or if there are too few texts to decide."""
     if not share <= bound:
         return [f"{share:.2%} {change}, but only {bound:.2%} may"]
     # No number of texts can show that a bound of zero is kept.

@@ -78,7 +78,10 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_texts(count: int = _TEXTS) -> list[str]:
-    """Generate texts as long as usual sentences: half have under ten words, few have over 30."""
+    """Generate texts as long as usual sentences.
+
+    Half of them have fewer than ten words, and a few have more than 30.
+    """
     random = np.random.default_rng(0)
     words = np.array(" ".join(ORDINARY).split())
     lengths = np.clip(random.lognormal(2.2, 0.6, count), 1, 60).astype(int)
@@ -124,7 +127,10 @@ def _csv(lines: list[str], path: Path) -> GoldenSet:
 
 
 def _searches(texts: list[str], *, documents: int) -> list[Text]:
-    """Pair each of the first thousand distinct texts with the next `documents` texts."""
+    """Pair each of the first thousand distinct texts with the next `documents` texts.
+
+    The first text of a pair serves as a query.
+    """
     unique = list(dict.fromkeys(texts))
     reach = min(documents, len(unique) - 1)
     return [

@@ -1,8 +1,8 @@
 """Tries device graphs, in this process or in a child process.
 
-A device graph is a copy of a graph that is optimized for one kind of device. A kernel that reads an
-illegal address makes the device unusable for its process. So graphs are tried on a GPU in a child
-process.
+A device graph is a copy of a graph that is optimized for one kind of device. On a GPU, a kernel
+that reads an illegal address makes the device unusable for the process. So trials on a GPU run in a
+child process.
 """
 
 import gc

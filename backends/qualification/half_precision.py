@@ -71,7 +71,7 @@ def choose_precision(
     """Return the precision to run a graph in.
 
     The result is the declared precision, except for an fp32 graph on a GPU. `find` returns the
-    quickest graph in the precision of its argument. The fp16 graph is judged once per digest and
+    quickest graph in the precision of its argument. The fp16 graph of a digest is judged once per
     kind of machine.
 
     Raises:
@@ -110,7 +110,7 @@ def choose_precision(
 def _is_quicker(
     half: QuickestGraph, other: GraphSource, *, find: Callable[[GraphSource], QuickestGraph]
 ) -> bool:
-    """Return whether the fp16 graph runs here, and is quicker than graphs in the other precision.
+    """Return whether the fp16 graph runs on this device, and is quicker than the `other` precision.
 
     TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """
@@ -130,7 +130,7 @@ def _read_verdict(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> HalfVerdict:
-    """Return the recorded verdict on a graph; judge the graph if there is none."""
+    """Return the recorded verdict on a graph; judge the graph if no verdict is recorded."""
     path = subject.folder / RECORD
     key = machine_key(_METHOD, subject.digest, provider, quickest.file)
     verdict = read_record(path, key, HalfVerdict)
@@ -154,7 +154,7 @@ def _judge(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return the reasons to refuse an fp16 graph because of its outputs; empty if it is good.
+    """Return the reasons to refuse an fp16 graph because of its outputs; empty if it is accepted.
 
     Raises:
         BackendError: a run failed.
@@ -183,7 +183,7 @@ def _judge(
 
 
 def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
-    """Return the texts to judge by, as the model reads them, and their rows.
+    """Return the texts by which the graph is judged, as the model reads them, and their rows.
 
     Raises:
         StartProblem: the revision's file cannot be read, or the model can read none of its texts.

@@ -1,7 +1,8 @@
 """Measures batch invariance: how much a row's output depends on the rows beside it.
 
 A dynamically quantized graph computes a scale from its whole input, so a row's output changes with
-its batch. One tenant's text could then change another's result, and a cache would keep it.
+its batch. One tenant's text could then change another tenant's result, and a cache would keep the
+changed result.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +36,9 @@ _MATES = 3
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how much a row's output changes, relative to its largest value; 0 is bitwise equal.
 
-    `mates` is the change when the other rows of the batch are replaced, at the same shape and
-    place. `shapes` is the change when the row runs alone and without padding.
+    `mates` is the change when the other rows of the batch are replaced, but the batch's shape and
+    the row's place in it stay the same. `shapes` is the change when the row runs alone and without
+    padding.
     """
 
     mates: float

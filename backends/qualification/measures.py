@@ -1,4 +1,4 @@
-"""Tells how the outputs of a model in two precisions are compared, by the kind of model."""
+"""Tells how the outputs of a model in two precisions are compared, for each kind of model."""
 
 import numpy as np
 

@@ -27,8 +27,8 @@ TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model whose graph is open but not served yet.
 
-    `last_token` is the token with the highest id in the file `tokenizer`, and its id. `is_remote`
-    is true if an upstream server runs the graph.
+    `last_token` holds the token with the highest id in the file `tokenizer`, and this id.
+    `is_remote` is true if an upstream server runs the graph.
     """
 
     name: str
@@ -53,9 +53,12 @@ def qualify_unmeasured(_: Candidate) -> bool:
 
 
 def qualify(candidate: Candidate) -> bool:
-    """Return whether rows may share batches; measured once per digest and kind of machine.
+    """Return whether rows may share batches.
 
-    An upstream server is measured each time, because its machine is unknown.
+    This is measured once for each digest and kind of machine.
+
+    A model on an upstream server is measured each time it is loaded, because the server's machine
+    is unknown.
 
     Raises:
         ModelProblem: padding changes an output by more than the precision allows, as in a graph

@@ -27,7 +27,10 @@ class TunedBatching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tuned(folder: Path, *, digest: str, provider: str) -> TunedBatching | None:
-    """Return the settings for this kind of machine; log if only other kinds have settings."""
+    """Return the settings for this kind of machine.
+
+    If there are only settings for other kinds of machines, log this.
+    """
     found = read_record(folder / RECORD, _key(digest, provider), TunedBatching)
     if found is None and (elsewhere := read_machine(folder / RECORD)) is not None:
         _log.info(

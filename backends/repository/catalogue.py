@@ -24,7 +24,7 @@ from backends.repository.triton import FILE as TRITON, read_triton
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all revisions of a model; `shares` has the traffic weights of those that answer.
+    """Holds all revisions of a model; `shares` has the traffic weights of revisions that answer.
 
     `shares` is empty if the file that selects the revisions cannot be read.
     """
@@ -92,7 +92,7 @@ class _CatalogueReader:
         self._plans = plans
 
     def read_assigned(self, folders: Mapping[str, Path], assigned: Collection[str]) -> None:
-        """Read the models that match a pattern, and the models that they build on."""
+        """Read the models that match a pattern, and the models on which they build."""
         reading = [name for name in folders if is_assigned(name, assigned)]
         for name in reading:
             self.read(folders[name])
@@ -143,8 +143,8 @@ class _CatalogueReader:
     def find_upstreams(self, servers: Servers) -> None:
         """Note which models other servers run, and the fingerprints of those models.
 
-        The digest of a model without a local graph includes the fingerprint, because the model's
-        files do not change when the server changes its version of the model.
+        If another server has a new version of a model, the model's files in the repository do not
+        change. So the digest of a model without a local graph includes the fingerprint.
         """
         prints, problems = self.catalogue.upstreams, self.catalogue.problems
         for name, own in self.found.items():
@@ -171,7 +171,10 @@ class _CatalogueReader:
             self.found[name] = msgspec.structs.replace(own, digest=digest, upstream=upstream)
 
     def resolve(self, name: str, path: tuple[str, ...]) -> Model | None:
-        """Add `name` after the models that it builds on; return `None` if it cannot be served."""
+        """Add model `name` after the models on which it builds.
+
+        Return `None` if the model cannot be served.
+        """
         models, problems = self.catalogue.models, self.catalogue.problems
         if name in models or name in problems or name not in self.found:
             return models.get(name)

@@ -1,8 +1,8 @@
 """Adds the fields that a `config.json` leaves out, with the defaults of its model type.
 
 The defaults are copied from the configuration classes of `transformers` 5.23.0 (Apache-2.0),
-`src/transformers/models/*/configuration_*.py`. They are complete for the model types whose graphs
-an import can build. Other model types have only `pad_token_id`.
+`src/transformers/models/*/configuration_*.py`. For model types whose graphs an import can build,
+all defaults are here. For other model types, only the default of `pad_token_id` is here.
 """
 
 from collections.abc import Mapping

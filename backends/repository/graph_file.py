@@ -83,7 +83,7 @@ def _read(content: mmap.mmap) -> GraphFile:
 
 
 class _Span:
-    """One field of a protocol buffer in the file: the bytes of a message, or a number."""
+    """One field of a protocol buffer: a number, or where a message's bytes are in the file."""
 
     def __init__(self, content: mmap.mmap, start: int, end: int, number: int = 0) -> None:
         if end > len(content):

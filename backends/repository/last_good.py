@@ -1,8 +1,8 @@
-"""Records the revisions that were served last, so that a backend can start if the newest is broken.
+"""Records the revisions that were served last, in case the newest revision is broken.
 
-The file is hidden and lies in the model's folder. It is not part of any model's digest. If the
-folder is read-only, nothing is recorded, and a backend that starts tries the newest revisions
-first.
+A backend that starts can then serve a recorded revision. The record is a hidden file in the model's
+folder, so it is not part of the model's digest. If the folder is read-only, nothing is recorded.
+Then a backend that starts tries the newest revisions first.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a graph's outputs: `pooled` has one vector per row, `tokens` one vector per token."""
+    """Names a graph's outputs.
+
+    `pooled` has one vector for each row, and `tokens` one vector for each token.
+    """
 
     pooled: str | None = None
     tokens: str | None = None
@@ -111,7 +114,7 @@ class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):
 
 
 class AlgorithmManifest(_Manifest, frozen=True, kw_only=True, tag="algorithm"):
-    """Describes an algorithm over other models: one `encoder`, or the models in `uses`, in order.
+    """Describes an algorithm over other models: one `encoder`, or the models in `uses`.
 
     `options` are passed to the algorithm. `code` names the code of a `custom` algorithm.
     """

@@ -2,7 +2,7 @@
 
 The files are read as `transformers` and `sentence-transformers` read them: the task comes from
 `architectures`, the labels from `id2label`, the function from `problem_type`, and the pooling from
-`1_Pooling/config.json`. It is an error if no file has a required field.
+`1_Pooling/config.json`. If no file has a required field, that is an error.
 """
 
 from collections.abc import Mapping, Sequence

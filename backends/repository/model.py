@@ -18,11 +18,11 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that can be loaded.
 
-    `digest` covers the model's files, the inferred fields, and the models it builds on. It does
-    not cover the `shadow`, which changes no result. `inferred` maps each field that `model.yaml`
-    leaves out to its source. `serving` says which revisions answer. `shared_folder` holds the files
-    that revisions share in Triton's layout. `upstream` is the server that runs the model, if it is
-    not run here.
+    `digest` covers the model's files, the inferred fields, and the models it builds on. It does not
+    cover the `shadow`, which changes no result. `inferred` maps each field that `model.yaml` leaves
+    out to its source. `serving` says which revisions answer. `shared_folder` holds the files that
+    revisions share in Triton's layout. `upstream` is the server that runs the model, if the backend
+    does not run it.
     """
 
     name: str
@@ -79,7 +79,7 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
 
 
 def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
-    """Return the path in `folder`, or in `shared_folder` if only that folder has the file."""
+    """Return a file's path in `folder`, or in `shared_folder` if only that folder has the file."""
     if (
         shared_folder is not None
         and not (folder / name).exists()
@@ -90,7 +90,7 @@ def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
 
 
 def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
-    """Return the digest of the names and contents of all files in a folder."""
+    """Return the digest of the names and contents of all files in a folder, except `without`."""
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -108,7 +108,8 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
 def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     """Return the digest of the inferred fields; empty if nothing was inferred.
 
-    A model's digest includes them, because another version of this program may infer other values.
+    A model's digest includes this one, because another version of this program may infer other
+    values.
     """
     values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     found = {name: value for name, value in values.items() if name in inferred}

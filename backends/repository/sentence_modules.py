@@ -1,7 +1,7 @@
 """Reads which modules a sentence transformer runs after its encoder.
 
 `modules.json` lists the modules in order. Each module has a folder with a `config.json`. A module
-or option that is not supported is an error: without it, every vector would be wrong.
+or option that is not supported is an error, because every vector would be wrong without it.
 """
 
 import json
@@ -217,7 +217,7 @@ class _Reader:
 
 
 def _refuse_others(path: Path, config: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:
-    """Refuse fields that are set and that this module does not read."""
+    """Refuse fields of a module's configuration that are set and that `known` does not name."""
     for name, value in config.items():
         if name not in known and value not in (None, False, [], {}):
             raise ModelProblem(f"{path}: `{name}` is not supported; {_REMEDY}")

@@ -1,10 +1,10 @@
 """Creates hidden folders in which models are prepared, and removes folders of dead processes.
 
-Each folder contains a mark file that its process keeps locked. A folder is removed only if it has
-a mark file that no process has locked.
+Each folder contains a mark file, which the process that made the folder keeps locked. A folder is
+removed only if it has a mark file that no process has locked.
 
-A helper process waits until the preparing process has ended, even if it was killed, and then
-removes the folder. If the helper is killed, too, the next import or the next start of a backend
+A helper process waits until the process that made the folder has ended or was killed, and then
+removes the folder. If the helper is also killed, the next import or the next start of a backend
 removes the folder.
 """
 
@@ -63,7 +63,10 @@ def _removed_at_end(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked_mark(folder: Path) -> Iterator[None]:
-    """Create and lock the mark file; it gets its name only once it is locked."""
+    """Create and lock the mark file.
+
+    The file gets its final name only after it is locked.
+    """
     draft = folder / f"{MARK}.draft"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,7 @@
 """Records what `models sync` has put into a repository.
 
-The record is a hidden file of the repository, and a sync writes it last. A backend that sees the
-file change reads the repository again.
+The record is a hidden file of the repository, and a sync writes it last. When the file has changed,
+a backend reads the repository again.
 """
 
 from pathlib import Path

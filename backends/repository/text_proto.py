@@ -1,7 +1,8 @@
 """Reads the text format of protocol buffers (`.pbtxt`) without a schema.
 
-It reads what configurations use: fields, nested messages, lists, concatenated strings, numbers,
-identifiers and comments (https://protobuf.dev/reference/protobuf/textformat-spec/).
+The reader knows the parts of the format that configurations use: fields, nested messages, lists,
+concatenated strings, numbers, identifiers and comments
+(https://protobuf.dev/reference/protobuf/textformat-spec/).
 """
 
 import ast
@@ -50,7 +51,7 @@ class _Reader:
         self._place = 0
 
     def message(self, end: str, *, depth: int) -> Message:
-        """Read fields up to `end`; an empty `end` is the end of the text."""
+        """Read fields up to the token `end`; an empty `end` means the end of the text."""
         if depth > _DEEPEST:
             raise self._error("messages are nested too deep")
         found: Message = {}

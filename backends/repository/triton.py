@@ -28,7 +28,7 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[str]
 
     def serving(self, numbers: Sequence[str]) -> Serving:
-        """Return which revisions are served, by Triton's version policy.
+        """Return the revisions that Triton's version policy selects for serving.
 
         The model's name stands for the newest of these revisions. The others have names such as
         `tiny@2`.
@@ -89,7 +89,7 @@ def _policy(config: Message) -> tuple[str, int, list[str]]:
 
 
 def _labels(config: Message, folder: Path) -> dict[str, Any]:
-    """Return the labels and the output that they belong to; empty if no output has labels."""
+    """Return the labels, and the name of the output with these labels; empty if there are none."""
     for output in _messages(config, "output"):
         name = _text(output, "label_filename")
         if name:

@@ -52,7 +52,10 @@ class CallWork:
         return batches != self._seen[0] or has_read or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
-        """Return the seconds until the waiting rows have run, for use as a `retry_after`."""
+        """Return the seconds until the waiting rows have run.
+
+        Refusals use this as `retry_after`.
+        """
         return self._batcher.admission.backlog()
 
     def admit(self) -> None:
@@ -98,7 +101,7 @@ class CallWork:
     ) -> QueueReservation | None:
         """Return the reservation of an item.
 
-        If the request did not reserve all its items at once, reserve this item now.
+        If the items were not reserved together by `admit`, reserve this item now.
 
         Raises:
             Overloaded: the item would be late.
@@ -116,7 +119,9 @@ class CallWork:
         return self._reservations[index]
 
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
-        """Release the rest of an item's reservation, and learn from its actual work (`brought`).
+        """Release the rest of an item's reservation, and learn from the item's actual work.
+
+        `brought` is the actual work.
 
         `late_rows` is the number of rows that a late item wasted. It is `None` for an item that
         ended in time.

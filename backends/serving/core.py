@@ -85,7 +85,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.kept, **own}
 
     def find(self, name: str) -> "ModelSetEntry | None":
-        """Return a model with the model set that it belongs to, or `None`."""
+        """Return a model together with its model set, or `None`."""
         served_model = self.served_models.get(name)
         if served_model is not None:
             return ModelSetEntry(served_model=served_model, model_set=self)
@@ -149,12 +149,12 @@ class CallsInFlight:
 class ServingCore:
     """Admits calls, and reports the backend's models, load and problems.
 
-    The backend is ready while every loaded encoder runs and at least one model is served. It is
-    also ready without models if no model is assigned to it. Broken models are reported as missing
-    and do not affect other models.
+    The backend is ready while every loaded encoder runs and at least one model is served.
+    Exception: if no model is assigned to the backend, it is ready without models. Broken models are
+    reported as missing and do not affect other models.
 
-    `replace` changes the model set. Calls that name an old revision still get it until `forget` is
-    called for it.
+    `replace` changes the model set. Calls that name an old revision are still answered by that
+    revision, until `forget` is called for it.
     """
 
     gpu: GpuState | None = None
@@ -220,7 +220,10 @@ class ServingCore:
         return retired
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Stop answering calls that name retired models, unless they are served again."""
+        """Stop answering calls that name retired models.
+
+        Exception: a retired model may be served again in the meantime.
+        """
         self._found.clear()
         for variant, entry in retired.items():
             if self._retired.get(variant) is entry:
@@ -232,7 +235,7 @@ class ServingCore:
         return served | {(name, revision) for name, revision, _ in self._retired}
 
     def running(self) -> list[RunningEncoder]:
-        """Return every encoder that calls may need, including retired models' encoders."""
+        """Return every encoder that calls may need, including the encoders of retired models."""
         used = [self.model_set, *(retired.model_set for retired in self._retired.values())]
         found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
@@ -341,7 +344,7 @@ class ServingCore:
         )
 
     def _infos(self) -> list[ModelInfo]:
-        """Return the info of every model, with its earlier revisions that calls may still name."""
+        """Return the info of every model, including earlier revisions that still answer calls."""
         earlier: dict[str, list[str]] = {}
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)
@@ -375,7 +378,10 @@ class ServingCore:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers for the metrics; of encoders with the same name, only the newest."""
+        """Return the numbers for the metrics.
+
+        If several encoders have the same name, only the newest one is included.
+        """
         encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,

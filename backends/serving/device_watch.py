@@ -49,7 +49,7 @@ class DeviceWatch:
         self._answers_within = answers_within
 
     async def until_failed(self) -> str:
-        """Watch until this process cannot use the GPU any more; return the reason."""
+        """Watch until this process can no longer use the GPU; return the reason."""
         failed_looks = 0
         while True:
             found = await self._answer()
@@ -79,7 +79,7 @@ class DeviceWatch:
 def watch_device(
     settings: BackendSettings, core: ServingCore, gpus: GpuReader
 ) -> DeviceWatch | None:
-    """Return a watch over the GPU that runs the models, or `None` if no GPU of `gpus` does."""
+    """Return a watch over the GPU that runs the models, or `None` if none of `gpus` runs them."""
     look = _look_at_device(settings, gpus)
     if look is None:
         return None
@@ -96,7 +96,7 @@ def watch_while_loading(
 ) -> Iterator[None]:
     """Call `failed` with the reason, in a thread, if the GPU fails inside the `with` block.
 
-    The block may block the caller's event loop, as loading models does.
+    A thread watches the GPU, so the block may block the event loop, as the loading of models does.
     """
     look = _look_at_device(settings, gpus)
     if look is None:

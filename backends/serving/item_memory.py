@@ -1,7 +1,7 @@
-"""Computes how much memory an item takes while it is answered, apart from its queued rows.
+"""Computes the memory that an item takes during its answer, without its queued rows.
 
-A gateway limits the size of requests, but a backend does not rely on that. Sizes are upper bounds
-in bytes, computed from the decoded item and its parameters.
+A gateway limits the size of requests, but a backend does not rely on this limit. Sizes are upper
+bounds in bytes, which are computed from the decoded item and its parameters.
 """
 
 from typing import Any, Final

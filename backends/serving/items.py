@@ -89,7 +89,10 @@ class ItemAnswerer:
             raise BadCall(f"invalid parameters for task `{call.task}`: {error}") from None
 
     async def answer(self, index: int, item: CallItem) -> Outcome:
-        """Return the item's outcome. Errors become an outcome; only a cancellation is raised."""
+        """Return the item's outcome.
+
+        Every error becomes an outcome, but a cancellation is raised.
+        """
         caller = self.begin(item)
         try:
             body, time_left = self.admit(index, item, caller)
@@ -145,7 +148,9 @@ class ItemAnswerer:
         )
 
     def admit(self, index: int, item: CallItem, caller: RowCaller) -> tuple[Any, float]:
-        """Reserve the item's work and decode it; return its body and its time left in seconds.
+        """Reserve the item's work, and decode the item.
+
+        Return the decoded body, and the seconds until the deadline.
 
         Raises:
             BackendError: the item would be late, or its body is invalid.
@@ -222,7 +227,11 @@ class ItemAnswerer:
         )
 
     def _revision(self, caller: RowCaller) -> str:
-        """Return the revision that answers, or "" if only a model below has a traffic split."""
+        """Return the revision that answers.
+
+        Return "" if the model itself has neither a traffic split nor a shadow revision, even if a
+        model below it has one.
+        """
         if caller.revision is None or caller.revision[0] != self.call.model:
             return ""
         return caller.revision[1]

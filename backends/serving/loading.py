@@ -288,7 +288,7 @@ class _Loader:
         )
 
     def _find_quickest(self, source: GraphSource) -> QuickestGraph:
-        """Return the quickest device graph; measure once per graph and precision."""
+        """Return the quickest device graph. Each graph is measured once per precision."""
         tools, key = self._tools, (source.path, source.precision)
         if (known := self._quickest.get(key)) is not None:
             return known
@@ -366,7 +366,10 @@ def _rows_per_batch(
 
 
 def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
-    """Return the setting, else the tuned number, else `None` for the executor's own number."""
+    """Return the number of worker threads from the settings, or else the tuned number.
+
+    `None` means that the executor chooses the number.
+    """
     if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None

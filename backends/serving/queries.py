@@ -47,7 +47,8 @@ class _OpenItem(RowWaiter):
 class QueryCall:
     """Answers the items of one call; calls `on_ready` when there are outcomes to `take`.
 
-    The user calls `begin` first and after each `take`, until `is_over` is true, and then `close`.
+    The user first calls `begin`, and calls it again after each `take`, until `is_over` is true.
+    Then the user calls `close`.
     """
 
     def __init__(
@@ -185,7 +186,10 @@ class QueryCall:
             self._fail(item, error)
 
     def _on_end(self, item: _OpenItem, error: BackendError | None) -> None:
-        """Compute an item's result from its rows, or end it with their error."""
+        """Compute an item's result from its rows.
+
+        If a row failed, end the item with the row's error.
+        """
         if error is not None:
             self._fail(item, error)
             return

@@ -46,11 +46,11 @@ def load_repository(
 ) -> RecoveredModels:
     """Load a repository; keep models of `before` whose present files are broken.
 
-    - `usable` returns the encoders that may keep running. A model is only kept if all its encoders
+    - `usable` returns the encoders that may keep running. A model is kept only if all its encoders
       are usable.
     - `plans` override the `serving.yaml` of models.
-    - Only models that match a pattern of `assigned` are served. Models that they build on are
-      loaded, too.
+    - Only models that match a pattern of `assigned` are served. The models on which they build are
+      also loaded.
 
     Raises:
         StartProblem: the repository's folder is missing.
@@ -137,8 +137,8 @@ class _Search:
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
         """Pin the next revision of each broken model; return whether there is any.
 
-        A model that is only broken because of a model below it comes last, after all revisions of
-        the model below have failed.
+        If a model is broken only because of a model below it, the revisions of the model below are
+        tried first.
         """
         broken = [
             name
@@ -179,7 +179,7 @@ class _Search:
 
 
 def _reason(name: str, catalogue: Catalogue, model_set: ModelSet) -> str:
-    """Return why a model is broken: the problem of one of its revisions, or its own."""
+    """Return why a model is broken: the problem of one of its revisions, or of the model itself."""
     for number in catalogue.revisions[name].shares:
         if (reason := model_set.problems.get(f"{name}@{number}")) is not None:
             return reason
@@ -202,8 +202,8 @@ def _kept(
 ) -> dict[str, ModelSetEntry]:
     """Return the models of `before` that are broken now and can still be served.
 
-    Models that were removed from the repository are not kept. Extra revisions of a broken model
-    (`name@number`) are kept as well, because callers may name them.
+    Models that were removed from the repository are not kept. With a broken model, its extra
+    revisions (`name@number`) are also kept, because callers may name them.
     """
     if before is None:
         return {}

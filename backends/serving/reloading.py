@@ -27,9 +27,9 @@ _RETRY_INTERVAL = 30.0
 class Repository:
     """Serves the models of a repository; a context manager over the core and its threads.
 
-    A reload loads all new revisions before calls get them. Calls that name an old revision still
-    get it for `retire_after` seconds. If a new revision is broken, the old revision stays in
-    service.
+    A reload first loads all new revisions, and then lets calls use them. For `retire_after`
+    seconds, an old revision still answers calls that name it. If a new revision is broken, the old
+    revision stays in service.
 
     At first, the settings say which models are served. Later, a gateway may assign other models.
     Each `models sync` causes a reload. Operators' plans override `serving.yaml` files. The plans
@@ -99,8 +99,8 @@ class Repository:
     async def reload(self, plans: ServingPlans | None = None) -> None:
         """Load the repository's present files, and return once calls use them.
 
-        If requests come during a reload, one further reload serves all of them. `plans` take effect
-        unless newer plans came before.
+        If several calls of this method arrive during a reload, one further reload answers all of
+        them. `plans` take effect if no newer plans have arrived before.
 
         Raises:
             StartProblem: the repository's folder is missing. The old models stay in service.
@@ -113,9 +113,10 @@ class Repository:
         await asyncio.shield(self._next)
 
     def assign(self, assignment: Assignment) -> None:
-        """Change which models are served, unless a newer assignment came before.
+        """Change which models are served, if no newer assignment has arrived before.
 
-        New models load first. Removed models still answer calls for `retire_after` seconds.
+        The new models are loaded first. Removed models still answer calls for `retire_after`
+        seconds.
         """
         if assignment.replaces(self._assignment):
             self._assignment = self.core.assignment = assignment
@@ -255,7 +256,7 @@ class Repository:
         )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Wait until gateways know of the change, then stop encoders that no call needs."""
+        """Wait until gateways know about the change, then stop encoders that no call needs."""
         await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
         self._shared.hosts.keep(self.core.revisions())

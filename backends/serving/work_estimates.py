@@ -26,16 +26,16 @@ Kind = tuple[str, Task, bytes]
 class WorkEstimates:
     """Learns the ratio of the actual work of items to the work predicted from their bytes.
 
-    There is a ratio for each model, task and parameters. New parameters begin with the ratio of
-    their model and task. A ratio reflects all that the prediction does not know, such as windows,
-    comparisons, cached rows, and scripts with more tokens per byte.
+    There is a ratio for each combination of model, task and parameters. New parameters begin with
+    the ratio of their model and task. A ratio reflects everything that the prediction does not
+    know, such as windows, comparisons, cached rows, and writing systems with more tokens per byte.
     """
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[Kind, float] = OrderedDict()
 
     def ratio(self, kinds: Sequence[Kind]) -> float:
-        """Return the ratio of the first of these kinds that has one, or 1."""
+        """Return the ratio of the first of these kinds that has a ratio, or 1."""
         for kind in kinds:
             found = self._ratios.get(kind)
             if found is not None:

@@ -61,9 +61,9 @@ def trace_of(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; silently drops a line that cannot be written, such as on a full disk.
+    """Writes lines; silently drops a line that cannot be written, for example on a full disk.
 
-    By default, `logging` would print a traceback for each of these lines.
+    By default, `logging` would print a traceback for each line that it cannot write.
     """
 
     @override

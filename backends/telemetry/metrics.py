@@ -59,7 +59,7 @@ _GPUS: Final[Mapping[str, Callable[[GpuState], float | None]]] = {
 
 
 class BackendMetrics(Collector):
-    """Collects metrics from a snapshot that it reads at each scrape."""
+    """Collects metrics from a snapshot of the backend's statistics, taken at each scrape."""
 
     def __init__(
         self,

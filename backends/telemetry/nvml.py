@@ -105,8 +105,8 @@ class _NoLibrary:
 def open_gpus(library: Any = None, patience: float = PATIENCE) -> GpuReader:
     """Return a reader of this machine's GPUs; `library` defaults to the driver's NVML.
 
-    If the driver does not answer a child process within `patience` seconds, it returns a reader
-    without GPUs.
+    A child process calls the driver first. If the driver does not answer within `patience` seconds,
+    the result is a reader without GPUs.
     """
     if library is None:
         if not (found := find_gpus(patience)).answers:

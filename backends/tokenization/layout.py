@@ -1,8 +1,8 @@
-"""Learns which special tokens a tokenizer adds to a row, so that rows can be built from token ids.
+"""Learns which special tokens a tokenizer puts into a row, so that rows can be built from ids.
 
-A text that is part of many rows, such as the text of a zero-shot request or a window of a long
-document, is then tokenized only once. `tests/unit/backends/tokenization/test_layout.py` checks that
-the rows equal the rows that the tokenizer itself makes.
+A text that is part of many rows is then tokenized only once. Examples are the text of a zero-shot
+request and a window of a long document. `tests/unit/backends/tokenization/test_layout.py` checks
+that the rows equal the rows that the tokenizer itself makes.
 """
 
 import itertools
@@ -46,7 +46,7 @@ class Layout:
         return Encoding(ids=joined, type_ids=None, key=joined.tobytes())
 
     def single_of(self, tokens: list[int]) -> Encoding:
-        """Return the row of one text like `single`; faster if the tokens are in a list."""
+        """Return the same row as `single`; this is faster if the tokens are in a list."""
         ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
         return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
 
@@ -82,7 +82,10 @@ def cut_first(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, I
 
 
 def cut_longest(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, IntArray]:
-    """Truncate the longer text, then both equally, until both fit (`longest_first`)."""
+    """Truncate the longer text, and then both texts equally, until both fit into `room` tokens.
+
+    Hugging Face calls this `longest_first`.
+    """
     if len(first) + len(second) <= room:
         return first, second
     short, long = sorted((len(first), len(second)))

@@ -22,7 +22,7 @@ class TextQueue:
         self._waiting = 0
 
     async def run(self, work: Callable[[], _Result], *, characters: int) -> _Result:
-        """Return what `work` returns; it runs in a thread and reads `characters` characters.
+        """Run `work`, which reads `characters` characters, in a thread; return its result.
 
         A text of any length is accepted while nothing else waits.
 

@@ -46,13 +46,13 @@ Texts = Sequence[RowInput]
 
 
 class Tokenizer:
-    """Encodes texts with a tokenizer file; each thread has its own copy of it.
+    """Encodes texts with the tokenizer in a file.
 
-    A tokenizer is not safe to share between threads. Padding is always off. A text is truncated to
-    `truncate_to` tokens if that is set. `lowercase` lower-cases texts first. Without `token_types`,
-    all token types are 0. With `split_special_tokens`, a special token that occurs in a text is
-    tokenized like ordinary text. `token_pool` runs calls that only count, show or decode tokens, so
-    that they do not delay rows.
+    Threads cannot share a tokenizer, so each thread has its own copy. Padding is always off. A text
+    is truncated to `truncate_to` tokens if that is set. `lowercase` lower-cases texts first.
+    Without `token_types`, all token types are 0. With `split_special_tokens`, a special token that
+    occurs in a text is tokenized like ordinary text. Calls that only count, show or decode tokens
+    run in `token_pool`, so that they do not delay rows.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Tokenizer:
         return self._fits_iteration(_count(groups))
 
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
-        """Return what `encode_each` returns, without awaiting."""
+        """Return the same result as `encode_each`, without awaiting."""
         try:
             found = [[self._look_up(text) for text in group] for group in groups]
         except BaseException:  # noqa: BLE001 - `_tokenize_groups` finds out which text fails
@@ -187,7 +187,10 @@ class Tokenizer:
         return result
 
     async def tokenize_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
-        """Return each group's results or its error; the event loop tokenizes short texts itself."""
+        """Return each group's results or its error.
+
+        Short texts are tokenized on the event loop.
+        """
         characters = _count(groups)
         if self._fits_iteration(characters * _SLOWNESS if kind in _SLOW_KINDS else characters):
             return self._tokenize_groups(groups, kind)
@@ -286,7 +289,7 @@ class Tokenizer:
     def _look_up(self, text: RowInput) -> Encoding | None:
         """Return a text's encoding from the word table; `None` if the tokenizer must read it.
 
-        An input that came as token ids gets its encoding without a look-up.
+        An input that the caller sent as token ids gets its encoding without a look-up.
         """
         if not isinstance(text, str):
             return self._row_of(text) if isinstance(text, TokenIds) else None
@@ -296,7 +299,7 @@ class Tokenizer:
         return None if tokens is None else self.layout.single_of(tokens)
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
-        """Return the encoding of an input that came as token ids, truncated like a text."""
+        """Return the encoding of token ids that a caller sent, truncated like a text."""
         inner = self.layout.inner(np.array(tokens.ids, dtype=np.int32))
         ids = np.concatenate([np.array(tokens.prompt, dtype=np.int32), inner])
         if len(ids) <= self._most_tokens:
@@ -398,7 +401,10 @@ def _count(groups: Sequence[Texts]) -> int:
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
-    """Return the number of tokens and their JSON; frees each column before it reads the next."""
+    """Return the number of tokens and their JSON.
+
+    To save memory, this frees each column before it reads the next column.
+    """
     masks = encoding.special_tokens_mask
     places = orjson.dumps(
         [None if special else place for place, special in zip(encoding.offsets, masks, strict=True)]
@@ -423,7 +429,7 @@ def _token_offsets(
 ) -> list[TokenOffsets]:
     """Return the offsets of each token, and whether it continues a word.
 
-    The rules are those of Hugging Face, except for WordPiece. There, a token continues a word if it
+    The rules are those of Hugging Face. Exception: with WordPiece, a token continues a word if it
     begins with `prefix`. Hugging Face compares the lengths of the token and its text instead, which
     fails if the tokenizer drops an accent.
     """

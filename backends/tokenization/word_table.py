@@ -2,7 +2,8 @@
 
 A WordPiece tokenizer of the BERT family splits such a text at spaces and around punctuation. A word
 that is in its vocabulary becomes one token. A look-up takes a sixth of the tokenizer's time.
-`tests/unit/backends/tokenization/test_word_table.py` checks that both give the same tokens.
+`tests/unit/backends/tokenization/test_word_table.py` checks that the look-up and the tokenizer give
+the same tokens.
 """
 
 import json

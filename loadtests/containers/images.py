@@ -1,7 +1,7 @@
 """Builds the project's images, unmodified, on base images made from packages of Debian.
 
-A machine with a registry of images needs no base images of its own. A build mounts this machine's
-settings for apt and pip, which name the package indexes. No image keeps these settings.
+A machine that can pull images from a registry does not need these base images. A build mounts this
+machine's settings for apt and pip, which name the package indexes. No image keeps these settings.
 """
 
 import configparser
@@ -73,7 +73,7 @@ def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
 def full_name(name: str) -> str:
     """Return the name of an image with its folder, which is `library` for Docker's official images.
 
-    The name has no digest, because the stand-in of an image has another digest.
+    The name has no digest, because the local image that replaces it has another digest.
     """
     name = name.partition("@")[0]
     return name if "/" in name else f"library/{name}"
@@ -90,7 +90,7 @@ def tools_in(image: str) -> Iterator[str]:
 
 
 def _build_bases() -> None:
-    """Build an image of a minimal Debian, and on it the missing stand-ins of foreign images."""
+    """Build an image of a minimal Debian, and on it images that replace other projects' images."""
     if not run("images", "--quiet", _MINIMAL):
         with tempfile.TemporaryDirectory(dir=HOME) as folder:
             root, archive = f"{folder}/root", f"{folder}/minimal.tar"
@@ -109,7 +109,10 @@ def _build_bases() -> None:
 
 
 def _bases() -> dict[str, str]:
-    """Return the images of other projects that this project names, by their local stand-ins."""
+    """Return the images of other projects that this project names.
+
+    Keys are their local replacements.
+    """
     services = merged(OBSERVED)["services"].values()
     named = {service["image"] for service in services if "build" not in service}
     for file in (ROOT / "deploy").glob("*.Dockerfile"):

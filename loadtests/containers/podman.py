@@ -1,7 +1,8 @@
 """Calls podman with a configuration that only the load tests use.
 
-It was checked with podman 4.3 of Debian 12, run by root. It uses `runc` and `cgroupfs`, which work
-without systemd, and keeps the limits on open files within the limits of the shell.
+The configuration was checked with podman 4.3 of Debian 12, run by root. It selects `runc` and
+`cgroupfs`, which work without systemd. It keeps the limits on open files within the limits of the
+shell.
 """
 
 import os

@@ -110,7 +110,10 @@ def pids(pod: PlayedPod) -> list[int]:
 
 
 def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
-    """Create the network and the secrets that pods use as variables; earlier ones are replaced."""
+    """Create the network, and the secrets that pods read as variables.
+
+    Replace secrets of earlier runs.
+    """
     remove_everything()
     run("network", "create", NETWORK)
     for name, values in secrets.items():

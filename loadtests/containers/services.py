@@ -1,8 +1,8 @@
 """Runs the services of compose.yaml and its overrides as podman containers.
 
 Images, commands, environments, networks, users, read-only roots, dropped capabilities and restarts
-are those in the files. Only the volumes differ: each is a small file system of its own, so that a
-fault can fill it.
+are the same as in the files. Only the volumes differ from the files: each volume is a small file
+system of its own, so that a fault can fill it.
 """
 
 import os
@@ -67,7 +67,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> bool:
-        """Whether the service's command ends after it has done what other services wait for."""
+        """Whether the service does one task and exits, and other services wait for its exit."""
         return self.restart == "no"
 
 
@@ -164,7 +164,7 @@ def remove_everything() -> None:
 def start(
     service: Service, *, former: ContainerState | None = None, port: int = BALANCER_PORT
 ) -> None:
-    """Run a container of `service`, at the addresses of the container `former` if it is given.
+    """Run a container of `service`; if `former` is given, at the addresses of that container.
 
     The load balancer listens on `port` of this machine.
 
@@ -186,7 +186,7 @@ def discard(service: Service) -> None:
 def is_healthy(service: Service) -> bool:
     """Return whether the container runs and its own health check succeeds in time.
 
-    A container whose command ends is healthy once the command has succeeded.
+    A container that does one task and exits counts as healthy once it has exited with success.
     """
     try:
         found = inspect(service.container)

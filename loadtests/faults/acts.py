@@ -47,7 +47,7 @@ def kill(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def stop(topology: Processes, part: str) -> Iterator[None]:
-    """Stop a part: it keeps its connections and answers nothing."""
+    """Stop a part by SIGSTOP: it keeps its connections and answers nothing."""
     members = [each for each in topology.members(part) if isinstance(each, Valkey | Child)]
     for each in members:
         each.pause()
@@ -74,7 +74,10 @@ def proxied(**fault: float) -> Act:
 
 @contextmanager
 def all_down(topology: Processes, part: str) -> Iterator[None]:
-    """Refuse the calls of all backends; the last backend returns some seconds before the others."""
+    """Refuse the calls of all backends.
+
+    The last backend accepts calls again some seconds before the others.
+    """
     *others, last = topology.backends_of(part)
     for backend in (*others, last):
         topology.set_fault(backend, ProxyFault(refuses=True))
@@ -117,7 +120,7 @@ def redis_latency(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def failover(topology: Processes, part: str) -> Iterator[None]:
-    """Kill the primary of a Redis, and note as `away` the seconds without a primary."""
+    """Kill the primary of a Redis, and record the seconds without a primary as `away`."""
     deployment = topology.redis[part]
     if not isinstance(deployment, SentinelDeployment):
         raise TopologyError(f"`{part}` has no Sentinels")
@@ -127,7 +130,7 @@ def failover(topology: Processes, part: str) -> Iterator[None]:
 
 
 def fail_over(deployment: SentinelDeployment) -> tuple[Valkey, float]:
-    """Kill the primary; return it and the seconds without a primary."""
+    """Kill the primary. Return the killed server, and the seconds without a primary."""
     former = deployment.kill_primary()
     killed = time.monotonic()
     wait_until(lambda: deployment.current() is not None, what="a new primary")

@@ -1,4 +1,4 @@
-"""Injects six faults into a system that Prometheus scrapes, and notes when which alerts fire."""
+"""Injects six faults into a system that Prometheus scrapes, and records when each alert fires."""
 
 import itertools
 import time
@@ -61,7 +61,7 @@ def _fill_disk(topology: Processes, _: str) -> Iterator[None]:
 
 
 def _watched(act: Act | None) -> Act:
-    """Return an act that first notes which alerts already fire."""
+    """Return an act that first records which alerts already fire."""
 
     @contextmanager
     def watched(topology: Processes, part: str) -> Iterator[None]:
@@ -74,7 +74,10 @@ def _watched(act: Act | None) -> Act:
 
 
 def _have_fired(alerts: tuple[str, ...]) -> Callable[[Processes], bool]:
-    """Return a function that notes when each alert fires, and says whether all of `alerts` have."""
+    """Return a function that records when each alert fires.
+
+    The function returns whether all of `alerts` have fired.
+    """
 
     def have_fired(topology: Processes) -> bool:
         fired: dict[str, float] = topology.notes["fired"]

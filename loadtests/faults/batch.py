@@ -1,4 +1,4 @@
-"""Kills every process in turn while a batch job runs; each line must be done and billed once."""
+"""Kills every process in turn during a batch job. Each line must be answered and billed once."""
 
 import time
 from collections import Counter

@@ -1,8 +1,8 @@
 """Kills bulk jobs, and compares their output with the output of an undisturbed run.
 
-Run as a program in an environment that has Ray, it kills the driver and a node of a Ray cluster
-while bulk jobs run, and prints the digests of their outputs. The cluster is three nodes of one
-core.
+The module is also a program for an environment that has Ray. The program runs bulk jobs on a Ray
+cluster of three nodes with one core each. It kills the driver of one job and a node under another
+job, and prints the digests of the outputs.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ def _kill_on_ray() -> None:
         with running_cluster(_NODES) as cluster:
 
             def start(output: str, *, until_done: float) -> "subprocess.Popen[bytes]":
-                """Start a job, and return it when the share `until_done` of its parts is done."""
+                """Start a job. Return it when the fraction `until_done` of its parts is done."""
                 job, folder = _start(root, output, "--ray", cluster.address), root / output
                 least = until_done * _RAY_ROWS / _PART_ROWS
                 wait_until(lambda: len(list(folder.glob("part-*"))) >= least, within=900.0)

@@ -20,8 +20,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     insists: bool = False
     """Whether callers repeat a refused request after the seconds of its `Retry-After`."""
     keyed: bool = False
-    """Whether each request has an idempotency key. Callers send such a request until it is
-    answered, and then once more. Every fourth caller first sends it once and hangs up."""
+    """Whether each request has an idempotency key. Callers send a request with a key until it is
+    answered, and then once more. Every fourth caller first sends the request once and hangs up."""
     spike: float = 1.0
     """The rate during the fault, as a multiple of the rate before it. If some tenants are limited,
     the additional requests come from them."""
@@ -34,7 +34,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     topology: Any
-    """The running `Topology`. Checks of one topology also use what only its subclass has."""
+    """The running `Topology`. Checks of one topology also use attributes that only its subclass
+    has."""
     part: str
     sent: Sequence[Sent]
     begun: float
@@ -60,7 +61,8 @@ class Fault(msgspec.Struct, frozen=True):
     """A named fault.
 
     `act` injects the fault into one of `parts`. Without `act`, the load itself is the fault. A
-    fault with `play` needs no topology: `play` has its own load and judge.
+    fault with `play` needs no topology: the function `play` sends its own load and judges the
+    answers.
     """
 
     name: str
@@ -68,8 +70,8 @@ class Fault(msgspec.Struct, frozen=True):
     undo: str
     act: Act | None = None
     parts: Iterable[str] | Callable[[], Iterable[str]] = ("",)
-    """The parts into which the fault can be injected. A part's name begins with its kind: `backend
-    eu-0`, `worker`, `gateway-1`."""
+    """The parts into which the fault can be injected. A part's name begins with the part's kind:
+    `backend eu-0`, `worker`, `gateway-1`."""
     topology: str = "processes"
     play: Callable[[], Outcome] | None = None
     hold: float = 15.0
@@ -83,7 +85,8 @@ class Fault(msgspec.Struct, frozen=True):
     """The setup of the topology. Faults with equal setups share a running topology."""
     checks: tuple[Check, ...] = ()
     may_lose: float = 0.0
-    """The ledger may lack answers from this many seconds before the fault, as after a power cut."""
+    """The ledger may lack answers that callers got up to this many seconds before the fault, as
+    after a power cut."""
 
     def window(self, part: str) -> Window:
         """Return when errors are allowed while the fault is injected into `part`."""

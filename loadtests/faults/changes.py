@@ -1,4 +1,7 @@
-"""Makes every change that an operator can make, under mixed load, and finds processes that grow."""
+"""Makes every change that an operator can make, under mixed load, and finds leaks.
+
+A leak is a process whose memory, open files or threads keep rising.
+"""
 
 import itertools
 import random
@@ -92,7 +95,7 @@ class Operator:
 
     @staticmethod
     def _purge(admin: httpx.Client, **chosen: str) -> bool:
-        """Forget the cached results of a tenant or a model."""
+        """Purge the cached results of a tenant or a model."""
         return admin.post("/admin/cache/purge", json=chosen).is_success
 
     def _publish_revision(self, admin: httpx.Client) -> bool:

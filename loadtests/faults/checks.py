@@ -17,7 +17,7 @@ once."""
 
 
 def few_attempts(case: Case) -> Iterator[str]:
-    """Find a load whose items took too many attempts, retries and hedges included."""
+    """Find out whether items took too many attempts on average, including retries and hedges."""
     grown = _growth(case)
     first = grown["computed"] + grown["failed"]
     if first <= 0:
@@ -30,7 +30,7 @@ def few_attempts(case: Case) -> Iterator[str]:
 
 
 def misses_go_on(*parts: str) -> Check:
-    """Return a check that finds misses that were slower while a Redis of `parts` failed."""
+    """Return a check that finds misses that were slower during a Redis fault than before."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part not in parts:
@@ -49,7 +49,7 @@ def misses_go_on(*parts: str) -> Check:
 
 
 def breaker_opens(*parts: str) -> Check:
-    """Return a check that finds a Redis of `parts` that was away although no breaker opened."""
+    """Return a check that finds a Redis of `parts` that was away, if no circuit breaker opened."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part in parts:
@@ -80,14 +80,14 @@ def hits_are_answered(case: Case) -> Iterator[str]:
 
 
 def shares(case: Case) -> Sequence[str]:
-    """Note how many items each backend answered."""
+    """Record how many items each backend answered."""
     grown = _growth(case).items()
     case.figures["items"] = {name[6:]: int(n) for name, n in grown if name.startswith("items ")}
     return ()
 
 
 def limits_hold(case: Case) -> Iterator[str]:
-    """Find a window with more requests than the limit and the bound of a failover allow."""
+    """Find a window with more requests than the limit plus the excess that a failover may cause."""
     away = case.topology.notes["away"]
     over, _ = worst_window(case)
     rate = len(case.sent) / len(case.topology.keys) / (case.sent[-1].due - case.sent[0].due)
@@ -102,7 +102,8 @@ def limits_hold(case: Case) -> Iterator[str]:
 def worst_window(case: Case) -> tuple[float, float]:
     """Return by how many requests the worst window of a limited tenant exceeded `RULE`.
 
-    The second value is the smallest share of its limit that any tenant got.
+    The second value is about the tenant with the fewest admitted requests: the fraction of its
+    limit that it got.
     """
     lasted = case.sent[-1].due - case.sent[0].due
 

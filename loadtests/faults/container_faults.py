@@ -68,13 +68,16 @@ _MEMORY_MIB = {
 
 @cache
 def _lasting() -> dict[str, Service]:
-    """Return the services whose commands run until they are stopped."""
+    """Return the services that run until they are stopped.
+
+    Services that do one task and exit, such as a migration, are left out.
+    """
     found = services.services(services.new_secrets())
     return {name: each for name, each in found.items() if not each.ends}
 
 
 def _highly_available() -> dict[str, Service]:
-    """Return the lasting services without those of the observability stack."""
+    """Return the services of `_lasting`, without the services of the observability stack."""
     return {name: each for name, each in _lasting().items() if name in merged(HA)["services"]}
 
 
@@ -178,7 +181,7 @@ def _roll(topology: Containers, part: str) -> Iterator[None]:
 
 
 def _cut(*rule: str) -> Act:
-    """Return an act that drops the packets of one container in one direction."""
+    """Return an act that drops all packets that one container sends, or all that it receives."""
 
     @contextmanager
     def act(topology: Containers, part: str) -> Iterator[None]:
@@ -238,7 +241,7 @@ def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
 
 
 def all_gateways_serve(case: Case) -> Iterator[str]:
-    """Find gateways that get no requests once everything works again."""
+    """Find gateways that still get no requests after everything works again."""
     well, end = case.counters["well"], case.counters["end"]
     for name in case.topology.services:
         if name.startswith("gateway-") and end.get(name, 0.0) <= well.get(name, 0.0):

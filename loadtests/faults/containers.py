@@ -26,7 +26,7 @@ _LIMITS = [{"name": "wide", "unit": "requests", "capacity": 100_000_000, "window
 
 
 class Containers(Topology):
-    """All containers of the production layout, with images of this release or the former one."""
+    """All containers of the production layout, with images of this release or the previous one."""
 
     oracle: RecordedAnswers
 
@@ -98,7 +98,7 @@ class Containers(Topology):
     def start_services(self, chosen: Iterable[str]) -> None:
         """Start services, dependencies first, several at a time; wait until all are healthy.
 
-        Containers that run are left alone.
+        Containers that already run are not started again.
         """
         services.create_networks_and_volumes(self.services)
         there = names("ps", "--all")

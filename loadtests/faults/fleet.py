@@ -1,4 +1,4 @@
-"""Fails PostgreSQL and the state Redis of four gateways over to their replicas.
+"""Fails over PostgreSQL and the state Redis, which four gateways use.
 
 All processes are in one network namespace, in which packets can be dropped. Tenants with a limit
 send three times as many requests as the limit allows. An operator creates tenants at the same time.
@@ -75,7 +75,7 @@ _Fail = Callable[[PostgreSQLNode], AbstractContextManager[None]]
 
 
 class Failovers(msgspec.Struct, kw_only=True):
-    """One failover of PostgreSQL and one of Redis, as callers see them. Times are in seconds."""
+    """What callers saw of one failover of PostgreSQL and one of Redis. Times are in seconds."""
 
     ledger_away: float = 0.0
     billed_after: float = 0.0
@@ -152,7 +152,10 @@ class Fleet(Topology):
 
     @contextmanager
     def failed_over(self, part: str, fail: _Fail, detection: float) -> Iterator[None]:
-        """Fail both servers over while an operator creates tenants; the old primaries return."""
+        """Make both primaries fail while an operator creates tenants.
+
+        The old primaries return as replicas.
+        """
         self.seen = Failovers()
         create = partial(next, self._create_tenants())
         with repeating(create), repeating(self._look), ThreadPoolExecutor(2) as pool:
@@ -178,7 +181,7 @@ class Fleet(Topology):
 
     @override
     def restore(self) -> None:
-        """Wait until every bucket is full: in a bucket that is not full, an excess may not show."""
+        """Wait until every bucket is full, because another bucket could hide an excess."""
         time.sleep(RULE.window)
 
     @override
@@ -188,7 +191,7 @@ class Fleet(Topology):
             return connection.execute(query.encode()).fetchall()
 
     def _fail_ledger(self, fail: _Fail, detection: float) -> None:
-        """Fail the primary, promote the standby, and let the former primary return."""
+        """Make the primary fail, promote the standby, and let the former primary return."""
         began = time.monotonic()
         with fail(self.ledger.primary):
             struck = int(time.time() * 1e9)
@@ -209,8 +212,8 @@ class Fleet(Topology):
     def _create_tenants(self) -> Iterator[float]:
         """Create one tenant after another; yield the seconds until the next attempt.
 
-        The operator sends a change that got a 503 again, to another admin listener. The answer to
-        the second attempt may be 409, because the first one made the change after all.
+        If a change gets a 503, the operator sends it again to another admin listener. The second
+        answer may be 409, because the first attempt may have made the change in spite of the 503.
         """
         seen = self.seen
         for name in self._names:
@@ -257,8 +260,8 @@ def _ready(gateway: Gateway) -> str:
 def allowed_over(redis_away: float) -> float:
     """Return by how many requests a window may exceed `RULE`.
 
-    This is the bound of a failover, plus the requests that each worker may admit in advance while
-    Redis is slow.
+    This is the excess that a failover may cause, plus the requests that each worker may admit
+    before a slow Redis answers.
     """
     ahead = _GATEWAYS * LARGEST_LEASE * RULE.capacity
     return ahead + over_admission_bound(redis_away, workers=_GATEWAYS, offered=_RATE / 4)

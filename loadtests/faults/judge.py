@@ -47,7 +47,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     is_hasty: bool = False
     """The request's deadline is so short that 503 and 504 are allowed at any time."""
     is_repeat: bool = False
-    """An equal request was answered before, so that a cache may answer this one."""
+    """An equal request was answered before, so a cache may answer this request."""
 
     @property
     def came(self) -> float:
@@ -63,9 +63,9 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """States when errors are allowed: for `after_begin` seconds from the begin of a fault.
+    """States when errors are allowed: during the first `after_begin` seconds of a fault.
 
-    If `is_open`, the window lasts from the begin of the fault until `after_end` seconds after its
+    If `is_open`, errors are allowed from the begin of the fault until `after_end` seconds after its
     end.
     """
 
@@ -96,15 +96,19 @@ NEVER = Window()
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in the ledger. A row for a run of requests becomes one `LedgerRow` for each."""
+    """One request in the ledger.
+
+    A row that stands for several requests becomes several `LedgerRow`s.
+    """
 
     id: str
     status: int
     tenant: str
     items: float
-    """Items that were answered. For a run, the ledger has only the sum; this is the average."""
+    """Items that were answered. If one ledger row stands for several requests, this is the
+    average."""
     run: str = ""
-    """The id of the first request of the request's run."""
+    """The id of the first request among those for which the ledger row stands."""
 
 
 def wrong_answers(sent: Sequence[Sent]) -> Iterator[str]:
@@ -122,7 +126,8 @@ def errors_outside(
 ) -> Iterator[str]:
     """Yield one finding if requests failed outside the window.
 
-    It says how many failed, when the first failed, and with which error codes.
+    The finding says how many requests failed, when the first one failed, and with which error
+    codes.
     """
     outside = [
         each
@@ -143,9 +148,8 @@ def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
 def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
 
-    A request whose caller got no answer may have been served, and is then billed. If it has an
-    idempotency key, its caller sends it again, and it is billed with the answer that this caller
-    gets.
+    A request without an answer may have been served, and then it is billed. If the request has an
+    idempotency key, its caller sends it again. Then the bill must match the answer to that retry.
     """
     rows = defaultdict[str, list[LedgerRow]](list)
     for row in ledger:
@@ -170,7 +174,7 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
 
 
 def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
-    """Count runs that were answered completely, but billed with another number of items."""
+    """Count ledger rows with a wrong number of items, if all requests of the row were answered."""
     runs = defaultdict[str, list[LedgerRow]](list)
     for found in rows.values():
         if len(found) == 1:
@@ -195,7 +199,7 @@ def retries(sent: Sequence[Sent]) -> Iterator[str]:
 
 
 def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
-    """Yield the parts of the system that did not work again in time."""
+    """Yield the parts of the system that took too long to work again."""
     if unwell:
         yield f"not well {waited:.0f} s after the fault's end: {', '.join(unwell)}"
 
@@ -203,7 +207,7 @@ def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
 def figures(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> dict[str, Any]:
     """Return the figures of a case, times in seconds.
 
-    `errors_from` and `errors_to` count from the begin of the fault.
+    `errors_from` and `errors_to` are seconds since the begin of the fault.
     """
     failed = [each for each in sent if each.has_failed]
     calm = [each for each in sent if not each.is_hasty]
@@ -234,7 +238,7 @@ def _p99(sent: Sequence[Sent]) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that the ledger must have; an answer that is replayed counts once.
+    """Return the answers that the ledger must have; answers with one idempotency key count once.
 
     A load balancer may answer some requests itself: these are not in the ledger. Nobody is billed
     for a request with an unknown key (401).

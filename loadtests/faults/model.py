@@ -1,4 +1,4 @@
-"""Writes models with predictable answers, in revisions that answer differently."""
+"""Writes models with predictable answers. Each revision of a model answers differently."""
 
 import itertools
 import random
@@ -43,7 +43,9 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`. Its token ids and answers differ from those of other revisions.
+    """Write revision `number`.
+
+    No other revision has the same token ids or answers.
 
     Its folder appears atomically, as a reload requires.
     """
@@ -81,7 +83,7 @@ def texts(seed: int) -> Iterator[str]:
 
 
 class ModelOracle:
-    """Asks about random texts, and knows the right answer of every revision that it has learned.
+    """Makes requests for random texts, and knows the right answer of each revision in `learn`.
 
     `roots` are the repositories of the backends. Equal revision names mean equal revisions. If it
     is `mixed`, the oracle also asks an algorithm, and makes invalid requests and requests of many
@@ -109,8 +111,8 @@ class ModelOracle:
     def questions(self, seed: int) -> Iterator[Question]:
         """Yield a question about each of `texts(seed)`.
 
-        Of mixed questions, a fifth are unusual, a sixth ask the algorithm, and some have many
-        items.
+        If the oracle is `mixed`, a fifth of the questions are unusual, a sixth ask the algorithm,
+        and some have many items.
         """
         chooser, numbers, more = random.Random(seed), itertools.count(), texts(seed + _OTHERS)
         for text in texts(seed):

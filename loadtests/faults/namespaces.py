@@ -139,7 +139,7 @@ class Namespaces(Topology):
 
     @override
     def unwell(self) -> Sequence[str]:
-        """Return the processes that ended, are not ready, or are behind in billing or logging."""
+        """Return the processes that have ended, are not ready, or are late with their work."""
         found = [name for name, pid in self.pids.items() if not runs(pid)]
         admin = f"http://{self._settings.admin_host}:{_ADMIN_PORT}"
         gateway = f"http://{self._settings.host}:{_PORT}"
@@ -159,7 +159,7 @@ class Namespaces(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return counts of requests and lines of the request log, and each process's busy time."""
+        """Return the counts of requests and of logged requests, and each process's CPU time."""
         busy = {f"busy {name}": busy_seconds(p) for name, p in self.pids.items() if runs(p)}
         return {"time": time.monotonic(), "logged": float(self.logged())} | busy
 
@@ -179,7 +179,7 @@ class Namespaces(Topology):
         return sum(file.read_bytes().count(b"\n") for file in files)
 
     def _requests(self) -> float:
-        """Return how many requests the gateway answered, by its metrics; 0 if it has no metrics."""
+        """Return how many requests the gateway's metrics count; 0 if its metrics cannot be read."""
         url = f"http://{self._settings.admin_host}:{_ADMIN_PORT}/metrics"
         with contextlib.suppress(httpx.HTTPError):
             page = self._client.get(url, headers=_AS_ADMIN).raise_for_status().text
@@ -256,7 +256,10 @@ class Namespaces(Topology):
 
 
 def nobody_suffers(case: Case) -> Iterator[str]:
-    """Find requests without an answer or log line, and processes that used too much."""
+    """Find requests without an answer or log line, and processes that used too much memory.
+
+    Processes that used too much CPU time are found, too.
+    """
     topology: Namespaces = case.topology
     # An idle time after the recovery would hide how busy the fault keeps a process.
     start, end = case.counters["start"], case.counters["well"]

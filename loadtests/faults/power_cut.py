@@ -33,7 +33,7 @@ def _cut(topology: Processes, part: str) -> Iterator[None]:
 
 
 def loss_is_bounded(case: Case) -> Iterator[str]:
-    """Find answers whose events were lost although they are old, or without a gap in the ledger."""
+    """Find lost events of old answers, and lost events that the ledger does not report as lost."""
     billed = {row.id for row in case.topology.billed(0.0)}
     lost = [each for each in case.sent if each.status == 200 and each.id not in billed]
     counted = _counted(case.topology) - case.topology.notes["gaps"]

@@ -56,7 +56,7 @@ restored."""
 
 
 def take(steps: Iterator[Step]) -> None:
-    """Take steps one after another, with some load after each step."""
+    """Take steps one after another, and let the load run for a while after each step."""
     for name, act in steps:
         began = time.monotonic()
         act()
@@ -77,7 +77,7 @@ class Restart(msgspec.Struct, frozen=True):
     service: str
     variables: dict[str, str]
     accepted: tuple[bool, ...] = ()
-    """Whether the gateway accepts both the old and the new admin key afterwards."""
+    """For the old and the new admin key: whether the gateway accepts this key afterwards."""
 
 
 def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:
@@ -127,9 +127,12 @@ def _restart(layout: Containers, restart: Restart, keys: tuple[str, str]) -> Non
 
 
 def order(found: Mapping[str, Service]) -> list[str]:
-    """Return the order of an upgrade: the project's services, then others, the balancer last.
+    """Return the names of services in the order in which to upgrade them.
 
-    Services whose command ends are left out.
+    The project's own services come first, then services with images of other projects. The load
+    balancer is last.
+
+    Services that do one task and then exit, such as a migration, are left out.
     """
 
     def place(name: str) -> int:
@@ -162,7 +165,7 @@ def _upgrade(layout: Containers, service: Service) -> None:
 
 
 def _replace(layout: Containers, changed: Service) -> None:
-    """Replace a container at the same address, and wait until the new one is healthy."""
+    """Replace a container by a new, healthy one at the same address."""
     name = changed.name
     if name in _STATE and _primary(layout) == name:
         _fail_over(layout, name)
@@ -197,7 +200,7 @@ def _sentinel(layout: Containers, *words: str) -> str:
 
 
 def _fail_over(layout: Containers, former: str) -> None:
-    """Fail the state Redis over to another server, and wait until all others follow it."""
+    """Make another server the primary of the state Redis, and wait until all others follow."""
     # Refused while a failover is in progress, and until the Sentinels know the copy: some 10 s.
     _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
     _wait(lambda: _primary(layout) != former, "there is another primary")
@@ -236,7 +239,8 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 def restore(layout: Containers) -> Iterator[str]:
     """Back up ledger and state, lose them, and restore them into empty volumes.
 
-    Yield the differences. The ledger has keys and tenants.
+    Yield each difference between the data before and after, with the keys and tenants of the
+    ledger.
     """
     seen: list[Any] = [None]
 

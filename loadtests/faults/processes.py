@@ -261,7 +261,10 @@ class Processes(Topology):
         return proxy.url
 
     def _document(self) -> dict[str, Any]:
-        """Return the configuration document: each region has a main pool, some also a spare one."""
+        """Return the configuration document.
+
+        Each region has a main pool, and some also have an overflow pool.
+        """
         regions: dict[str, dict[bool, list[dict[str, str]]]] = {}
         for backend in self.backends.values():
             pools = regions.setdefault(backend.spec.region, {})

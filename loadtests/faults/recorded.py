@@ -1,4 +1,4 @@
-"""Sends requests to real models, and compares the answers with those recorded before the fault."""
+"""Sends requests to real models; compares answers with answers recorded before the fault."""
 
 import random
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class RecordedAnswers:
             )
 
     def record(self, url: str, key: str) -> None:
-        """Send a gateway every request twice, without a fault, and record the answers.
+        """Send every request twice to a gateway without a fault, and record the answers.
 
         Raises:
             TopologyError: a request fails, or its two answers differ.

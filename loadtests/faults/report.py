@@ -25,7 +25,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add(path: Path, record: Record) -> None:
-    """Append a record at once, so that an interrupted run keeps its results."""
+    """Append a record immediately, so that an interrupted run keeps its results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(record) + b"\n")
@@ -39,9 +39,11 @@ def records(path: Path, commit: str) -> dict[str, Record]:
 
 
 def current_commit() -> str:
-    """Return the commit that is checked out; if the files differ from it, with `+` and a digest.
+    """Return the commit that is checked out.
 
-    A changed program is another program: its results must not mix with results of the commit.
+    If files differ from the commit, `+` and a digest of the difference follow.
+
+    So the results of a changed program do not mix with the results of the commit.
     """
     head = _git("rev-parse", "--short=8", "HEAD") or "none"
     changes = _git("diff", "HEAD", "--binary")

@@ -40,7 +40,7 @@ def _kill_at_random(topology: Processes, _: str) -> Iterator[None]:
 
 
 def explained(case: Case) -> Iterator[str]:
-    """Note what was killed, and find answers that no kill explains."""
+    """Record what was killed, and find wrong or missing answers that no kill explains."""
     answered = [each for each in case.sent if each.status == 200]
     keys = {each.retry_key for each in answered}
     case.figures.update(

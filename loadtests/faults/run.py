@@ -41,7 +41,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """The lengths of the periods of a case, in seconds.
 
     The load runs for `quiet` before the fault, and for `after` once all parts work again. The fault
-    lasts `hold`, or its own length if `hold` is 0. The parts may take `settled` to work again.
+    lasts `hold`, or its own length if `hold` is 0. All parts must work again within `settled`.
     """
 
     quiet: float = 5.0
@@ -49,7 +49,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     settled: float = SETTLED
     after: float = 5.0
     again: float = 3.0
-    """Seconds to wait after the ledger has every answer, until the judge reads it again."""
+    """Seconds from when the ledger has every answer until the judge reads the ledger again."""
 
 
 def run_jobs(

@@ -20,7 +20,7 @@ _QUERY = (
 
 
 class TopologyError(Exception):
-    """The topology itself failed, so the case says nothing about the product."""
+    """The test setup itself failed, so the result of the case says nothing about the product."""
 
 
 FAILURES = (
@@ -52,7 +52,10 @@ class Oracle(Protocol):
         ...
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether `body` answers the question. The load asks this after its end."""
+        """Return whether `body` answers the question.
+
+        The load calls this only after its last request.
+        """
         ...
 
 
@@ -124,7 +127,10 @@ class Topology(ABC):
 
 
 def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
-    """Return the requests in rows of `_QUERY`; a run becomes one `LedgerRow` for each request."""
+    """Return the requests in rows of `_QUERY`.
+
+    A row for several requests becomes several `LedgerRow`s.
+    """
     return [
         LedgerRow(
             id=one,
@@ -140,7 +146,7 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` repeatedly in a thread; it returns the seconds until the next call.
+    """Call `action` repeatedly in a thread; each call returns the seconds until the next one.
 
     Raises:
         TopologyError: `action` raised an error, which ended the thread.

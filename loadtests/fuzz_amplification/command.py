@@ -1,4 +1,4 @@
-"""Sends requests as large as is allowed, and measures how they affect other callers."""
+"""Sends requests of the largest allowed size, and measures how they affect other callers."""
 
 import click
 
@@ -13,7 +13,7 @@ from loadtests.options import seed
 @click.option("--first", default=0, help="Number of the first request, to continue a run.")
 @seed
 def fuzz_amplification_command(*, requests: int, first: int, seed: int | None) -> None:
-    """Send requests as large as is allowed; report blocked event loops and exceeded bounds."""
+    """Send requests of the largest allowed size; report blocked event loops and exceeded bounds."""
     with seeded_run(seed) as (folder, chosen):
         observed = fuzz(folder, seed=chosen, numbers=range(first, first + requests))
     show(observed)

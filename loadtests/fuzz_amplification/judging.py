@@ -23,15 +23,15 @@ class Observed(msgspec.Struct, kw_only=True):
     hits: list[float] = []
     """The latencies of another customer's hits during the run."""
     calm_hits: list[float] = []
-    """The latencies of the same hits before the run, on the same machine."""
+    """The latencies of the same customer's hits before the run, on the same machine."""
     late_timers: dict[str, int] = {}
     """How many timers of event loops were later than allowed, by `gateway` and `backend`."""
     calm_late_timers: dict[str, int] = {}
     """How many timers were later than allowed before the run."""
     held_timers: dict[str, int] = {}
-    """How many timers were later than allowed although the loop's thread had a core."""
+    """How many timers were later than allowed, not counting time without a processor core."""
     memory: dict[str, int] = {}
-    """The most memory that each process had resident."""
+    """The largest resident memory of each process during the run."""
     bounds: dict[str, int] = {}
     """How much memory each process may have."""
     replaced: list[str] = []
@@ -75,13 +75,13 @@ def findings(observed: Observed) -> Iterator[str]:
 
 
 def p99(times: list[float]) -> float:
-    """Return the time that 99 of 100 times do not exceed."""
+    """Return the 99th percentile of `times`."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
 def late_timers(before: str, after: str, kind: str) -> dict[str, int]:
-    """Return how many timers of each role were later than is allowed, between two pages of metrics.
+    """Return how many timers of each role were later than allowed between two scrapes of metrics.
 
     With the kind `held`, the time during which the loop's thread waited for a core does not count.
     """
@@ -97,7 +97,7 @@ def _late(counts: Mapping[float, float]) -> int:
 
 
 def _counts(page: str, kind: str, role: str) -> Mapping[float, float]:
-    """Return the counts of the buckets, of all processes of the role together."""
+    """Return the count of each bucket, summed over all processes of the role."""
     counts: dict[float, float] = {}
     for prefix, found, edge, count in _DELAYS.findall(page):
         if found == kind and bool(prefix) == (role == "backend"):

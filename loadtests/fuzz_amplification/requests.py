@@ -58,7 +58,7 @@ def lines(seed: int, numbers: Iterator[int], count: int) -> bytes:
 
 
 def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
-    """Return one of the smaller half of `sizes`, or rarely any of `sizes`."""
+    """Return one of the smaller half of `sizes`; in rare cases, one of all `sizes`."""
     return chance.choice(sizes if chance.random() < _LARGE_SHARE else sizes[: len(sizes) // 2 + 1])
 
 

@@ -1,4 +1,4 @@
-"""Sends a whole system requests that become large, and watches all its other callers."""
+"""Sends requests that cost much to a whole system, and watches the latency of other callers."""
 
 import contextlib
 import http.client
@@ -43,7 +43,7 @@ def fuzz(folder: Path, *, seed: int, numbers: range) -> Observed:
 
 
 class _Run:
-    """Lets processes send one customer's requests, and watches the system."""
+    """Starts processes that send one customer's requests, and watches the system."""
 
     def __init__(self, system: System, seed: int) -> None:
         self._system = system
@@ -95,7 +95,7 @@ class _Run:
 
 
 def _new_key(system: System, tenant: str) -> str:
-    """Return a new key of a tenant whose limits are those of the configuration document."""
+    """Return a new key of a tenant that has the limits of the configuration document."""
     with system.admin() as admin:
         admin.post("/admin/tenants", json={"id": tenant}).raise_for_status()
         made: Any = admin.post("/admin/keys", json={"tenant": tenant}).raise_for_status().json()
@@ -104,7 +104,10 @@ def _new_key(system: System, tenant: str) -> str:
 
 @contextlib.contextmanager
 def _hits(port: int, key: str) -> Iterator[list[float]]:
-    """Let another process send one hit after another; at the exit, the list has their latencies."""
+    """Let another process send one hit after another.
+
+    Yield a list that gets the latencies at the exit.
+    """
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     asking = spawning.Process(target=_ask_for_hits, args=(port, key, theirs))
@@ -120,7 +123,10 @@ def _hits(port: int, key: str) -> Iterator[list[float]]:
 
 
 def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
-    """Send requests for a cached answer until told to end; then send the latencies in seconds."""
+    """Send requests for a cached answer until `ends` says to stop.
+
+    Then send back their latencies in s.
+    """
     os.setsid()  # scheduled like a separate machine, beside the sessions of the system
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}

@@ -1,4 +1,7 @@
-"""Sends the requests of one customer, in processes that yield the processor to the system."""
+"""Sends the requests of one customer to the system under test.
+
+The sending processes have a low scheduling priority, so that they do not slow the system.
+"""
 
 import contextlib
 import io
@@ -42,7 +45,11 @@ class Target(NamedTuple):
 
 
 def leave_the_session() -> None:
-    """Make a session of this process only, which is scheduled like the sessions of the system."""
+    """Start a new session with a low priority for this process.
+
+    Linux divides the processor among sessions first. In the session of the test, the sender's low
+    priority would have no effect on the gateway's processes, which have sessions of their own.
+    """
     os.setsid()
     give_way()
 

@@ -65,7 +65,7 @@ def differences(
 ) -> Iterator[str]:
     """Send up to `examples` cases to each operation of an OpenAPI document; yield failed reports.
 
-    Unless `is_short`, all bounds and combinations of parameters are sent as well.
+    Without `is_short`, also send all bounds and combinations of parameters.
     """
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)

@@ -1,4 +1,4 @@
-"""Computes the answer to a text in a scope, which differs from every answer in another scope.
+"""Computes the answer to a text in a scope. Answers in different scopes always differ.
 
 The fuzzer's backend gives these answers, and the judge expects them.
 """

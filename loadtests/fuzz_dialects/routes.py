@@ -64,13 +64,13 @@ class DialectRoute(NamedTuple):
     """The path; it may contain `{model}`."""
     body: Callable[[Asked], Fields]
     read: Callable[[Any, Asked], Any]
-    """Returns the results in the answer; raises `UnexpectedResponse` if anything else in it is
-    wrong."""
+    """Returns the results in the answer. Raises `UnexpectedResponse` if another part of the answer
+    is wrong."""
     forms: tuple[str, ...] = ("float",)
 
 
 def same(found: object, expected: object) -> None:
-    """Raise `UnexpectedResponse` unless the two values are equal."""
+    """Raise `UnexpectedResponse` if the two values differ."""
     if found != expected:
         raise UnexpectedResponse(f"{found} in place of {expected}")
 

@@ -152,8 +152,9 @@ class DialectTraffic(Traffic):
     def afterwards(self) -> list[str]:
         """Return the bodies that name a request of another tenant.
 
-        The body of a hit may name the request that computed the answer. That request's caller may
-        have disconnected before its answer, so this is checked only at the end.
+        The body of a hit may name the request that computed the answer. The answer to that request,
+        which shows the request's id, may come later. So the check runs only at the end. If its
+        caller has disconnected, the id stays unknown and is not checked.
         """
         return [
             f"an answer to {sent.caller.tenant} names {id_} of {self._ids[id_].caller.tenant}"

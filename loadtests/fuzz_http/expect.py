@@ -21,8 +21,8 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The kind of request."""
     statuses: frozenset[int]
-    """The right statuses. If 200 is allowed, so is 503, because a busy system may refuse; each run
-    bounds the number of refusals."""
+    """The right statuses. If 200 is right, 503 is right too, because a busy system may refuse a
+    request. Each run bounds the number of refusals."""
     scope: str = ""
     """The scope of the caller, whose results the response may contain."""
     texts: tuple[str, ...] | None = None
@@ -39,7 +39,8 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the server may close the connection instead of responding."""
     is_inference: bool = True
     check: Callable[[Response], int] | None = None
-    """Judges the whole response and returns its status. If set, the other fields do not count."""
+    """Judges the whole response and returns its status. If this is set, the other fields are
+    ignored."""
 
 
 class UnexpectedResponse(Exception):
@@ -84,7 +85,10 @@ def _wrong(expect: ExpectedResponse, response: Response) -> str:
 
 
 def _wrong_results(expect: ExpectedResponse, results: list[Any]) -> str:
-    """Return what is wrong with the results. A busy machine may refuse items of a request."""
+    """Return what is wrong with the results.
+
+    A refused item is not wrong, because a busy machine may refuse items.
+    """
     if expect.texts is not None and len(results) != len(expect.texts):
         return f"{len(results)} results of {len(expect.texts)}"
     begin = f"{expect.scope}|"

@@ -116,7 +116,7 @@ class RequestGenerator(ValidRequestGenerator):
         return make()
 
     def framing(self) -> Request:
-        """Return a body whose length is wrong, or is given twice."""
+        """Return a request whose body length is wrong or stated twice."""
         content = self.body().content
         # If the gateway took this for a separate request, another caller's answer would come back.
         other = self.plain().content
@@ -273,7 +273,7 @@ def _refused(name: str, content: bytes, *statuses: int) -> Request:
 
 
 def _anything(name: str, content: bytes, scope: str) -> Request:
-    """Return a message to which the server may send any responses within `scope`."""
+    """Return a message that the server may answer with any responses of this scope."""
     return Request(content, _any_response(name, scope), half_closes=True)
 
 

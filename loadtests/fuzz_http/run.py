@@ -48,7 +48,7 @@ class Traffic:
         return []
 
     def afterwards(self) -> list[str]:
-        """Return findings that need all answers of the run."""
+        """Return the findings that can only be made after all answers of the run."""
         return []
 
 

@@ -32,7 +32,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script(seed: int, number: int, callers: list[Caller], *, is_plain: bool = False) -> Script:
-    """Return the script of connection `number`; if `is_plain`, only with the plainest requests."""
+    """Return the script of connection `number`; with `is_plain`, all its requests are plain."""
     chance = random.Random(f"{seed}/{number}")
     generator = RequestGenerator(chance, callers, number)
     requests = [generator.next() for _ in range(chance.choice(_PIPELINED))]

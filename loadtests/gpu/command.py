@@ -1,4 +1,4 @@
-"""Runs each GPU section in a separate process, within its time: `python -m loadtests.gpu`."""
+"""Runs each GPU section in a process with a time limit: `python -m loadtests.gpu`."""
 
 import contextlib
 import importlib
@@ -49,7 +49,7 @@ def gpu_command(
     tiny: bool,  # noqa: FBT001 - click passes it
     **given: Any,  # click checks the values
 ) -> None:
-    """Check whether a GPU answers correctly, then measure it, the most important figures first."""
+    """Check whether a GPU computes correctly, then measure the most important figures first."""
     until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
     seconds = min(seconds, 0.5) if tiny else seconds
@@ -72,10 +72,10 @@ def gpu_command(
 
 
 def supervise(section: str, options: Options, budget: float) -> SectionState:
-    """Run a section in a process, and start another process each time the former one dies.
+    """Run a section in a process, and start another process each time a process dies.
 
-    The next process continues after the figure at which the former one died. The section ends when
-    a process dies without any progress.
+    The next process continues after the figure at which its predecessor died. The section ends when
+    a process dies before it has finished a figure.
     """
     started, count = time.perf_counter(), -1
     state = SectionState(status="out of time", reason="it was not finished")

@@ -1,6 +1,7 @@
-"""Checks that a device answers correctly.
+"""Checks that a device computes correctly.
 
-The checks are: every kind of graph, mixed lengths, NaN, too little memory, two processes at once.
+It checks every kind of graph, mixed lengths, NaN, too little memory, and two processes that use the
+device at the same time.
 """
 
 import multiprocessing
@@ -41,7 +42,7 @@ _SAFE = next(each for each in CANDIDATES if each.name == "fp16-heads")
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A batch, its answers in fp32 on a CPU, and a mask of the rows whose answers are not NaN."""
+    """A batch, its fp32 outputs from a CPU, and a mask of the rows whose outputs are not NaN."""
 
     batch: Batch
     expected: FloatArray
@@ -49,7 +50,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Compare each graph with fp32 on the CPU; exhaust the memory; share the device."""
+    """Compare each graph's outputs with the CPU's; exhaust the memory; use two processes."""
     journal = Journal(options.output)
     others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
     journal.measure(section, lambda figure: others.get(figure.name, _compare)(options, figure))
@@ -59,7 +60,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _compare(options: Options, figure: Figure) -> Measurement:
-    """Compare one kind of graph of one family with the CPU, in every batch."""
+    """Compare the outputs of one graph with the CPU's outputs, for every batch."""
     candidate = figure.candidate or REFERENCE
     try:
         session = _open(options, figure.model, candidate)
@@ -86,7 +87,10 @@ def _worst(session: BareSession, case: _Case) -> float:
 
 
 def _apart(found: FloatArray, case: _Case) -> float:
-    """Return the distance of answers; infinite if a row that must be NaN has an answer."""
+    """Return the distance between found and expected outputs.
+
+    It is infinite if a row that must be NaN is a number.
+    """
     if np.isfinite(found[~case.answered]).all(axis=1).any():
         return float("inf")
     return distance(found[case.answered], case.expected[case.answered])
@@ -109,7 +113,7 @@ def _cases(options: Options, family: str) -> list[_Case]:
 def _batches(vocabulary: int, *, longest: int) -> Iterator[Batch]:
     """Yield batches: lengths as in real texts, equal lengths, one row, and a row with NaN.
 
-    A batch of equal lengths leaves all but one length class of a `gathered` graph empty.
+    In a `gathered` graph, a batch of equal lengths leaves all length classes except one empty.
     """
     random = np.random.default_rng(3)
     mixed = np.clip(random.lognormal(np.log(longest / 4), 0.8, 15), 3, longest).astype(np.int64)
@@ -147,7 +151,7 @@ def _is_refused(run: Callable[[], FloatArray]) -> bool:
 
 
 def _run_two_processes(options: Options, _: Figure) -> Measurement:
-    """Compare answers while two processes use the device at the same time."""
+    """Compare outputs while two processes use the device at the same time."""
     candidate = REFERENCE if options.provider == "cpu" else _SAFE
     for each in (PLAIN, candidate):
         graph(options, SMALL, each.form, short(options, SMALL))  # before both processes want it

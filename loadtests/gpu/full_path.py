@@ -1,4 +1,4 @@
-"""Measures texts through the gateway, or through a backend only. Other processes send the load."""
+"""Measures the rate of texts through a gateway or a backend. Other processes send the load."""
 
 import asyncio
 import multiprocessing
@@ -61,7 +61,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _system(options: Options, model: str, models: Path) -> System:
-    """Return a system with as many backends, on the same devices, as `up` would start."""
+    """Return a system with the same backends on the same devices as `sluicegate up` would start."""
     settings = {"provider": options.provider} | _BATCHES
     if options.provider == "cpu":
         settings["threads"] = "1"
@@ -78,7 +78,7 @@ def _system(options: Options, model: str, models: Path) -> System:
 def _measure_backend(
     options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
 ) -> Measurement:
-    """Measure tokenizer, batcher and executor: a backend with a number of runs in flight."""
+    """Measure a backend without a gateway: tokenizer, batcher and executor."""
     settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
     with backend(models, options.budget(figure.section), **settings) as running:
         info = running.model("bench")
@@ -97,7 +97,7 @@ def _measure(
     urls: Sequence[str],
     info: ModelInfo | None = None,
 ) -> Measurement:
-    """Let the load processes send for a while to warm up, and then for the measured time."""
+    """Let the load processes send for a warm-up, and then for the measured time."""
     clients = 1 if options.tiny else _CLIENTS
     in_flight = 32 if options.tiny else _IN_FLIGHT_TEXTS
     connections = max(1, in_flight // clients // figure.items)
@@ -128,7 +128,7 @@ def _send(
     seed: int,
     info: ModelInfo | None,
 ) -> Outcome:
-    """Send a figure's requests, or calls to a backend. This is the work of a load process."""
+    """Send a figure's requests or calls. Each load process runs this function."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     length = options.batch(figure).length

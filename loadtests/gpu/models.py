@@ -34,17 +34,17 @@ _WORD_VECTORS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings
 
 
 def short(options: Options, family: str) -> BertShape:
-    """Return a size with two layers. A head has 32 values in the small model, else 64.
+    """Return a size with two layers. An attention head is 32 wide in the small model, else 64.
 
-    The runtime chooses a kernel by the width of a head and the kind of graph. So two layers call
-    the same kernels as twelve layers, in a fraction of the time.
+    The runtime chooses a kernel according to the width of an attention head and the kind of graph.
+    So two layers use the same kernels as twelve layers, in a fraction of the time.
     """
     full = options.shape(SMALL if family == SMALL else LARGE)
     return msgspec.structs.replace(full, layers=2, vocab=1000)
 
 
 def graph(options: Options, family: str, form: GraphOptions, size: BertShape) -> Path:
-    """Return the file of a graph of a family, size and kind; build it if it does not exist.
+    """Return the file of a graph of this family, size and kind; build a missing graph.
 
     The embedding of the vocabulary's last token is NaN.
 
@@ -115,7 +115,7 @@ def _weights(family: str, size: BertShape) -> Weights:
 
 
 def seeded(shapes: _Shapes) -> dict[str, NDArray[np.float32]]:
-    """Return random weights; those that scale normalized values are close to 1."""
+    """Return random weights; weights that scale normalized values are close to 1."""
     random = np.random.default_rng(1)
     return {
         name: np.float32(name.endswith(("norm.weight", "LayerNorm.weight")))
@@ -180,7 +180,7 @@ def import_classifier(options: Options, model: str) -> Path:
 
 
 def chosen_form(models: Path) -> str:
-    """Return which graph a backend chose, and the times that it predicted for the other graphs."""
+    """Return the graph that a backend chose, and the predicted time of every other graph."""
     record = models / "bench" / "1" / RECORD
     if not record.exists():
         return "the form for CPUs"
@@ -243,7 +243,7 @@ def batch_of(lengths: NDArray[np.int64], vocabulary: int, random: np.random.Gene
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
-    """Write a WordPiece tokenizer that splits and lower-cases text as BERT's does."""
+    """Write a WordPiece tokenizer that splits and lower-cases text as BERT's tokenizer does."""
     tokenizer = word_pieces([*_SPECIAL, *_words(vocabulary)])
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(path))

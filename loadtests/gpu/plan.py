@@ -16,9 +16,9 @@ from backends.settings import Provider
 
 
 class Section(NamedTuple):
-    """A section's time in seconds, including the start of its process, and its module.
+    """A section's module, and its time in seconds, which includes the start of its process.
 
-    Only that process imports the module, because sections need different packages.
+    Only the section's process imports the module, because sections need different packages.
     """
 
     seconds: float
@@ -138,7 +138,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
 
     def budget(self, section: str) -> float:
-        """Return the most seconds of a section; in a dry run, an hour."""
+        """Return the time limit of a section in seconds; in a dry run, an hour."""
         return 3600.0 if self.tiny else SECTIONS[section].seconds
 
     @property
@@ -169,12 +169,15 @@ def alone(library: str, model: str) -> str:
 
 
 def checked(family: str, candidate: Candidate) -> str:
-    """Return the name of the figure that says whether a kind of graph answers correctly."""
+    """Return the name of the figure that says whether a kind of graph computes correctly."""
     return f"answers, {family}, {candidate.name}"
 
 
 def _checks() -> Iterator[Figure]:
-    """Yield the checks. BERT has two sizes, since its heads have two widths."""
+    """Yield the checks.
+
+    BERT is checked in two sizes, because their attention heads differ in width.
+    """
     forms = (*CANDIDATES, *_CHECKED_ONLY)
     other = [each for each in forms if each.form.attention in _OTHER_FORMS and not each.kernels]
     for model in (SMALL, LARGE):

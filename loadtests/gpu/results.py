@@ -39,8 +39,8 @@ _SAME = ("device", "provider", "tiny")
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a figure. Rates are sequences and real tokens a second; latencies are seconds.
 
-    `error` is the largest distance between a row's vector and its vector in fp32 on the CPU,
-    divided by the length of the latter.
+    `error` is the largest distance between a row's vector and the same row's fp32 vector from the
+    CPU, divided by the length of the fp32 vector.
     """
 
     rate: float | None = None
@@ -86,11 +86,10 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class Journal:
-    """Adds each figure to the file of results at once, so that a crash loses only one figure.
+    """Writes each figure to the file of results immediately, so that a crash loses only one figure.
 
     A figure that has begun is marked as failed until it ends. After a crash, a new process
-    continues with the next figure: on a device that has failed, every later run in the same process
-    fails too.
+    continues with the next figure, because every later run in the crashed process would fail, too.
     """
 
     def __init__(self, output: Path) -> None:
@@ -177,7 +176,7 @@ def _first_line(error: Exception) -> str:
 
 
 def render(report: Report) -> str:
-    """Return the report as Markdown, ratios last; of the checks, only those that failed."""
+    """Return the report as Markdown, with the failed checks and, at the end, the ratios."""
     lines = [f"## GPU, provider {report.provider}", ""]
     lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
     if report.tiny:
@@ -199,8 +198,8 @@ def render(report: Report) -> str:
 def ratios(report: Report) -> list[str]:
     """Return the gateway's rates divided by comparable rates.
 
-    These are the rates of the bare session, of PyTorch and of TensorRT, and the highest rate that
-    the device's matrix rate allows.
+    The comparable rates are those of the bare session, of PyTorch and of TensorRT. The fourth one
+    is the highest rate that the speed of the device's matrix products allows.
     """
     lines = []
     for model, length in BATCHES.items():

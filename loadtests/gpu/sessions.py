@@ -44,7 +44,7 @@ class BareSession:
             self._run_options.add_run_config_entry("gpu_graph_id", "1")
 
     def bind(self, batch: Batch) -> Callable[[], FloatArray]:
-        """Return a function that runs this batch and returns its answers."""
+        """Return a function that runs this batch and returns its outputs."""
         shape = Shape(*batch["input_ids"].shape)
         tensors = Tensors(
             session=self._session,
@@ -70,7 +70,7 @@ class BareSession:
 
 
 def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
-    """Return the answers of a graph in fp32, computed with all cores of this machine."""
+    """Return the fp32 outputs of a graph, computed with all cores of this machine."""
     quiet_libraries()
     import onnxruntime  # noqa: PLC0415
 
@@ -83,7 +83,12 @@ def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
 
 
 def distance(found: FloatArray, expected: FloatArray) -> float:
-    """Return the largest distance of a row, divided by the row's length; infinite for NaN."""
+    """Return the largest distance between a row and its expected row.
+
+    The distance is divided by the length of the expected row.
+
+    It is infinite if a row has NaN.
+    """
     if not np.isfinite(found).all():
         return float("inf")
     apart = np.linalg.norm(found - expected, axis=1)
@@ -91,7 +96,7 @@ def distance(found: FloatArray, expected: FloatArray) -> float:
 
 
 def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
-    """Return the result of answers whose distance from fp32 on the CPU is `error`."""
+    """Return the result for outputs whose distance from the CPU's fp32 outputs is `error`."""
     bound = _BOUNDS[candidate.form.precision]
     if error <= bound:
         return Measurement(error=error, note=note)
@@ -99,7 +104,7 @@ def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Time TensorRT; or each correct graph, and the fastest graph in other ways.
+    """Time TensorRT, or time each correct graph and then the fastest graph with other batches.
 
     Raises:
         ModuleNotFoundError: the libraries of TensorRT are not installed.
@@ -113,7 +118,7 @@ def run(options: Options, section: str) -> SectionState:
 
 
 def _measure(options: Options, figure: Figure, report: Report) -> Measurement | None:
-    """Measure a figure; return nothing if the graph answers wrongly or cannot be captured."""
+    """Measure a figure; return `None` if the outputs are wrong or the graph cannot be captured."""
     if figure.candidate is not None:
         return _measure_form(options, figure, figure.candidate, report)
     fastest = report.fastest(figure.model)
@@ -128,7 +133,7 @@ def _measure(options: Options, figure: Figure, report: Report) -> Measurement | 
 def _measure_form(
     options: Options, figure: Figure, candidate: Candidate, report: Report
 ) -> Measurement | None:
-    """Compare the answers of the whole model with fp32 on the CPU, and time a full batch."""
+    """Compare the outputs of the whole model with the CPU's fp32 outputs, and time a full batch."""
     answers = report.figures.get(checked(figure.model, candidate))
     if not (answers.passed if answers is not None else candidate is REFERENCE):
         return None

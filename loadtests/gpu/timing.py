@@ -18,7 +18,7 @@ _WARM_UP, _LEAST_RUNS = 3, 3
 
 @contextlib.contextmanager
 def busy_share() -> Iterator[Callable[[], float | None]]:
-    """Sample the utilization of the first device while entered; yield a function for the mean.
+    """Sample the first device's utilization while entered; yield a function that returns the mean.
 
     The mean is `None` if the driver does not report utilization.
     """
@@ -51,9 +51,9 @@ def timed(
     tokens: int | None = None,
     padded: int = 0,
 ) -> Measurement:
-    """Repeat each of `runs` in a thread of its own, for a third of the figure's seconds.
+    """Call each function of `runs` repeatedly in its own thread, for a third of the figure's time.
 
-    A run has `rows` rows, `tokens` real tokens, and `padded` tokens with padding.
+    One call runs `rows` rows with `tokens` real tokens, or `padded` tokens including padding.
     """
     for run in [*runs] * _WARM_UP:
         run()

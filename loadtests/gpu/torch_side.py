@@ -55,7 +55,7 @@ class _Torch:
         return self._timed(lambda: target.copy_(source), rows=2.0 * 4 * count)
 
     def forward(self, figure: Figure) -> Measurement:
-        """Measure a `transformers` model whose batch is on the device already."""
+        """Measure a `transformers` model with a batch that is already in the device's memory."""
         shape = self._options.batch(figure)
         batch = random_batch(shape, self._options.shape(LARGE).vocab)
         given = {

@@ -1,4 +1,4 @@
-"""Measures how the system grows: `python -m loadtests growth`."""
+"""Measures how costs grow with the size of a deployment: `python -m loadtests growth`."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +29,9 @@ _COLUMNS = ("curve", "sizes", "figure", "smallest", "largest", "exponent", "it i
 @click.option("--seconds", default=3.0, help="Length of each measurement.")
 @click.option("--most", default=1_000_000, help="Leave out sizes above this.")
 def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
-    """Measure how rate, processor time, p99 and memory change as sizes grow.
+    """Measure how rate, processor time, p99 and memory change as quantities such as tenants grow.
 
-    A run of all sizes is kept and drawn.
+    A run of all sections is kept and drawn.
     """
     for name in only or tuple(SECTIONS):
         title = f"Growth of {SECTIONS[name].axis}"
@@ -49,7 +49,7 @@ def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
 
 
 def measure(name: str, *, seconds: float, most: int) -> list[Point]:
-    """Measure a section, and print each point at once."""
+    """Measure a section, and print each point as soon as it is measured."""
     section = SECTIONS[name]
     points: list[Point] = []
 
@@ -70,7 +70,7 @@ def _curves(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def _lines(points: Sequence[Point]) -> Iterator[tuple[str, ...]]:
-    """Yield a line about the growth of each figure of each curve."""
+    """Yield, for each figure of each curve, a line that says how fast the figure grows."""
     for curve, found in _curves(points).items():
         sizes = f"{found[0].size:,} to {found[-1].size:,}"
         for what, least, most, exponent in judge(found):

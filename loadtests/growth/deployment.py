@@ -35,7 +35,7 @@ Clocks = dict[str, float]
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What each role has used at a time: processor seconds so far, and MiB of memory."""
+    """What each role has used: processor seconds since its start, and MiB of memory now."""
 
     at: float
     processor: Clocks
@@ -56,10 +56,10 @@ class Deployment:
     def measure(
         self, curve: str, size: int, requests: Iterator[bytes], *, connections: int, seconds: float
     ) -> Point:
-        """Send `requests` for `seconds`, and return what they use beyond an idle system.
+        """Send `requests` for `seconds`, and return what the system uses more than when it is idle.
 
-        Of several phases, the result is the one with the least processor time, because other work
-        on the machine can only add to it.
+        The requests are sent in several phases. The result is the phase with the least processor
+        time, because other work on the machine can only increase this time.
 
         Raises:
             RuntimeError: an answer was not 200.
@@ -95,7 +95,10 @@ class Deployment:
         )
 
     def add_keys(self, keys: Sequence[str], *, each_its_tenant: bool = False) -> None:
-        """Add API keys to the ledger as an operator does, to one tenant or to a tenant each."""
+        """Create API keys in the ledger as an operator does.
+
+        All keys belong to one tenant or, with `each_its_tenant`, each key to a tenant of its own.
+        """
         # With a limit on the key, a request waits for Redis as it does for the tenant's limit.
         rules = (RULE,) if each_its_tenant else ()
         with Ledger.create(self.gateway.settings.ledger) as ledger:

@@ -1,6 +1,6 @@
 """Sends requests over open connections in phases, and reads clocks while all are idle.
 
-So the time to open connections, and of requests in flight at the end, is not counted.
+So the clocks count neither the opening of connections nor requests in flight at the end.
 """
 
 import asyncio

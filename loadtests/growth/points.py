@@ -1,4 +1,4 @@
-"""Fits the growth of measured figures with the size."""
+"""Fits how measured figures grow with a quantity, such as the number of tenants."""
 
 import math
 import statistics
@@ -12,7 +12,9 @@ _LEAST, _LEAST_IDLE = 0.05, 0.5
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a curve at one size; mappings have the roles of processes as keys.
+    """The figures at one value (`size`) of the growing quantity.
+
+    Mappings have process roles as keys.
 
     `processor` is microseconds a request, and `idle` microseconds per second without requests.
     `memory` is MiB (PSS), `p50` and `p99` are milliseconds.
@@ -37,7 +39,7 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
 
 
 def worst_exponent(points: Sequence[tuple[float, float]]) -> float:
-    """Return the exponent of all points, or of the larger half of the sizes if it is higher."""
+    """Return the exponent of all points or of the larger half of the sizes, whichever is higher."""
     return max(exponent(points), exponent(points[len(points) // 2 :]) if len(points) > 3 else 0.0)
 
 
@@ -64,7 +66,7 @@ def word(exponent: float) -> str:
 def judge(points: Sequence[Point]) -> Iterator[tuple[str, float, float, float]]:
     """Yield the growth of each figure of a curve.
 
-    A growth is the name, the value at the smallest size, the value at the largest, and the
+    Each growth holds the figure's name, its values at the smallest and the largest size, and the
     exponent.
     """
     processor = [(point.size, sum(point.processor.values())) for point in points]

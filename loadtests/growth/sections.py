@@ -1,4 +1,7 @@
-"""Measures how the system behaves as one of its sizes grows, a section for each size."""
+"""Measures how the system's speed and memory change as one quantity grows.
+
+Each section measures one quantity, such as the number of workers, models or API keys.
+"""
 
 import contextlib
 import itertools
@@ -32,7 +35,7 @@ _LEAST_CHANGE = 2e-3  # seconds; about as long as polling for the change takes
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder, the sizes and the options with which a section measures."""
+    """The folder, the values of the growing quantity, and the options of one section's run."""
 
     folder: Path
     sizes: tuple[int, ...]
@@ -58,7 +61,7 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
         requests: Iterator[bytes],
         connections: int = _CONNECTIONS,
     ) -> None:
-        """Measure a point and keep it, unless a request was refused."""
+        """Measure a point of a curve and keep it, unless a request was refused."""
         try:
             point = system.measure(
                 curve, size, requests, connections=connections, seconds=self.seconds
@@ -70,7 +73,7 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A size that grows: its name on the axis, its values, and what measures them."""
+    """A quantity that grows: its name on the axis, its values, and the function to measure them."""
 
     axis: str
     sizes: tuple[int, ...]
@@ -78,7 +81,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _workers(run: SectionRun) -> None:
-    """Hits and misses by the number of gateway workers, which share this machine's cores."""
+    """Measure hits and misses with several numbers of workers, which share this machine's cores."""
     for size in run.sizes:
         with deployment(run.place(), workers=size) as system:
             # Every worker has a memory cache of its own, and connections reach all workers.
@@ -88,14 +91,17 @@ def _workers(run: SectionRun) -> None:
 
 
 def _backends(run: SectionRun) -> None:
-    """Misses by the number of backends of one region."""
+    """Measure misses with several numbers of backends in one region."""
     for size in run.sizes:
         with deployment(run.place(), backends=size, models=run.demo_models()) as system:
             run.measure(system, "miss", size, _misses(f"backends {size}", model=_HEAD))
 
 
 def _connections(run: SectionRun) -> None:
-    """Hits and misses by the number of connections, with one request in flight on each."""
+    """Measure hits and misses with several numbers of connections.
+
+    Each connection has one request in flight.
+    """
     with deployment(run.place()) as system:
         system.fill(_hit_bodies())
         for size in run.sizes:
@@ -104,7 +110,7 @@ def _connections(run: SectionRun) -> None:
 
 
 def _items(run: SectionRun) -> None:
-    """Hits and misses by the number of items of a request."""
+    """Measure hits and misses with several numbers of items in a request."""
     with deployment(run.place(), models=run.demo_models()) as system:
         for size in run.sizes:
             callers = max(1, min(8, 512 // size))  # so few rows that backends refuse none
@@ -116,7 +122,7 @@ def _items(run: SectionRun) -> None:
 
 
 def _keys(run: SectionRun) -> None:
-    """Hits by the number of keys in memory, and in Redis with the memory tier off."""
+    """Measure hits with several numbers of cached results: in memory, then in Redis only."""
     with contextlib.ExitStack() as stack:
         valkey = stack.enter_context(Valkey())
         memory, redis = (
@@ -134,17 +140,23 @@ def _keys(run: SectionRun) -> None:
 
 
 def _tenants(run: SectionRun) -> None:
-    """Hits by the number of tenants: of any tenant, of one of them; and the addition of a key."""
+    """Measure hits with several numbers of tenants, and the time to create an API key.
+
+    The hits are measured twice: with the keys of all tenants, and with the key of one tenant.
+    """
     _by_keys(run, "hit of any tenant", one="hit of one tenant")
 
 
 def _api_keys(run: SectionRun) -> None:
-    """Hits by the number of API keys of one tenant, and the addition of a key."""
+    """Measure hits with several numbers of API keys of one tenant, and the time to create a key."""
     _by_keys(run, "hit by any key")
 
 
 def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
-    """Measure hits of random keys, of one key if each tenant has one, and the addition of a key."""
+    """Measure hits with random API keys and, if each tenant has one key, with one key only.
+
+    Also measure the time to create an API key.
+    """
     # Answers are shared between tenants: otherwise each tenant would first miss each text.
     shared = {"models": {"stub": {"scope": "shared"}}} if one else None
     with deployment(run.place(), document=shared) as system:
@@ -160,7 +172,10 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 
 
 def _models(run: SectionRun) -> None:
-    """Misses by the number of models: heads of one encoder, each request for any of them."""
+    """Measure misses with several numbers of models, all heads of one encoder.
+
+    Each request is for a random one of the models.
+    """
     demo = run.demo_models()
     for size in run.sizes:
         models = Path(tempfile.mkdtemp(dir=run.folder))
@@ -259,7 +274,7 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
 
 
 def _change(system: Deployment, size: int) -> Point:
-    """Return the gateway's processor time for a new key: the median of several."""
+    """Return the gateway's processor time for the creation of an API key: the median of several."""
     idle = system.idle(2.0)
     changes = [_one_change(system, size, idle) for _ in range(_CHANGES)]
     return middle(changes, lambda one: one.processor["gateway"])

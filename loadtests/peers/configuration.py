@@ -1,6 +1,7 @@
 """Passes the configuration of a peer from the benchmark to the peer's server.
 
-It uses only the standard library, because the servers import it in their own virtual environments.
+This module uses only the standard library, because the servers import it in their own virtual
+environments.
 """
 
 import json

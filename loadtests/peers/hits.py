@@ -19,7 +19,7 @@ from loadtests.workload import sentences
 
 
 def measure_hits(peers: Collection[str], effort: Effort) -> None:
-    """Measure all in turns; name a peer that is missing or does not start."""
+    """Measure all servers in turns; name each peer that is missing or does not start."""
     if not wrk.is_installed():
         print("left out: hits: `wrk` is needed; `make install-system` installs it")
         return

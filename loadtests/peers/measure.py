@@ -54,10 +54,13 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[Task, ...] = (Task.CLASSIFY, Task.EMBED)
     precisions: tuple[str, ...] = ("fp32", "bf16")
     keep: bool = False
-    """Whether to keep the results. Results of a part or of a dry run are not kept."""
+    """Whether to keep the results. The results of a partial run or a dry run are not kept."""
 
     def show(self, title: str, table: list[Row]) -> None:
-        """Print a table, and keep it; a server with unknown processes has no processor time."""
+        """Print a table, and keep it.
+
+        Without a server's process ids, its processor time is missing.
+        """
         rows = [
             row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
             for row in table
@@ -70,7 +73,7 @@ DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), prec
 
 
 class AnswersDiffer(Exception):
-    """A server's answers differ from those of the first server; the message says where."""
+    """A server's answers differ from the first server's answers; the message says where."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,10 +124,10 @@ def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False)
 
 
 def measure_mixed(peers: Sequence[str], effort: Effort) -> None:
-    """Measure texts of which half repeat: the gateway, and the first peer that is installed.
+    """Measure the gateway and the first installed peer with texts of which half repeat.
 
-    No peer caches classifications. So the peer is measured alone, and behind nginx with Lua, which
-    keeps whole answers in its memory.
+    No peer caches classifications. So the peer is measured twice: without a cache, and behind nginx
+    with Lua, which keeps whole answers in its memory.
     """
     with tempfile.TemporaryDirectory() as scratch:
         (work,) = _write(Path(scratch), DRY_RUN)

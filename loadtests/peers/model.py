@@ -46,7 +46,7 @@ class PeerModel:
 
 
 def open_model(threads: int) -> PeerModel:
-    """Return the model over a new session of ONNX Runtime with `threads` threads."""
+    """Return the model with a new session of ONNX Runtime that has `threads` threads."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - not every peer has it
 

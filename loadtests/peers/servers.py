@@ -52,9 +52,10 @@ class PeerCall(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A comparable server. `command` gets the port as its last argument.
 
-    `ways` are the configurations that are measured: the best one found with the server's own
-    batching, and those without batching that may be better. `tried` are those that `--tune`
-    measures. `environment` is the folder of the server's packages in `.venv-peers`.
+    `ways` are the configurations that are normally measured: the best one that was found with the
+    server's own batching, and configurations without batching that may be better. `tried` are the
+    configurations that `--tune` measures. `environment` is the folder of the server's packages in
+    `.venv-peers`.
     """
 
     label: str
@@ -72,12 +73,12 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_installed(self) -> bool:
-        """Whether all of the server's packages are installed; `make` then leaves a stamp file."""
+        """Whether all of the server's packages are installed, as a stamp file of `make` shows."""
         return (self.home / ".installed").exists()
 
 
 def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
-    """Return a configuration of Infinity, which runs in one process whose runtime has threads."""
+    """Return a configuration of Infinity: one process, whose runtime has `threads` threads."""
     return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
 
 

@@ -53,19 +53,19 @@ def between(answers: Answers, begin: float, end: float) -> Answers:
 
 
 def good(answers: Answers, deadline: float) -> Bools:
-    """Return which answers are a 200 within the deadline."""
+    """Return a mask of the answers that have status 200 and came within the deadline."""
     found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
     return found
 
 
 def refused(answers: Answers) -> Bools:
-    """Return which answers are a 429 or 503 with a `Retry-After`."""
+    """Return a mask of the answers that have status 429 or 503 and a `Retry-After`."""
     found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
     return found
 
 
 def hits(answers: Answers) -> Bools:
-    """Return which answers are a 200 that came entirely from the cache."""
+    """Return a mask of the answers that have status 200 and came entirely from the cache."""
     found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
     return found
 
@@ -114,7 +114,10 @@ def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> Capa
 
 
 def highest(answers: Answers, plan: Plan, deadline: float) -> float:
-    """Return the highest rate before the first rate that was too high, or else the best goodput."""
+    """Return the highest tried rate below the first rate that was too high.
+
+    If even the lowest rate was too high, return the best goodput.
+    """
     sustained, best = 0.0, 0.0
     for phase, begin, end in plan.spans():
         sent, last = between(answers, begin, end), between(answers, end - 1.0, end)
@@ -151,8 +154,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def figures(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the figures of each phase, from the requests that were sent in it.
 
-    Rates are a second. Latencies are of answers with 200, in seconds. The cost is the price of the
-    machines for a million answers in time. `cores` says how many cores each role kept busy.
+    Rates are per second. Latencies are in seconds, and only of answers with 200. The cost is the
+    price of the machines for a million answers in time. `cores` says how many cores each role kept
+    busy.
     """
     for phase, begin, end in run.plan.spans():
         sent = between(run.answers, begin, end)
@@ -219,7 +223,10 @@ def _at_least(what: str, found: float, wanted: float) -> Verdict:
 
 
 def _calm_goodness(run: Run, recovery: float) -> float:
-    """Return the share answered in time of requests sent outside an overload and its recovery."""
+    """Return the fraction of requests that were answered in time.
+
+    Requests sent during an overload or its recovery do not count.
+    """
     after = -np.inf
     sent = run.answers["sent"]
     chosen = np.zeros(len(sent), dtype=np.bool_)

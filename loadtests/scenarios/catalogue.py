@@ -12,9 +12,10 @@ _SPIKE = 10.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller of the command wants.
+    """The options of the command.
 
-    Without a rate, the run uses a share of the capacity, which it finds first.
+    Without a rate, the run first finds the capacity, and then uses a fraction of the capacity as
+    rate.
     """
 
     scenario: str
@@ -44,7 +45,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     is_overload: bool = False
     """The rate is above the capacity, so the system must refuse some requests."""
     new_texts: bool = False
-    """The texts differ from those of all phases before."""
+    """The texts differ from the texts of all earlier phases."""
 
     @property
     def arrivals(self) -> int:
@@ -55,8 +56,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of a run, one after another.
 
-    If `callers` is set, there are no rates: this many callers each send again once they are
-    answered.
+    If `callers` is set, phases have no rates: each of so many callers sends its next request after
+    an answer.
     """
 
     phases: tuple[Phase, ...]
@@ -80,7 +81,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of run, and the criteria of its judged phases; `None` means that there is none."""
+    """A kind of run, and the criteria of its judged phases.
+
+    A criterion that is `None` does not apply.
+    """
 
     question: str
     phases: Callable[[float, float], tuple[Phase, ...]]
@@ -89,10 +93,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load: float = 0.6
     """The rate as a share of the capacity, if the caller gives no rate."""
     zipf: float = 1.0
-    """The exponent of Zipf's law by which texts repeat; with 0 no text repeats."""
+    """The exponent of the Zipf distribution of repeated texts; with 0, no text repeats."""
     has_faults: bool = False
     good: float | None = 0.99
-    """The least share of requests answered in time, of those sent while there was no overload."""
+    """The least share of requests answered in time. Requests sent in an overload do not count."""
     errors: float = 0.0
     """The largest share of answers other than 200, 429, and 503 with `Retry-After`."""
     dropped: float = 0.001

@@ -1,4 +1,7 @@
-"""Puts load on a system at any address as its callers do: `python -m loadtests.scenarios NAME`."""
+"""Sends the requests of many callers to a system at any address.
+
+Run it as `python -m loadtests.scenarios NAME`.
+"""
 
 import contextlib
 import sys

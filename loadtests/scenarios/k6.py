@@ -36,7 +36,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     ideal: int
     """Requests that repeat an earlier one: a cache that forgets nothing would answer them."""
     dropped: int
-    """Requests that were not sent, because the maximum was in flight when they were due."""
+    """Requests that were not sent, because too many others were in flight when they were due."""
     users: int
     """The most requests that were in flight at the same time."""
 
@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         zipf: float = 0.0,
         advance: Callable[[float, int], None] = lambda _at, _pid: None,
     ) -> Sent:
-        """Send requests whose texts no earlier run had; k6 prints its progress.
+        """Send requests with texts that no earlier run has sent; k6 prints its progress.
 
         `advance` is called four times a second with the seconds since the start and the process of
         k6.
@@ -130,7 +130,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     def _executor(self, plan: Plan) -> dict[str, Any]:
         """Return a plan in the form in which k6 runs it.
 
-        A virtual user has one request in flight. All virtual users are made before the run.
+        Each virtual user of k6 has at most one request in flight. All virtual users are created
+        before the run.
         """
         if plan.callers:
             seconds = f"{plan.duration:g}s"

@@ -92,7 +92,7 @@ def local_system(
 
 
 class UseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What processes use at a time, by role: processor seconds so far, and MiB of memory."""
+    """What each role has used: processor seconds since its start, and MiB of memory now."""
 
     at: float
     processor: dict[str, float]
@@ -119,7 +119,10 @@ class Watcher:
         self.marks: list[Mark] = []
 
     def advance(self, at: float, generator: int) -> None:
-        """After `at` seconds, sample and kill what is due; `generator` is the process of k6."""
+        """Take the samples and kill the processes that are due at `at` seconds.
+
+        `generator` is the process of k6.
+        """
         if self._local is not None:
             self._kill(self._local, at)
         if self.samples and at - self.samples[-1].at < _EVERY:

@@ -1,6 +1,6 @@
-"""Simulates a backend: queue, admission, batching and meter are real, the device only takes time.
+"""Simulates a backend with production's queue, admission and batching, and a simulated device.
 
-In place of the thread that runs batches, a timer of the event loop ends each batch.
+The device computes nothing. A timer of the event loop ends each batch; no thread runs it.
 """
 
 import asyncio
@@ -62,7 +62,9 @@ class SimulatedBackend:
         self._is_running = False
 
     def begin(self, length: int, *, scope: str, remaining: float, ended: Ended) -> RowWaiter:
-        """Submit an item of `length` tokens; `ended` is called once, unless the item is withdrawn.
+        """Submit an item of `length` tokens.
+
+        `ended` is called once, but never for an item that is withdrawn.
 
         Raises:
             Overloaded: the item would be late, or the queue is full.

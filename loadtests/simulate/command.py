@@ -49,9 +49,10 @@ class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
     help="Compare 3 real and 3 simulated backends, busy for this share.",
 )
 def simulate_command(*, backends: int, grain: float, busy: float | None) -> None:
-    """Simulate a day with a spike and a lost region, under production's routing and others.
+    """Simulate a day with a spike and a lost region, with production's routing and with others.
 
-    The default scenario writes the recorded results and the plot; others write to `build/simulate`.
+    The default scenario replaces the recorded results and the plot. Other scenarios write to
+    `build/simulate`.
     """
     logging.disable(logging.WARNING)  # thousands of backends come and go, and each would log
     if busy is not None:
@@ -80,7 +81,7 @@ def simulate_command(*, backends: int, grain: float, busy: float | None) -> None
 def tables(found: SimulationFile) -> str:
     """Return each policy's figures for each part of the day.
 
-    Latencies are multiples of the time that an item takes alone.
+    Latencies are multiples of the time that an item takes if no other item is in the system.
     """
 
     def part(day: DayResult, one: Figures) -> list[str]:

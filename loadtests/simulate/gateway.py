@@ -1,4 +1,4 @@
-"""Runs the production dispatcher, fleet and prober of a gateway over simulated backends."""
+"""Runs production's dispatcher, fleet and prober of a gateway with simulated backends."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -141,7 +141,7 @@ class SimulatedClient:
         patience: float,
         receive: Receive,
     ) -> None:
-        """Pass on the results of items one by one."""
+        """Pass each item's result to the caller of the backend as soon as the result is ready."""
         for _ in call.items:
             frame = await frames.get()
             if frame is None:
@@ -227,7 +227,7 @@ class Caller:
     def start(
         self, model: str, task: Task, body: bytes, ended: Callable[[float, str], None], limit: float
     ) -> None:
-        """Start a request; `ended` gets its seconds and the code of its failure."""
+        """Start a request; `ended` gets the request's seconds and, if it fails, the error code."""
         found = self.fleet.model(model)
         if found is None:
             ended(0.0, "unknown_model")

@@ -1,6 +1,7 @@
-"""Chooses backends in ways that production does not, to compare it with.
+"""Chooses backends in ways with which production's routing is compared.
 
-Only the first choice of a backend differs. Probes, ejection and retries are those of production.
+Only the first choice of a backend differs. Probes, ejection and retries are the same as in
+production.
 """
 
 import heapq
@@ -28,7 +29,7 @@ def in_turn(random: Random) -> Pick:
 def of_two(random: Random) -> Pick:
     """Return a function that takes two random endpoints and returns the one with fewer items.
 
-    Only items of this gateway count.
+    A gateway knows only its own items, so only items of this gateway count.
     """
 
     def pick(endpoints: Sequence[EndpointState], _: Sequence[bytes]) -> Endpoint:

@@ -129,7 +129,7 @@ class _Simulation:
         return busy / self._seconds
 
     def _pass_until(self, until: float) -> None:
-        """Move the time of day on without requests. Pools scale by the load that would be there."""
+        """Advance the time of day without requests; scale pools by the load of that time."""
         world = self.world
         while world.day < until:
             step = min(_COARSE, until - world.day)

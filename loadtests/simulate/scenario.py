@@ -27,7 +27,7 @@ _MEAN = sum(RIDES) / len(RIDES)
 
 
 class Spike(msgspec.Struct, frozen=True, kw_only=True):
-    """The load rises to `times` its value within `ramp`, stays for `lasts` seconds, then falls."""
+    """The load rises to `times` its value within `ramp` seconds, stays for `lasts` s, and falls."""
 
     at: float = 14 * 3600.0
     times: float = 10.0
@@ -45,7 +45,7 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends of a region are silent for `lasts` seconds from the time `at`."""
+    """From the time `at`, all backends of a region answer nothing for `lasts` seconds."""
 
     region: str = "eu"
     at: float = 18 * 3600.0
@@ -71,13 +71,13 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     outage: Outage = Outage()
     slot: float = 3600.0
     sample: float = 6.0
-    """Seconds of each slot of a quiet time that are counted."""
+    """In quiet times, only so many seconds of each slot are simulated and counted."""
     away: float = 120.0
-    """Seconds during an outage that are counted, apart from its begin and its end."""
+    """Seconds in the middle of an outage that are simulated and counted."""
     warm_up: float = 16.0
     """Seconds before each part that are simulated but not counted.
 
-    Requests from before have ended by then, and so has the slow start of new backends.
+    After this time, earlier requests have ended, and the slow start of new backends is over.
     """
     cool_down: float = 10.0
     """Seconds after each part in which the part's last requests end."""
@@ -85,7 +85,10 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after the begin of an outage, and after its end, that are simulated in full."""
 
     def load(self, now: float, shift: float) -> float:
-        """Return the load, `shift` hours ahead, relative to the mean of a day without a spike."""
+        """Return the load, relative to the mean load of a day without a spike.
+
+        `shift` moves the daily curve forward by so many hours.
+        """
         place = ((now + shift * 3600.0) % DAY) / _STEP
         left = int(place)
         before, after = RIDES[left % len(RIDES)], RIDES[(left + 1) % len(RIDES)]
@@ -139,8 +142,9 @@ _MEDIAN, _SPREAD, _LONGEST = 200.0, 0.4, 512
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated.
 
-    `busy` is how many backends the average load without the spike keeps busy. One request stands
-    for `grain` requests: it takes `grain` times as long, and requests are `grain` times as rare.
+    `busy` is how many backends the average load without the spike keeps busy. To save time, one
+    simulated request represents `grain` requests: it takes `grain` times as long, and requests are
+    `grain` times as rare.
     """
 
     backends: int = 2000

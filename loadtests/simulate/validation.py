@@ -1,7 +1,7 @@
 """Sends the same requests to real backends and to simulated ones, and compares latencies.
 
-The real side has backend processes, whose executor takes time but no core, and HTTP. The gateway's
-fleet, prober, dispatcher and client run in this process.
+The real backends are processes, called over HTTP, whose executor takes time but no processor core.
+In both cases, the gateway's fleet, prober and dispatcher run in this process.
 """
 
 import asyncio

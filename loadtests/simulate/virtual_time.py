@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Returns at once, and moves the clock by the time that a real selector would wait."""
+    """Returns immediately, and advances the clock by the time that a real selector would wait."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,8 +15,8 @@ from loadtests.simulate.backend import SimulatedBackend
 class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
     """The rule by which a pool scales; durations are in seconds.
 
-    Each trigger is compared with the average for each backend over `window`. The defaults are those
-    of `deploy/kubernetes/components/keda`.
+    Each trigger is a bound for a value of a backend, averaged over all backends and over `window`.
+    The defaults are those of `deploy/kubernetes/components/keda`.
     """
 
     queued_seconds: float = 0.1
@@ -32,7 +32,8 @@ class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
     stabilization: float = 300.0
     least: int = 2
     start_up: float = 40.0
-    """Seconds until a new backend has read and measured its models. Its image is there already."""
+    """Seconds until a new backend has read and measured its models. The time to pull its image is
+    not included."""
 
 
 class Scaler:
@@ -97,7 +98,7 @@ class Pool(msgspec.Struct, kw_only=True, eq=False):
 
 
 class World:
-    """Runs all pools by the time of day, and adds up their cost."""
+    """Advances all pools with the time of day, and sums up their cost."""
 
     def __init__(
         self,
@@ -150,7 +151,10 @@ class World:
             pool.pods = [self._pod(pod.endpoint, pod.ready_at) for pod in pool.pods]
 
     def scale(self, loads: Mapping[str, float] | None = None) -> None:
-        """Scale each pool by what its backends report or, if given, by busy backends in `loads`."""
+        """Scale each pool according to its backends' reports.
+
+        If `loads` is given, the numbers of busy backends in it replace the reports.
+        """
         for name, pool in self.pools.items():
             if pool.is_lost:
                 continue

@@ -1,4 +1,4 @@
-"""Checks a real Triton as a region: equal answers, faults under load, cost of the transport."""
+"""Checks a region that runs a real Triton: equal answers, faults, and the cost of the transport."""
 
 import asyncio
 import signal
@@ -37,11 +37,11 @@ Scores = Mapping[str, Mapping[str, float]]
 
 
 class AnswersDiffer(Exception):
-    """Answers through Triton differ from those of our own executor, or are missing."""
+    """Answers of Triton differ from answers of our own executor, or are missing."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: Triton's batches, distance of scores, and answers during faults."""
+    """The result of a run: Triton's batches, the distance of scores, and answers during faults."""
 
     batches: int
     apart: float
@@ -57,7 +57,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--away", default=4.0, help="Seconds that Triton is down.")
 @click.option("--repeats", default=30, help="Batches of each shape to time.")
 def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
-    """Compare answers through Triton with ours, and let Triton fail under load."""
+    """Compare Triton's answers with our own executor's, and let Triton fail under load."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = folder / "repository"
@@ -173,7 +173,7 @@ class _Check:
         return found
 
     def by_ours(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, from the backend with our own executor."""
+        """Return the scores of each text, computed by the backend with our own executor."""
         found: dict[str, Mapping[str, float]] = {}
         with httpx.Client(timeout=30) as client:
             for text, call in zip(texts, calls(texts, self.ours.model(MODEL)), strict=True):

@@ -1,6 +1,7 @@
 """Implements an ONNX encoder for Triton's Python backend: token ids in, vectors out.
 
-The wheel has no ONNX backend. Tensors, names and answers are those of one.
+The wheel of Triton has no ONNX backend. This model has the same tensors, names and answers as a
+model of the ONNX backend.
 """
 
 import json

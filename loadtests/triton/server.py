@@ -40,7 +40,7 @@ def is_installed() -> bool:
 
 
 class Triton:
-    """Serves a graph as model `name` on a fixed port; a context manager."""
+    """Serves a graph as the model `name` on a fixed port while entered."""
 
     def __init__(self, scratch: Path, *, name: str, graph: Path, width: int) -> None:
         self.port = free_port()

@@ -1,4 +1,4 @@
-"""Measures what it costs to run a graph on Triton: tensors as JSON and raw, and whole backends."""
+"""Measures the cost of running a graph on Triton: with JSON, with raw bytes, and as a backend."""
 
 import os
 import time

@@ -5,7 +5,7 @@ from tools.reference.pages import pages
 
 
 def main() -> None:
-    """Write every generated page whose file differs from what its sources give."""
+    """Write every generated page whose file is missing or outdated."""
     for name, text in pages().items():
         path = ROOT / "docs" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,7 @@ def _route(method: str, path: str, operation: Json, document: Json, role: Role |
 
 
 def _summary(operation: Json) -> str:
-    """Return the summary of an operation, followed by its description if that says more."""
+    """Return an operation's summary, and then its description if that says more."""
     summary: str = operation["summary"].rstrip(".") + "."
     text = cell(operation.get("description", "").partition("\n\n")[0])
     if summary.rstrip(".").lower() in text.lower():
@@ -223,7 +223,10 @@ def _media(part: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _described(operation: Json, schemas: Json) -> list[str]:
-    """Return the objects that the page must describe: in a response, or inside fields of a body."""
+    """Return the objects that the page must describe.
+
+    These are the objects in a response, and the objects inside fields of a body.
+    """
     bodies = [
         schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         for _, schema in _media(operation.get("requestBody", {}))

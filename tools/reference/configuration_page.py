@@ -82,7 +82,7 @@ def configuration_page() -> str:
 
 
 def document_entries() -> dict[str, list[Entry]]:
-    """Return the fields of the document by section; the pages name the sections."""
+    """Return the fields of the configuration document, by section."""
     found: dict[str, list[Entry]] = {}
     for field in msgspec.structs.fields(Document):
         entries = {
@@ -162,7 +162,7 @@ def _reload(name: str, late: Mapping[str, str]) -> str:
 
 
 def _as_yaml(default: object) -> str:
-    """Return a default value in backticks, as it is written in the document."""
+    """Return a default value in backticks, as it is written in the configuration document."""
     if isinstance(default, tuple) and default:
         return "as described"
     if isinstance(default, float) and default.is_integer():

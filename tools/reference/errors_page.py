@@ -82,7 +82,10 @@ def errors_page() -> str:
 
 
 def errors() -> Iterator[type[GatewayError]]:
-    """Yield each error class that is raised, which excludes base classes of several codes."""
+    """Yield each error class that is raised.
+
+    Base classes of several error codes are never raised.
+    """
     return (
         one
         for one in _below(GatewayError)

@@ -12,7 +12,7 @@ _HEAD = ("field", "type", "default", "meaning")
 
 
 def type_text(schema: Json) -> str:
-    """Return the type of `schema` without `null`. Objects are links to their sections."""
+    """Return the type of `schema` without `null`. An object's name is a link to its section."""
     if reference := schema.get("$ref"):
         name = reference.removeprefix(_PREFIX)
         return f"[{name}](#{name.lower()})"

@@ -39,7 +39,7 @@ def compare_command(
     texts: Path,
     tolerance: float,
 ) -> None:
-    """Compare MODEL's results with those of transformers on its checkpoint.
+    """Compare MODEL's results with the results of transformers on its checkpoint.
 
     Exits with 1 if labels or entities differ, or if scores or vectors differ by more than the
     tolerance. Needs sentence-transformers, which installs transformers and torch.

@@ -1,4 +1,4 @@
-"""Computes results with the reference libraries, by their own pipelines."""
+"""Computes results with the pipelines of the reference libraries."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much two lists differ; `changed` has the indices of texts whose results differ.
+    """Holds how much two lists of results differ.
+
+    `changed` has the indices of the texts whose results differ.
 
     Two results differ if their first labels or their entities differ, or if the cosine of their
     vectors is too small for the tolerance. `cosine` is the smallest cosine.

@@ -17,11 +17,11 @@ def sign(revision: Path) -> None:
 
 
 def is_own(revision: Path, built: Path) -> bool:
-    """Return whether the build wrote a revision, even if the revision is damaged now.
+    """Return whether a build wrote a revision, even if the revision was damaged afterwards.
 
-    `built` is the same revision, built again. The build wrote a file that is unchanged, or that is
-    a truncated copy of the file in `built`. Any other file means that somebody changed the
-    revision.
+    `built` is the same revision, built again. A file counts as written by the build if it is
+    unchanged, or if it is a truncated copy of the file in `built`. If there is another file,
+    somebody has changed the revision.
     """
     try:
         signed = json.loads((revision / MARK).read_bytes())["files"]
@@ -34,7 +34,10 @@ def is_own(revision: Path, built: Path) -> bool:
 
 
 def _is_equal(revision: Path, built: Path) -> bool:
-    """Whether a revision without a mark equals `built`, because earlier releases wrote no marks."""
+    """Whether a revision without a mark equals `built`.
+
+    This recognizes revisions of earlier releases, which wrote no marks.
+    """
     try:
         return _digests(revision) == _digests(built)
     except OSError:

@@ -1,8 +1,8 @@
 """Builds the repository of demo models if it is missing or outdated.
 
 A revision appears in the target by one rename. The manifest is written last, so the next start
-repeats an interrupted build. The build replaces only revisions that a build has written. It keeps
-all other models, even one that has the name of a demo model.
+repeats an interrupted build. The build replaces only revisions that an earlier build has written.
+It keeps all other models, even a model that has the name of a demo model.
 """
 
 import fcntl
@@ -42,10 +42,11 @@ _LOCK = ".lock"
 def build_demo_models(
     target: Path, progress: Callable[[str], None], *, source: Path | None = None
 ) -> None:
-    """Make `target` contain every demo model; return at once if it does.
+    """Build the demo models that `target` lacks; return immediately if it has all of them.
 
-    If somebody else wrote or changed a folder with the name of a demo model, it is kept and
-    reported. `source` is the folder of the published weights; the default is the installed package.
+    If a folder has the name of a demo model, but no build wrote it or it was changed afterwards,
+    the folder is kept and reported. `source` is the folder of the published weights; the default is
+    the installed package.
 
     Raises:
         DemoModelsError: the weights are missing or broken, or `target` cannot be written.
@@ -71,7 +72,7 @@ def build_demo_models(
 def _build(
     target: Path, fingerprint: str, progress: Callable[[str], None], source: Path | None
 ) -> list[str]:
-    """Build every model; return the names of demo models whose folders somebody else wrote."""
+    """Build every model; return the names of demo models whose folders are not from a build."""
     source = find_source() if source is None else source
     progress("Checking the weights of the demo models")
     check_source(source)
@@ -110,7 +111,7 @@ def _stage(staging: Path, source: Path) -> None:
 
 
 def _publish(staging: Path, target: Path, name: str) -> bool:
-    """Move a model into its place; return `False` if somebody else's model is there."""
+    """Move a model into its place; return `False` if a model that is not from a build is there."""
     built, version = staging / name / VERSION, target / name / VERSION
     if version.exists():
         if not is_own(version, built):
@@ -141,7 +142,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def _complete(target: Path, fingerprint: str) -> list[str] | None:
-    """Return the demo models that others wrote; `None` if a model must be built."""
+    """Return the demo models that are not from a build; `None` if a model must be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         foreign = [str(name) for name in manifest["left"]]
@@ -170,7 +171,10 @@ def _fingerprint() -> str:
 
 @contextmanager
 def _sole_builder(target: Path) -> Iterator[None]:
-    """Lock `target`, so that only one process builds in it; the lock ends with the process."""
+    """Lock `target`, so that only one process builds in it.
+
+    If the process ends, the lock is free again.
+    """
     descriptor = os.open(target / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
     The graphs keep the first `layers` layers, by default all.
 
     Raises:
-        DemoModelsError: the files are not those of a BERT encoder.
+        DemoModelsError: the files are not the files of a BERT encoder.
     """
     try:
         config = json.loads((source / "config.json").read_bytes())
@@ -38,7 +38,7 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
 
 
 def _leave(_: ModelProto) -> None:
-    """Add nothing to the graph after the encoder."""
+    """Append no steps after the encoder."""
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:

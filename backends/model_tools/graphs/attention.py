@@ -20,7 +20,7 @@ def attend_rows(
     heads: int,
     masking: Sequence[str],
 ) -> str:
-    """Add the attention of one layer to `state`; return the context before its projection.
+    """Append the attention of one layer over `state`; return its output before the projection.
 
     `masking` names the tensors by which the kernel tells real tokens from padding.
     """
@@ -30,10 +30,11 @@ def attend_rows(
 
 
 def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
-    """Add the tensor that tells a kernel where rows begin: `[3 * rows + 2]` integers.
+    """Append nodes that compute where rows begin: `[3 * rows + 2]` integers.
 
-    It has the length of every row, and then twice this list: the position of every row's first
-    token, followed by the total of places, padding included.
+    The kernel needs this tensor. It holds the length of every row, and then two equal lists. Each
+    of these lists has the position of every row's first token, and then the number of all
+    positions, including padding.
 
     The integers are computed from the values of the inputs, not from their shapes. Shapes are
     computed on the CPU, and a graph that needs the CPU cannot become a CUDA graph.
@@ -53,19 +54,19 @@ def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
 
 
 def _fused(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
-    """Add one weight matrix and one bias for query, key and value: `[hidden, 3 * hidden]`."""
+    """Append a weight `[hidden, 3 * hidden]` and a bias, each for query, key and value."""
     kernel = np.concatenate([graph.weights[f"{prefix}.{name}.weight"].T for name in _NAMES], axis=1)
     return [state, graph.floats(f"{prefix}.weight", kernel), _bias(graph, prefix)]
 
 
 def _separate(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
-    """Add query, key and value as three products, and one bias."""
+    """Append three products, for query, key and value, and one bias for all of them."""
     products = [graph.matmul(f"{prefix}.{name}", state) for name in _NAMES]
     return [*products, _bias(graph, prefix)]
 
 
 def _interleaved(graph: GraphBuilder, prefix: str, state: str, heads: int) -> list[str]:
-    """Add one product whose columns are ordered by head, then by query, key and value."""
+    """Append one product; for each head, its columns are query, then key, then value."""
     kernels = [graph.weights[f"{prefix}.{name}.weight"].T for name in _NAMES]
     hidden = kernels[0].shape[0]
     width = hidden // heads

@@ -9,11 +9,11 @@ Outputs, float32:
 - `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
 - `first` `[batch, hidden]`: the last hidden state of each row's first token.
 
-Measurements on a CPU decided on the operators. `BiasGelu` costs as much as `Add` and `Gelu`, and
-gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it is not used.
-`SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`, so the graph has
-these two. On a GPU, `SkipLayerNormalization` is faster. There, ONNX Runtime replaces the two
-operators by it, except for packed rows.
+The operators were chosen by measurements on a CPU. `BiasGelu` costs as much as `Add` and `Gelu`
+together, and gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it
+is not used. `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`
+together, so the graph has the latter two. On a GPU, `SkipLayerNormalization` is faster. For a GPU,
+ONNX Runtime itself replaces the two operators by `SkipLayerNormalization`, but not for packed rows.
 """
 
 import numpy as np
@@ -90,7 +90,10 @@ class _BertWriter:
             self._pool(state, mask)
 
     def _write_gathered(self) -> tuple[str, str]:
-        """Add the encoder; return the states to pool, `[batch, width, hidden]`, and their mask."""
+        """Append all layers.
+
+        Return the states to pool, `[batch, width, hidden]`, and their mask.
+        """
         graph, shape = self._graph, self._shape
         grid = open_grid(graph, width=shape.hidden // shape.heads)
         embedded = embed_tokens(
@@ -145,7 +148,10 @@ class _BertWriter:
             self._finish(state)
 
     def _embed(self) -> str:
-        """Add the embeddings, and `lengths`, the number of real tokens in each row."""
+        """Append nodes that look up the tokens' embeddings and compute `lengths`.
+
+        `lengths` holds the number of real tokens in each row.
+        """
         prefix, graph = "embeddings", self._graph
         # No kernel computes embeddings in bf16.
         wanted = self._options.precision
@@ -172,7 +178,7 @@ class _BertWriter:
         return graph.plain("Cast", [state], f"{prefix}.cast", to=TYPES[wanted])
 
     def _encode(self, layer: int, state: str, masking: list[str], *, output: str) -> str:
-        """Add one layer: attention and feed-forward, each with a residual and a normalization."""
+        """Append one layer: attention, then feed-forward, each with residual and normalization."""
         graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = attend_rows(
             graph,
@@ -185,7 +191,7 @@ class _BertWriter:
         return self._feed_forward(layer, context, state, output)
 
     def _project(self, state: str) -> str:
-        """Add the projection of embeddings to the width of the layers, if they are narrower."""
+        """Append a projection of the embeddings if they are narrower than the layers."""
         return state if self._shape.embedding is None else self._graph.linear(PROJECTION, state)
 
     def _feed_forward(self, layer: int, context: str, state: str, output: str) -> str:
@@ -199,7 +205,7 @@ class _BertWriter:
         )
 
     def _finish(self, state: str) -> None:
-        """Add `tokens`: the last layer's state with padding restored, in float32."""
+        """Append the output `tokens`: the last layer's state in float32, with padding restored."""
         graph = self._graph
         exact = self._options.precision == "fp32"
         if self._options.packed:
@@ -209,7 +215,7 @@ class _BertWriter:
             graph.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
 
     def _pool(self, state: str, mask: str) -> None:
-        """Add the mean of `state` over the real tokens of each row, which `mask` marks."""
+        """Append the mean of `state` over each row's real tokens, which `mask` marks."""
         graph = self._graph
         axis = graph.constant("axis", np.array([1], dtype=np.int64))
         # The mean of an empty row must be zero, not NaN.

@@ -2,14 +2,14 @@
 
 Attention is disentangled (He et al. 2021, arXiv:2006.03654): the scores are the sum of the products
 of contents, of content with relative position, and of relative position with content. The vectors
-of the positions depend only on weights. So each layer's projections of these vectors are computed
-while the graph is built.
+of the relative positions depend only on weights. So each layer's projections of these vectors are
+computed while the graph is built, not when it runs.
 
 With `gathered` attention, linear layers compute real tokens only. `gathered` and `plain` attention
-is written step by step. In `heads`, `ranges` and `packed`, one kernel computes attention and adds
-the products with positions to its scores; these kinds are in fp32 or fp16. Inputs and outputs are
-described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only if the
-model has token types.
+consists of several nodes. With `heads`, `ranges` and `packed`, one node computes attention, and
+adds the products with positions to the scores. These three kinds are in fp32 or fp16. Inputs and
+outputs are described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only
+if the model has token types.
 """
 
 import math
@@ -57,7 +57,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The products with positions that the configuration names: `c2p`, `p2c`."""
+        """The products with positions that the configuration names, such as `c2p`."""
         named = self.pos_att_type or []
         products = named.split("|") if isinstance(named, str) else named
         return tuple(each.strip().lower() for each in products)
@@ -75,7 +75,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> int:
-        """The number of relative distances that are distinguished in each direction."""
+        """The number of different relative distances in each direction."""
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
@@ -116,7 +116,10 @@ def build_deberta(
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: int) -> Any:
-    """Return the bucket of each distance: exact for near ones, in logarithmic steps for others."""
+    """Return the bucket of each distance.
+
+    Short distances have buckets of their own. The buckets of longer distances grow logarithmically.
+    """
     middle = buckets // 2
     size = np.where(np.abs(distances) < middle, middle - 1, np.abs(distances)).astype(np.float32)
     scale = np.log(np.float32((farthest - 1) / middle))
@@ -186,7 +189,7 @@ class _DebertaWriter:
         return table
 
     def _split(self, prefix: str, rows: str) -> str:
-        """Add `rows` `[batch, sequence, hidden]` as `[batch, heads, sequence, width]`."""
+        """Append nodes that split `rows` into heads: `[batch, heads, sequence, width]`."""
         graph = self._graph
         split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
         return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
@@ -194,7 +197,7 @@ class _DebertaWriter:
     def _position_products(
         self, prefix: str, query: str, key: str, positions: NDArray[np.float32] | None
     ) -> Iterator[tuple[str, str]]:
-        """Add the products of contents with positions; yield the kind and the name of each."""
+        """Append the products of contents with positions; yield each product's kind and name."""
         if positions is not None and "c2p" in self._shape.attended:
             yield "c2p", self._position_product(prefix, "c2p", query, positions)
         if positions is not None and "p2c" in self._shape.attended:
@@ -205,7 +208,7 @@ class _DebertaWriter:
     def _position_product(
         self, prefix: str, way: str, state: str, positions: NDArray[np.float32]
     ) -> str:
-        """Add the products of `state` with the relative positions of all other tokens."""
+        """Append the products of `state` with the relative positions of all other tokens."""
         graph, shape = self._graph, self._shape
         own = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}[way]
         shared = {"c2p": "key_proj", "p2c": "query_proj"}[way]
@@ -221,7 +224,7 @@ class _DebertaWriter:
 
 
 class _GridWriter(_DebertaWriter):
-    """Writes a graph for CPUs and compilers, with attention step by step."""
+    """Writes a graph for CPUs and compilers, in which several nodes compute attention."""
 
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         super().__init__(shape, graph)
@@ -238,7 +241,7 @@ class _GridWriter(_DebertaWriter):
             self._grid.fill(state, TOKENS)
 
     def _write_masks(self) -> None:
-        """Add `padding`, which is added to the scores of keys, and the shapes of attention."""
+        """Append `padding`, a summand for the scores of keys, and constants for reshaping."""
         graph, shape = self._graph, self._shape
         if not graph.is_plain:  # the grid of a plain graph has already added `padding`
             add_padding_scores(graph, "attention_mask")
@@ -273,7 +276,7 @@ class _GridWriter(_DebertaWriter):
     def _encode(
         self, layer: int, state: str, positions: NDArray[np.float32] | None, first: str
     ) -> str:
-        """Add one layer: attention and feed-forward, each with a residual and a normalization.
+        """Append one layer: attention, then feed-forward, each with residual and normalization.
 
         If `first` names an output, only the first token of each row is computed.
         """
@@ -304,7 +307,7 @@ class _GridWriter(_DebertaWriter):
         return graph.plain("Reshape", [f"{prefix}.rows", "joined"], f"{prefix}.context")
 
     def _project(self, prefix: str, state: str) -> str:
-        """Add a linear layer, split into heads: `[batch, heads, sequence, width]`."""
+        """Append a linear layer, split into heads: `[batch, heads, sequence, width]`."""
         rows = self._grid.fill(self._graph.linear(prefix, state), f"{prefix}.grid")
         return self._split(prefix, rows)
 

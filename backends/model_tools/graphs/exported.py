@@ -1,9 +1,10 @@
 """Reads a checkpoint's weights from a graph that torch or optimum exported.
 
-Exporters keep the names of most weights. They replace the matrix of a product by a transposed copy
-with a generated name. The name of such a matrix is found by the bias that is added to the product,
-or by the path of its layer. The path is the node's name in graphs of the TorchScript exporter, and
-a property of the node in graphs of torch's newer exporter.
+Exporters keep the names of most weights. But they replace the matrix of a product by a transposed
+copy with a generated name. The original name of such a matrix follows from the name of the bias
+that is added to the product, or from the path of the product's layer. The path is the node's name
+in graphs of the TorchScript exporter, and a property of the node in graphs of torch's newer
+exporter.
 """
 
 import ast
@@ -64,8 +65,8 @@ def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray
 def _name(node: NodeProto, bias: str) -> str:
     """Return the name of a product's weight in the checkpoint.
 
-    This is the weight's name in the graph. If that name is generated, the name follows from the
-    bias, or else from the path of the layer.
+    If the weight's name in the graph was generated, its original name follows from the bias, or
+    else from the path of the layer.
     """
     given = str(node.input[1])
     if given.endswith(".weight"):

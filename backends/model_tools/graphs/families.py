@@ -1,9 +1,10 @@
 """Renames the weights of BERT-like checkpoints to the names of `BertModel`.
 
-DistilBERT has no token types. RoBERTa counts positions from its padding token. MPNet does both, and
-adds a bias for relative positions. ELECTRA and ALBERT may have narrower embeddings than layers, and
-ALBERT's layers share weights. After renaming, and cutting where needed, the weights of all these
-families fit one graph. The names are those of Hugging Face's `transformers` (Apache-2.0).
+DistilBERT has no token types. RoBERTa counts positions from the id of its padding token. MPNet has
+no token types, counts like RoBERTa, and has a bias for relative positions. ELECTRA and ALBERT may
+have narrower embeddings than layers, and ALBERT's layers share weights. After the weights are
+renamed, and some of them cut, the weights of all these families fit one graph. The names are those
+of Hugging Face's `transformers` (Apache-2.0).
 """
 
 import re
@@ -75,7 +76,10 @@ _Names = tuple[tuple[str, str], ...]
 
 
 def strip_prefix(weights: Weights, prefix: str) -> Weights:
-    """Return weights without the model's prefix, which names in checkpoints with a head have."""
+    """Remove the model's prefix from the names of weights.
+
+    Checkpoints with a head have this prefix.
+    """
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
@@ -122,7 +126,7 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Cut off the positions before the padding token's, which no token has."""
+    """Remove the embeddings of positions before the padding token's, because no token has them."""
     shape, padding = BertShape.from_config(config), padding_position(config) or 0
     if padding >= shape.positions:
         raise WeightsError(

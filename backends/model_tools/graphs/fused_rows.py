@@ -1,8 +1,8 @@
 """Writes attention for GPUs as one fused node, on padded rows or on packed rows without padding.
 
-Families other than BERT use it. It may add a bias to the scores, and masks by `attention_mask`.
-Without packing, no node reads a shape: shapes are computed on the CPU, and a graph that needs the
-CPU cannot become a CUDA graph.
+Families other than BERT use this module. A bias may be added to the scores. `attention_mask` marks
+the real tokens. Without packing, no node reads a shape: shapes are computed on the CPU, and a graph
+that needs the CPU cannot become a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MASK = "attention_mask"
 
 
 class FusedRows:
-    """Brings states into the layout of a kernel, adds attention, and restores the layout.
+    """Appends nodes that change states to a kernel's layout, compute attention, and change back.
 
     States are `[batch, sequence, hidden]`, or `[real tokens, hidden]` if `is_packed`.
     """
@@ -37,20 +37,20 @@ class FusedRows:
             self._masking = [self._lengths]
 
     def enter(self, state: str) -> str:
-        """Add `state`, given as `[batch, sequence, hidden]`, in the layout of the kernel."""
+        """Append nodes that bring `state` `[batch, sequence, hidden]` into the kernel's layout."""
         if not self.is_packed:
             return state
         outputs = ("rows.packed", *self._masking, "rows.longest")
         return self._graph.fused("RemovePadding", [state, self._lengths], *outputs)
 
     def pad(self, state: str, output: str) -> str:
-        """Add `state` with padding: `[batch, sequence, hidden]`."""
+        """Append nodes that restore the padding of `state`: `[batch, sequence, hidden]`."""
         if not self.is_packed:
             return state
         return self._graph.fused("RestorePadding", [state, "rows.places"], output)
 
     def rotations(self, places: str) -> str:
-        """Add the positions that `RotaryEmbedding` reads.
+        """Append nodes that compute the positions that `RotaryEmbedding` reads.
 
         The output is the first position of a row or, for packed rows, the position of each token,
         int64 `[tokens, 1]`. `places` is the output of `count_places`.
@@ -67,7 +67,7 @@ class FusedRows:
         return graph.plain("Cast", [outputs[0]], "rows.positions", to=TensorProto.INT64)
 
     def rotate(self, state: str, tables: Sequence[str]) -> str:
-        """Add nodes that rotate the heads of each token by its position.
+        """Append nodes that rotate the heads of each token according to its position.
 
         `tables` are the names of the output of `rotations`, of the cosines and of the sines.
 
@@ -90,7 +90,7 @@ class FusedRows:
         bias: str,
         scale: float | None = None,
     ) -> str:
-        """Add attention on query, key and value.
+        """Append the node that computes attention on query, key and value.
 
         `bias` names a tensor that is added to the scores. Its shape is
         `[batch or 1, heads or 1, sequence, sequence]`.
@@ -101,7 +101,7 @@ class FusedRows:
         return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
 
     def leave(self, state: str, output: Output) -> None:
-        """Add the graph's output in float32: the states of all tokens, or of first tokens."""
+        """Append the graph's output in float32: the states of all tokens, or of first tokens."""
         graph = self._graph
         state = self.pad(state, "rows.restored")
         if output == FIRST:

@@ -29,7 +29,7 @@ class Grid:
     """
 
     def __init__(self, graph: GraphBuilder, mask: str) -> None:
-        """Add the nodes that read `mask`, int32 `[batch, sequence]`, padded on the right."""
+        """Append the nodes that read `mask`, int32 `[batch, sequence]`, padded on the right."""
         self._graph = graph
         line = graph.constant("grid.line", np.array([-1], dtype=np.int64))
         first = graph.constant("grid.first", np.array(0, dtype=np.int64))
@@ -51,33 +51,33 @@ class Grid:
         self._classes: LengthGrids | None = None
 
     def take(self, padded: str, output: str) -> str:
-        """Add the tokens of `padded` `[batch, sequence, ...]`: `[tokens, ...]`."""
+        """Append a node that takes the real tokens of `padded`: `[tokens, ...]`."""
         return self._graph.plain("GatherND", [padded, self.places], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Add the grid of `tokens` `[tokens, hidden]`: `[batch, sequence, hidden]`."""
+        """Append a node that lays out `tokens` on the grid: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
     def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
-        """Add the grid of `tokens` with the free places of `pad_for_sum`, and its mask."""
+        """Append the grid of `tokens` with the extra places of `pad_for_sum`, and its mask."""
         mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
         # "edge" repeats a token of the same row. Another row's token may be NaN.
         filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
         return self._graph.plain("Gather", [tokens, filled], output), mask
 
     def first(self, tokens: str, output: str) -> str:
-        """Add the first token of every row of `tokens`: `[batch, hidden]`."""
+        """Append a node that takes the first token of every row of `tokens`: `[batch, hidden]`."""
         rows = self._graph.plain("Gather", [self.filled, self._first], f"{output}.rows", axis=1)
         return self._graph.plain("Gather", [tokens, rows], output)
 
     def positions(self) -> str:
-        """Add the position of each token in its row: int32 `[tokens]`."""
+        """Append nodes that compute each token's position in its row: int32 `[tokens]`."""
         column = self._graph.constant("grid.column", np.array(1, dtype=np.int64))
         columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
         return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
 
     def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
-        """Add attention on rows of query, key and value."""
+        """Append the node that computes attention on rows of query, key and value."""
         return self._graph.fused(
             "MultiHeadAttention",
             [*inputs, "", self.lengths, bias],
@@ -87,7 +87,7 @@ class Grid:
         )
 
     def attend_by_length(self, prefix: str, inputs: Sequence[str], *, heads: int) -> str:
-        """Add attention on query, key and value `[tokens, hidden]`, without a bias."""
+        """Append attention on query, key and value `[tokens, hidden]`, without a bias."""
         if self._classes is None:
             self._classes = LengthGrids(
                 self._graph, mask=self._mask, lengths=self.lengths, places=self.places
@@ -98,10 +98,11 @@ class Grid:
 def pad_for_sum(
     graph: GraphBuilder, values: str, output: str, *, rank: int = 2, mode: str = "constant"
 ) -> str:
-    """Add `values` `[batch, sequence, ...]` with three more places in each row, for summing.
+    """Append nodes that give each row of `values` `[batch, sequence, ...]` three more places.
 
-    The matrix kernel adds four products at a time, and the last one to three products in another
-    order. Without the three more places, the bits of a sum would depend on the width of the batch.
+    The caller sums over the places. The matrix kernel sums four products at a time, but sums the
+    last one to three products in another order. Without the three more places, the bits of a sum
+    would depend on the width of the batch.
     """
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
@@ -110,14 +111,14 @@ def pad_for_sum(
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
-    """Add the grid for a graph; `width` is the width of a head."""
+    """Append the nodes of a grid; `width` is the width of an attention head."""
     if graph.is_plain:
         return PaddedGrid(graph, "attention_mask", width=width)
     return Grid(graph, "attention_mask")
 
 
 def count_positions(graph: GraphBuilder, padding: int) -> str:
-    """Add the position of every place of a row: int32 `[batch, sequence]`.
+    """Append nodes that compute the position of every place of a row: int32 `[batch, sequence]`.
 
     The position of a token is the number of tokens up to this token that are not `padding`. A token
     that is `padding` has position 0.
@@ -135,7 +136,7 @@ def count_positions(graph: GraphBuilder, padding: int) -> str:
 def embed_tokens(
     graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float, padding: int | None
 ) -> str:
-    """Add the embeddings of the tokens; for a `Grid`, they are `[tokens, hidden]`.
+    """Append nodes that embed the tokens; with a `Grid`, the output is `[tokens, hidden]`.
 
     If `padding` is given, positions come from `count_positions`.
     """
@@ -165,7 +166,9 @@ def embed_tokens(
 def attend_gathered(
     grid: Grid | PaddedGrid, prefix: str, inputs: Sequence[str], *, heads: int, bias: str
 ) -> str:
-    """Add attention on query, key and value `[tokens, hidden]`; return the context, same shape.
+    """Append attention on query, key and value `[tokens, hidden]`.
+
+    Return the name of the output, which has the same shape.
 
     `bias` names the tensor `[1, heads, sequence, sequence]` that is added to the scores, or is
     empty.
@@ -185,7 +188,7 @@ def attend_first(
     heads: int,
     bias: str,
 ) -> str:
-    """Add attention for the first token of every row; return the context, `[batch, hidden]`.
+    """Append attention for the first token of every row; the output is `[batch, hidden]`.
 
     The query is `[batch, hidden]`. Key, value and `bias` are as in `attend_gathered`.
     """

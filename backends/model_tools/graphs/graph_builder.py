@@ -27,7 +27,7 @@ NOTHING_STORED: StoredWeights = MappingProxyType({})
 
 
 class GraphBuilder:
-    """Collects nodes and initializers; each method adds some and returns the name of its output.
+    """Collects nodes and initializers. Each method appends some and returns its output's name.
 
     When the graph is loaded, a `stored` weight is read from its file and cast once to the graph's
     precision. A `plain` graph uses only ONNX's own operators.
@@ -52,9 +52,9 @@ class GraphBuilder:
     def weight(
         self, name: str, precision: Precision | None = None, *, transposed: bool = False
     ) -> str:
-        """Add a weight by its name, in the graph's precision unless `precision` is given.
+        """Append the weight `name`, in the graph's precision if no `precision` is given.
 
-        A weight that several layers share is added once.
+        A weight that several layers share is stored once.
         """
         tensor = self.weights[name]
         key = (id(tensor), precision or self.precision, transposed)
@@ -64,13 +64,13 @@ class GraphBuilder:
         return self._added[key]
 
     def norm(self, prefix: str, precision: Precision | None = None) -> list[str]:
-        """Add the weight and bias of a layer normalization."""
+        """Append the weight and the bias of a layer normalization."""
         return [self.weight(f"{prefix}.{part}", precision) for part in ("weight", "bias")]
 
     def floats(
         self, name: str, tensor: NDArray[np.float32], precision: Precision | None = None
     ) -> str:
-        """Add floats, in the graph's precision unless `precision` is given.
+        """Append floats as an initializer, in the graph's precision if no `precision` is given.
 
         Raises:
             WeightsError: a value is too large for the precision.
@@ -86,24 +86,24 @@ class GraphBuilder:
         return self.plain("Cast", [name], f"{name}.{wanted}", to=TYPES[wanted])
 
     def constant(self, name: str, tensor: NDArray[np.float32 | np.int32 | np.int64]) -> str:
-        """Add a constant of any type."""
+        """Append a constant of any type."""
         self.initializers.append(numpy_helper.from_array(np.asarray(tensor, order="C"), name))
         return name
 
     def plain(
         self, operator: str, inputs: list[str], *outputs: str, **attributes: float | str | list[int]
     ) -> str:
-        """Add one of ONNX's own operators."""
+        """Append a node with one of ONNX's standard operators."""
         self._add(operator, inputs, outputs, "", attributes)
         return outputs[0]
 
     def fused(self, operator: str, inputs: list[str], *outputs: str, **attributes: float) -> str:
-        """Add one of ONNX Runtime's own operators."""
+        """Append a node with one of ONNX Runtime's fused operators."""
         self._add(operator, inputs, outputs, FUSED, attributes)
         return outputs[0]
 
     def gelu(self, operator: str, inputs: list[str], output: str) -> str:
-        """Add the GELU of the sum of `inputs`; `FastGelu` is the tanh approximation."""
+        """Append the GELU of the sum of `inputs`; `FastGelu` is the tanh approximation."""
         if not self.is_plain:
             return self.fused(operator, inputs, output)
         state = inputs[0]
@@ -113,17 +113,17 @@ class GraphBuilder:
         return self.plain("Gelu", [state], output, approximate=approximation)
 
     def matmul(self, prefix: str, inputs: str) -> str:
-        """Add the product with a weight, without its bias."""
+        """Append the product with the weight of a linear layer, without the layer's bias."""
         kernel = self.weight(f"{prefix}.weight", transposed=True)
         return self.plain("MatMul", [inputs, kernel], prefix)
 
     def linear(self, prefix: str, inputs: str) -> str:
-        """Add the product with a weight, and its bias."""
+        """Append a linear layer: the product with its weight, plus its bias."""
         bias = self.weight(f"{prefix}.bias")
         return self.plain("Add", [self.matmul(prefix, inputs), bias], f"{prefix}.biased")
 
     def layer_norm(self, prefix: str, state: str, output: str, *, epsilon: float) -> str:
-        """Add a layer normalization with its weights."""
+        """Append a layer normalization with its weights."""
         return self.plain(
             "LayerNormalization", [state, *self.norm(prefix)], output, epsilon=epsilon
         )
@@ -138,9 +138,9 @@ class GraphBuilder:
         epsilon: float,
         activation: str = "BiasGelu",
     ) -> str:
-        """Add the steps after attention in a BERT layer.
+        """Append the steps that follow attention in a BERT layer.
 
-        `context` is the output of attention, and `state` its input.
+        `context` is the output of attention, and `state` the input of attention.
         """
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, attended, epsilon)

@@ -58,8 +58,8 @@ def halve(model: ModelProto) -> ModelProto:
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
     """Yield the type of every value of a graph, as far as operators define it.
 
-    An operator that `onnx` does not know, such as a fused one, is assumed to return floats. If the
-    types in a graph contradict each other, nothing is yielded.
+    If `onnx` does not know an operator, such as a fused one, the operator is assumed to return
+    floats. If the types in a graph contradict each other, nothing is yielded.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)
@@ -128,6 +128,6 @@ def _normalises(node: NodeProto) -> bool:
 
 
 def _reads(node: NodeProto) -> Collection[str]:
-    """Return the values that a node reads, including those that its branches read."""
+    """Return the values that a node reads, including values that only its subgraphs read."""
     inner = [a.g for a in node.attribute if a.HasField("g")]
     return {*node.input, *(name for graph in inner for each in graph.node for name in _reads(each))}

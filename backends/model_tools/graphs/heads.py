@@ -1,7 +1,7 @@
 """Adds the head of a checkpoint, or a pooling, to an encoder's graph.
 
-A head reads one vector for each row (that of the first token) or one vector for each token. It may
-have a dense layer with an activation. Its last layer has one logit for each label.
+A head reads either the vector of each row's first token, or the vector of each token. It may have a
+dense layer with an activation. Its last layer has one logit for each label.
 """
 
 from collections.abc import Callable, Mapping
@@ -148,7 +148,7 @@ def add_head(
     exact: bool = False,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
-    """Return `model` with one output `logits` instead of its own outputs.
+    """Return `model` with a head, whose output `logits` replaces the outputs of `model`.
 
     For `exact`, see `add_pooling`.
 
@@ -177,7 +177,7 @@ def add_pooling(
 ) -> ModelProto:
     """Return `model` with the outputs `pooled`, `[batch, hidden]`, and `tokens`.
 
-    On a CPU, an `exact` mean has the same bits whatever the width of the batch is.
+    On a CPU, the bits of an `exact` mean do not depend on the width of the batch.
     """
     graph = GraphBuilder({}, "fp32")
     _pool(graph, pooling, exact=exact)

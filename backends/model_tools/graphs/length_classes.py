@@ -38,7 +38,7 @@ class LengthGrids:
     """
 
     def __init__(self, graph: GraphBuilder, *, mask: str, lengths: str, places: str) -> None:
-        """Add the nodes that read `mask`, int32 `[batch, sequence]`.
+        """Append the nodes that read `mask`, int32 `[batch, sequence]`.
 
         `lengths` `[batch]` is the number of tokens in each row. `places` `[tokens, 2]` is the row
         and position of each token.
@@ -56,7 +56,9 @@ class LengthGrids:
         self._places = self._add_places(places)
 
     def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, mask_value: float) -> str:
-        """Add attention on query, key and value `[tokens, hidden]`; return the context, same shape.
+        """Append attention on query, key and value `[tokens, hidden]`.
+
+        Return the name of the output, which has the same shape.
 
         `mask_value` is added to the scores of free places, which repeat a row's last token.
         """
@@ -98,7 +100,7 @@ class LengthGrids:
         return _LengthGrid(rows=rows, lengths=lengths, widths=widths, filled=filled)
 
     def _find(self, number: int) -> str:
-        """Add the indices of the rows of a class: `[1, rows of the class]`."""
+        """Append nodes that find the indices of a class's rows: `[1, rows of the class]`."""
         graph, prefix = self._graph, f"class.{number}"
         conditions = []
         if number > 0:
@@ -115,7 +117,7 @@ class LengthGrids:
         return graph.plain("NonZero", [belongs], f"{prefix}.found")
 
     def _width(self, number: int, mask: str) -> str:
-        """Add the width of a class; the last class is as wide as the sequence."""
+        """Append the width of a class; the last class is as wide as the sequence."""
         graph, prefix = self._graph, f"class.{number}"
         if number < len(WIDTHS):
             return f"{prefix}.width"
@@ -124,7 +126,7 @@ class LengthGrids:
         return graph.plain("Cast", [f"{prefix}.sequence"], f"{prefix}.width", to=TensorProto.INT32)
 
     def _add_places(self, places: str) -> str:
-        """Add the index of each token in the concatenated grids of all classes: `[tokens]`."""
+        """Append each token's index in the concatenated grids of all classes: `[tokens]`."""
         graph = self._graph
         order = graph.plain("Concat", [each.rows for each in self._classes], "class.order", axis=0)
         widths = [each.widths for each in self._classes]

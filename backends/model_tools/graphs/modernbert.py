@@ -55,7 +55,7 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
         return _LOCAL if layer % self.global_attn_every_n_layers else _GLOBAL
 
     def theta(self, attention: str) -> float:
-        """Return the base of the rotations' frequencies."""
+        """Return the base from which the frequencies of the rotations are computed."""
         found = (self.rope_parameters or {}).get(attention) or {}
         field, default = _THETAS[attention]
         return float(found.get("rope_theta", getattr(self, field) or default))
@@ -106,7 +106,7 @@ class _ModernBertWriter:
         self._kinds = {shape.attention(layer) for layer in range(shape.num_hidden_layers)}
 
     def _write_rotations(self) -> None:
-        """Add the cosines and sines of all positions."""
+        """Append the cosines and sines of all positions."""
         graph, shape = self._graph, self._shape
         exponents = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
         places = np.arange(shape.max_position_embeddings, dtype=np.float32)
@@ -123,21 +123,24 @@ class _ModernBertWriter:
         return self._norm("embeddings.norm", state)
 
     def _local_table(self) -> str:
-        """Add the table, by distance, of what local attention adds to a score."""
+        """Append a table with the summand of local attention for each distance of two tokens."""
         positions = self._shape.max_position_embeddings
         distances = np.abs(np.arange(1 - positions, positions))
         far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
         return self._graph.floats("near.table", far.astype(np.float32))
 
     def _local_bias(self, table: str, pairs: str) -> str:
-        """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
+        """Append the summand of local attention for scores: `[1, 1, sequence, sequence]`."""
         graph = self._graph
         axes = graph.constant("near.axes", np.array([0, 1], dtype=np.int64))
         graph.plain("Gather", [table, pairs], "near.all")
         return graph.plain("Unsqueeze", ["near.all", axes], "near")
 
     def _normed(self, layer: int, state: str) -> str:
-        """Add the input of attention; the first layer's input is already normalized."""
+        """Append the normalization before attention.
+
+        The first layer has none, because its input is already normalized.
+        """
         return self._norm(f"layers.{layer}.attn_norm", state) if layer else state
 
     def _projections(self, layer: int, *tokens: str) -> list[str]:
@@ -145,7 +148,10 @@ class _ModernBertWriter:
         return [self._part(prefix, each, part, of=3) for part, each in enumerate(tokens)]
 
     def _feed_forward(self, layer: int, context: str, state: str) -> str:
-        """Add the steps after attention; `context` is its output, and `state` its input."""
+        """Append the steps after attention.
+
+        `context` is the output of attention, and `state` the input of attention.
+        """
         prefix = f"layers.{layer}"
         state = self._add(f"{prefix}.attn.Wo", context, state)
         inner = self._gated(f"{prefix}.mlp.Wi", self._norm(f"{prefix}.mlp_norm", state))
@@ -158,7 +164,7 @@ class _ModernBertWriter:
         return graph.plain("Mul", [active, gate], f"{prefix}.gated")
 
     def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:
-        """Add the product with one of `of` equal parts of a weight, and this part of the bias."""
+        """Append a linear layer with part `part` of a weight that has `of` equal parts."""
         graph, name = self._graph, f"{prefix}.{part}"
         kernel = np.split(graph.weights[f"{prefix}.weight"], of)[part].T
         product = graph.plain("MatMul", [state, graph.floats(f"{name}.weight", kernel)], name)
@@ -239,7 +245,7 @@ class _GridWriter(_ModernBertWriter):
         )
 
     def _rotate(self, tokens: str, kind: str) -> str:
-        """Add the rotation of each token's heads; the kernel treats each token as a row."""
+        """Append the rotation of each token's heads; the kernel treats each token as a row."""
         graph = self._graph
         if graph.is_plain:
             return self._rotate_plain(tokens, kind)
@@ -250,7 +256,7 @@ class _GridWriter(_ModernBertWriter):
         return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
 
     def _rotate_plain(self, tokens: str, kind: str) -> str:
-        """Add the rotation with ONNX's own operators, for the rows of a padded grid."""
+        """Append the rotation with ONNX's standard operators, for the rows of a padded grid."""
         graph = self._graph
         heads = [0, 0, self._shape.num_attention_heads, self._width]
         split = graph.constant(f"{tokens}.split", np.array(heads, dtype=np.int64))

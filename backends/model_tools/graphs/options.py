@@ -32,13 +32,13 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `packed` uses `PackedMultiHeadAttention`, which gets separate query, key and value without
       padding. It suits the flash kernels. It needs CUDA, and cannot become a CUDA graph.
     - `packed-qkv` is like `packed`, but query, key and value are one interleaved product.
-    - `packed-fused` uses `PackedAttention`, which leaves padding out, too.
+    - `packed-fused` uses `PackedAttention`, which also leaves padding out.
 
     `bf16` needs `heads` or `ranges`, because no other kernel supports it. Outputs are float32 in
     every precision.
 
-    The output `first` is the last state of each row's first token. It must be the only output. The
-    last layer of a `gathered` or `plain` graph then computes first tokens only.
+    The output `first` is the last state of each row's first token. It must be the only output. With
+    this output, the last layer of a `gathered` or `plain` graph computes first tokens only.
     """
 
     precision: Precision = "fp32"

@@ -18,7 +18,7 @@ _PADDING = -80.0
 
 
 def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
-    """Add the values that are added to the scores of keys: `[batch, 1, 1, sequence]`."""
+    """Append summands that mask padding in the scores of keys: `[batch, 1, 1, sequence]`."""
     axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
     one = graph.constant("mask.one", np.array(1, dtype=np.float32))
     least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))
@@ -32,7 +32,10 @@ class PaddedGrid:
     """Has the methods of `Grid`, but keeps tokens in their rows: `[batch, sequence, ...]`."""
 
     def __init__(self, graph: GraphBuilder, mask: str, *, width: int) -> None:
-        """Add the nodes that read `mask`, int32 `[batch, sequence]`; `width` is a head's width."""
+        """Append the nodes that read `mask`, int32 `[batch, sequence]`.
+
+        `width` is a head's width.
+        """
         self._graph = graph
         self._scale = graph.constant(
             "padded.scale", np.array(1 / math.sqrt(width), dtype=np.float32)
@@ -42,19 +45,19 @@ class PaddedGrid:
         self._padding = add_padding_scores(graph, mask)
 
     def take(self, padded: str, output: str) -> str:
-        """Add `padded` under another name, since tokens keep their places here."""
+        """Append a copy of `padded` named `output`, because tokens keep their places here."""
         return self._graph.plain("Identity", [padded], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Add `tokens` under another name, since tokens keep their places here."""
+        """Append a copy of `tokens` named `output`, because tokens keep their places here."""
         return self._graph.plain("Identity", [tokens], output)
 
     def first(self, tokens: str, output: str) -> str:
-        """Add the first token of every row of `tokens`: `[batch, hidden]`."""
+        """Append a node that takes the first token of every row of `tokens`: `[batch, hidden]`."""
         return self._graph.plain("Gather", [tokens, self._first], output, axis=1)
 
     def positions(self) -> str:
-        """Add the position of every place of a row: int64 `[sequence]`."""
+        """Append nodes that compute the position of every place of a row: int64 `[sequence]`."""
         graph = self._graph
         zero = graph.constant("padded.zero", np.array(0, dtype=np.int64))
         step = graph.constant("padded.step", np.array(1, dtype=np.int64))
@@ -63,7 +66,7 @@ class PaddedGrid:
         return graph.plain("Range", [zero, "padded.length", step], "padded.positions")
 
     def embed(self, positions: str, *, epsilon: float) -> str:
-        """Add the embeddings of a BERT: `[batch, sequence, hidden]`."""
+        """Append nodes that embed the tokens as BERT does: `[batch, sequence, hidden]`."""
         graph, prefix = self._graph, "embeddings"
         tokens = {
             "word": "input_ids",
@@ -84,7 +87,7 @@ class PaddedGrid:
         return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)
 
     def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
-        """Add attention on rows of query, key and value."""
+        """Append nodes that compute attention on rows of query, key and value."""
         graph = self._graph
         sizes = graph.constant(f"{prefix}.sizes", np.array([0, 0, heads, -1], dtype=np.int64))
         query, key, value = (

@@ -1,6 +1,6 @@
 """Rewrites an encoder's graph to compute products with weights in int8.
 
-Every scale is a constant of the graph, so the output of a row depends on that row alone. Other
+Every scale is a constant of the graph, so the output of a row depends only on that row. Other
 operators stay in float: attention's own products, normalizations, GELU and embeddings.
 """
 

@@ -1,11 +1,12 @@
 """Chooses how a product of activations and weights is computed in int8.
 
 Activations become uint8 with one step size for the whole tensor, and weights int8 with one step
-size for each column. A few channels of a transformer's activations are ten times larger than the
-others, so most channels would use few of the 256 values. SmoothQuant therefore divides each channel
-by a factor, and multiplies the channel's row of the weights by the same factor. The product stays
-the same, and part of the rounding error moves to the weights. The factors, and the share of the
-largest values that is clipped, are those with the least error of the product on samples.
+size for each column. In a transformer, a few channels of the activations are ten times larger than
+the other channels. With one step size, most channels would use only a few of the 256 values.
+SmoothQuant therefore divides each channel by a factor, and multiplies the channel's row of the
+weights by the same factor. The product stays the same, and part of the rounding error moves to the
+weights. The plan chooses the factors, and the fraction of the largest values to clip, that give the
+least error of the product on samples.
 """
 
 import itertools
@@ -101,7 +102,10 @@ def _plan(
 
 
 def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
-    """Return the factor of each channel; `share` of the channel's size moves to the weights."""
+    """Return the factor of each channel.
+
+    The larger `share` is (from 0 to 1), the more of a channel's size moves to the weights.
+    """
     size = np.maximum(np.maximum(-samples.low, samples.high), _LEAST)
     factors = size**share / np.maximum(np.abs(kernel).max(axis=1), _LEAST) ** (1 - share)
     balanced: FloatArray = (factors / np.exp(np.log(factors).mean())).astype(np.float32)

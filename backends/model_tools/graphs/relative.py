@@ -16,10 +16,10 @@ _FARTHEST = 128
 
 
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
-    """Add the distance between each pair of places in a row, as an index of a table.
+    """Append the distance between each pair of places in a row, as an index of a table.
 
-    The output is int64 `[sequence, sequence]`: the second place minus the first, plus
-    `positions - 1`.
+    The output is int64 `[sequence, sequence]`. Each value is the second place minus the first place
+    plus `positions - 1`, so that it is not negative.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))
@@ -34,10 +34,10 @@ def add_distances(graph: GraphBuilder, *, positions: int) -> str:
 
 
 def count_places(graph: GraphBuilder) -> str:
-    """Add the index of every place of a row, padding included: int32 `[batch, sequence]`.
+    """Append the index of each place in a row, padding included: int32 `[batch, sequence]`.
 
-    It is computed from the values of the inputs, not from their shapes. Shapes are computed on the
-    CPU, and a graph that needs the CPU cannot become a CUDA graph.
+    The index is computed from the values of the inputs, not from their shapes. Shapes are computed
+    on the CPU, and a graph that needs the CPU cannot become a CUDA graph.
     """
     zero = graph.constant("columns.zero", np.array(0, dtype=np.int32))
     one = graph.constant("columns.one", np.array(1, dtype=np.int32))
@@ -48,7 +48,10 @@ def count_places(graph: GraphBuilder) -> str:
 
 
 def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
-    """Add the distances of `add_distances` in int32; `places` is the output of `count_places`."""
+    """Append the same distances as `add_distances`, in int32.
+
+    `places` is the output of `count_places`.
+    """
     row = graph.constant("distance.row", np.array(0, dtype=np.int64))
     across = graph.constant("distance.across", np.array([1], dtype=np.int64))
     centre = graph.constant("distance.centre", np.array(positions - 1, dtype=np.int32))
@@ -59,10 +62,10 @@ def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
 
 
 def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: bool) -> str:
-    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`.
+    """Append the bias of each head and pair of places: `[1, heads, sequence, sequence]`.
 
-    With `from_values`, which suits GPUs, it is computed from the inputs' values. Otherwise it is
-    computed from their shapes, which suits compilers.
+    With `from_values`, the bias is computed from the inputs' values, which suits GPUs. Otherwise,
+    it is computed from the inputs' shapes, which suits compilers.
     """
     distances = np.arange(1 - shape.positions, shape.positions)
     buckets = bucket_distances(distances, buckets=shape.buckets)

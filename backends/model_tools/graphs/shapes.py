@@ -25,9 +25,9 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the size of a BERT encoder. All published sizes have the default values.
 
     If `embedding` is set, embeddings have this width and are projected to `hidden`. `buckets` is
-    the number of buckets of relative positions, each with a bias for the attention scores. If
-    `padding` is set, it is the id of the padding token: then positions count only other tokens, and
-    padding has position 0.
+    the number of buckets of relative positions, each with a bias for the attention scores.
+    `padding` is the id of the padding token, if positions count only other tokens. Then padding has
+    position 0.
     """
 
     layers: int
@@ -77,7 +77,7 @@ PRESETS: Mapping[str, BertShape] = MappingProxyType(
 
 
 def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight by its name in Hugging Face's `BertModel`."""
+    """Return the shape of every weight; keys are the names in Hugging Face's `BertModel`."""
     hidden, wide = shape.hidden, shape.intermediate
     embedding = shape.embedding or hidden
     shapes: dict[str, tuple[int, ...]] = {

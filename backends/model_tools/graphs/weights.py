@@ -71,7 +71,7 @@ def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.flo
 
 
 def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
-    """Return random weights of the right shapes; an equal seed gives equal weights."""
+    """Return random weights with the shapes of `shape`; the same seed gives the same weights."""
     random = np.random.default_rng(seed)
     weights: dict[str, NDArray[np.float32]] = {}
     for name, size in weight_shapes(shape).items():

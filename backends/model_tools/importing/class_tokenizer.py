@@ -57,7 +57,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `tokenizer.json` that a class builds, and the matching `tokenizer_config.json`.
 
     `changed` names the sections that differ from the folder's `tokenizer.json`. `types` says
-    whether the tokenizer sends token types; `None` means that no file tells.
+    whether the tokenizer sends token types; `None` means that no file says so.
     """
 
     text: str
@@ -377,7 +377,10 @@ def _id(built: Tokenizer, token: str) -> int:
 
 
 def _bert_template(given: _Given, built: Tokenizer, start: str = "", end: str = "") -> Any:
-    """Return BERT's template; ALBERT passes other tokens, `start` and `end`."""
+    """Return BERT's template.
+
+    ALBERT has other tokens at the start and the end of a row: `start` and `end`.
+    """
     cls, sep = given.token("cls"), given.token("sep")
     start, end = start or cls, end or sep
     return processors.TemplateProcessing(

@@ -65,22 +65,23 @@ def import_command(
     """Import the Hugging Face folder PATH as the next revision of a model.
 
     PATH may also be a name on the Hugging Face hub (`owner/name`). The import uses the ONNX graph
-    in the folder. If there is none, it builds a graph from the safetensors, without torch, for the
-    model families that docs/models.md lists. For other families it needs optimum, which exports the
-    graph. The import loads and runs the model before it publishes the revision.
+    in the folder. If the folder has no graph, the import builds one from the safetensors, without
+    torch. It can do this for the model families that docs/models.md lists. For other families, it
+    needs optimum, which exports the graph. The import loads and runs the model before it publishes
+    the revision.
 
     A `model.yaml` in the folder is kept. Its fields override the fields that the import infers. If
-    an ONNX graph has other names, map its inputs to `input_ids`, `attention_mask` and
-    `token_type_ids` with --input, and its outputs to `logits`, `pooled` (one vector per text) and
-    `tokens` (one vector per token) with --output.
+    an ONNX graph has other names for inputs and outputs, map them to the names that a backend uses.
+    With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
+    map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
 
     The import refuses a folder that has a file with weights or modules that it cannot use. --ignore
     leaves such a file out. The import always leaves out training state and second copies of the
     weights.
 
-    A running gateway serves the new revision after `sluicegate models reload`. --reload does this
-    after the import. It calls the gateway at `SLUICEGATE_ADMIN_URL`, or the instance that runs on
-    --data-dir.
+    A running gateway serves the new revision after `sluicegate models reload`. With --reload, the
+    import itself reloads the models at its end. It calls the gateway at `SLUICEGATE_ADMIN_URL`, or
+    the instance that runs on --data-dir.
 
     With --precision, the import also makes a variant of the graph in another precision. If the
     variant stays within the bounds, it becomes a second new revision. Otherwise, its measurements

@@ -35,7 +35,7 @@ _GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
-    """Write `model.onnx` and all other files to `target`; return what the graph was made from.
+    """Write `model.onnx` and all other files to `target`; return the origin of the graph.
 
     Fields in `given` override the fields of a `model.yaml` in the folder.
 
@@ -89,7 +89,7 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
-    """Write the graph; return its origin, and its weights if it was built from weights."""
+    """Write the graph. Return its origin and, if it was built from weights, the weights."""
     kind = str(source.config.get("model_type"))
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"

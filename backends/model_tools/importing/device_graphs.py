@@ -1,8 +1,9 @@
 """Writes copies of a graph for other devices, which share the weights of the graph.
 
 The file of a device graph has only nodes and small tensors. Its weights are references (ONNX's
-external data) into the file of the first graph. A graph in half precision casts the weights when it
-is loaded. So a device graph takes a few hundred kilobytes, and is written quickly.
+external data) into the file of the first graph. A device graph in half precision casts the weights
+when it is loaded. So the file of a device graph has only a few hundred kilobytes, and is written
+quickly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,7 @@ def write_device_graphs(
 ) -> None:
     """Write `model.cuda-heads.onnx` and the other device graphs beside `graph`.
 
-    `finish` adds the steps after the encoder to a device graph; `graph` already has them.
+    `finish` appends the steps after the encoder to a device graph. `graph` already has these steps.
     """
     stored = StoredTensors(graph)
     for device, options in _device_options():
@@ -83,13 +84,19 @@ class StoredTensors:
             self._by_length.setdefault(len(raw), []).append((raw, tensor))
 
     def write(self, model: ModelProto, name: str) -> None:
-        """Write a model beside the graph; weights that the graph has become references."""
+        """Write a model beside the graph.
+
+        Weights that the graph's files also have become references to these files.
+        """
         for tensor in model.graph.initializer:
             self.replace(tensor)
         self._graph.with_name(name).write_bytes(model.SerializeToString())
 
     def replace(self, tensor: TensorProto) -> bool:
-        """If a tensor is stored, replace its content by a reference; return whether it was."""
+        """Replace a tensor's content by a reference, if the graph's files have the content.
+
+        Return whether the tensor is a reference now.
+        """
         if uses_external_data(tensor):
             return True
         raw = tensor.raw_data

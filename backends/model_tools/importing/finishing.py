@@ -1,4 +1,4 @@
-"""Completes the graph of an import: renames inputs, adds modules, and checks its weights."""
+"""Completes the graph of an import: renames inputs, appends modules, and checks the weights."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -137,7 +137,7 @@ def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: Checkpo
 
 
 def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
-    """Add the modules of a sentence transformer, unless the graph has them."""
+    """Append the modules of a sentence transformer if the graph lacks them."""
     modules = source.modules
     if modules is None:
         return False
@@ -188,9 +188,9 @@ def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> No
 
 
 def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
-    """Return how many tokens at the start of a row are not pooled: special token and prompt.
+    """Return how many tokens at the start of a row are not pooled: a special token and a prompt.
 
-    The number becomes part of the graph, so the graph works with only one prompt. That is why a
+    The number becomes part of the graph, so the graph works with only one prompt. Therefore, a
     model with several prompts cannot rank documents.
     """
 

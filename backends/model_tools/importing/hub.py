@@ -39,7 +39,7 @@ def find_folder(source: str, *, revision: str | None) -> FoundFolder:
     """Return the folder `source`, or the cached folder of a model on the hub (`owner/name`).
 
     Raises:
-        StartProblem: there is no such folder or model, or the hub cannot be reached.
+        StartProblem: the folder or model does not exist, or the hub cannot be reached.
     """
     folder = Path(source)
     if folder.is_dir():

@@ -55,8 +55,8 @@ def import_model(
 ) -> bool:
     """Write the next revision of a model, atomically, and print a report.
 
-    Fields in `given` override the fields of the folder's `model.yaml`. If the folder lacks some of
-    the model's files, `files` has the names of all. The files `ignored` are left out.
+    Fields in `given` override the fields of the folder's `model.yaml`. `files` has the names of all
+    the model's files, if some of them are not in the folder. The files `ignored` are left out.
 
     Returns:
         Whether the `variant` in another precision was accepted; true without a variant.
@@ -113,7 +113,10 @@ def _with_half_precision(
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
-    """Write a revision and run it; return its origin, and the model in a backend's description."""
+    """Write a revision and run it.
+
+    Return the origin of the graph, and the model as a backend describes it.
+    """
     entry, folder = staging / name / "1", source.folder
     try:
         origin = convert(folder, entry, given)
@@ -151,7 +154,7 @@ def _trial_texts(tokenizer: Path) -> list[str]:
 
 
 async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
-    """Run every text, and one pair of texts if the task takes pairs.
+    """Run the task on every text and, if the task takes pairs, on one pair of texts.
 
     Raises:
         StartProblem: the model fails on a text.

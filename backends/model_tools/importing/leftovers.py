@@ -1,7 +1,7 @@
 """Finds the files that an import would leave out, and refuses files that would change results.
 
 Training state and second copies of the weights are reported and left out. Other files with weights
-or modules are an error, unless the operator ignores them by name.
+or modules are an error. Exception: the operator may name files to ignore.
 """
 
 import difflib
@@ -120,9 +120,10 @@ def _meaning(name: str) -> str:
 
 
 def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield files with weights and folders of modules that an import does not read.
+    """Yield files with weights, and folders of modules, that an import does not read.
 
-    Each name comes with the reason why it may be left out; the reason is empty if it may not.
+    Each name comes with the reason why it may be left out. An empty reason means that it must not
+    be left out.
     """
     listed = module_folders(lambda name: source.folder / name)
     used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}

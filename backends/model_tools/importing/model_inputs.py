@@ -1,9 +1,9 @@
 """Adds nodes to an exported graph that compute inputs which a backend does not send.
 
 A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
-`position_ids`, the added nodes compute it from the ids and the mask. If the model's padding token
-has another id than 0, the added nodes replace the zeros, because the graph may derive a mask or
-positions from the padding token's id.
+`position_ids`, the added nodes compute it from the ids and the mask. If the id of the model's
+padding token is not 0, the added nodes replace the zeros by this id, because the graph may derive a
+mask or positions from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,11 @@ def _padded(model: ModelProto, ids: str, padding: int, kind: int) -> Iterator[No
 def _positions(
     model: ModelProto, ids: str, padding: int | None, kind: int, wanted: int
 ) -> Iterator[NodeProto]:
-    """Yield nodes that count positions from 0, or real tokens from the padding token's id."""
+    """Yield nodes that compute positions.
+
+    Without `padding`, positions count from 0. With `padding`, they count only real tokens, and they
+    count from the padding token's id.
+    """
     names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
     one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
     _constant(model, axis, 1, TensorProto.INT64)
@@ -90,7 +94,10 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 
 
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
-    """Rename values that nodes read, even in subgraphs, which may read outer values."""
+    """Rename values that nodes read.
+
+    This includes nodes of subgraphs, because they may read values of the outer graph.
+    """
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:
         for node in waiting.pop():

@@ -1,9 +1,9 @@
-"""Optimizes graphs that Sluicegate did not build, for CUDA, by ONNX Runtime's optimizer.
+"""Optimizes exported graphs for CUDA, with ONNX Runtime's optimizer.
 
-The optimizer recognizes the attention that exporters write, and replaces it by one node. The device
-graphs share the weights of the original graph, like those of
-`backends.model_tools.importing.device_graphs`. A backend compares the outputs of both before it
-uses a device graph.
+Sluicegate did not build these graphs itself. The optimizer recognizes the attention that exporters
+write, and replaces it by one node. The device graphs share the weights of the original graph, as in
+`backends.model_tools.importing.device_graphs`. Before a backend uses a device graph, it compares
+the outputs of the device graph and of the original graph.
 """
 
 import logging
@@ -43,9 +43,9 @@ def write_optimized_graphs(graph: Path, config: Mapping[str, Any]) -> None:
     """Write graphs for CUDA beside `graph`: at most four if `graph` is in fp32.
 
     Two graphs have fused attention: `model.cuda-optimized.onnx` keeps padding, and
-    `model.cuda-packed.onnx` leaves it out. Two more are the same graphs in fp16. A graph is left
-    out if its conversion fails. If no attention can be fused, only `model.cuda-optimized-fp16.onnx`
-    is written.
+    `model.cuda-packed.onnx` leaves padding out. The other two are the same graphs in fp16. A graph
+    is left out if its conversion fails. If no attention can be fused, only
+    `model.cuda-optimized-fp16.onnx` is written.
 
     If `graph` is in fp16, only the two graphs in fp16 are written, and none if no attention can be
     fused. If `graph` is quantized, nothing is written.
@@ -132,7 +132,10 @@ def _has(model: ModelProto, operator: str) -> bool:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of the fields that is a number; for 0 the optimizer detects the value."""
+    """Return the first number among the fields `names` of the configuration.
+
+    Return 0 if there is none. Then the optimizer detects the value itself.
+    """
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
@@ -162,5 +165,8 @@ def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
 
 
 def _fits(tensor: TensorProto) -> bool:
-    """Return whether all values fit into fp16; the converter would clip larger values."""
+    """Return whether all values fit into fp16.
+
+    The converter clips larger values, so their tensor differs from the stored one.
+    """
     return bool(np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= _LARGEST_HALF)

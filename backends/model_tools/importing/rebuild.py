@@ -100,7 +100,7 @@ def special_ids(source: CheckpointFolder) -> list[int]:
 
 
 def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch:
-    """Return random rows of different lengths and token types; each special id is in one row."""
+    """Return random rows of different lengths and token types; every special id occurs in one."""
     random = np.random.default_rng(0)
     words = int(config.get("vocab_size") or _WORDS)
     longest = int(config.get("max_position_embeddings") or _WORDS) // 2

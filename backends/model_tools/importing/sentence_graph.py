@@ -1,7 +1,7 @@
-"""Adds the modules of a sentence transformer to its encoder's graph, with an output `pooled`.
+"""Appends the modules of a sentence transformer, with the output `pooled`, to its encoder's graph.
 
-It uses only operators of opset 11, so that graphs of older exporters can be completed. The formulas
-are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and
+The module uses only operators of opset 11, so that it can complete graphs of older exporters. The
+formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and
 `Normalize`. Rows are padded on the right.
 """
 
@@ -53,13 +53,13 @@ def complete_graph(
     is_pooled: bool,
     skipped: int = 0,
 ) -> None:
-    """Add an output `pooled` to `model`. It is the result of all `modules`.
+    """Append all `modules` to `model`; the output `pooled` is their result.
 
     `tokens` is the name of the output that holds the states of the tokens. Pooling reads it, and
     leaves out the first `skipped` tokens of each row.
 
-    If `is_pooled`, `model` already has an output `pooled`. Then no pooling is added; the modules
-    after pooling read that output.
+    If `is_pooled`, `model` already has an output `pooled`. Then no pooling is appended, and the
+    modules after pooling read that output.
 
     Raises:
         ModelProblem: a module's weights do not fit, or its activation is not supported.
@@ -91,7 +91,10 @@ def complete_graph(
 
 
 def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
-    """Add the new nodes to a model; their output comes before other outputs of the same width."""
+    """Append the new nodes to a model.
+
+    Their output comes before other outputs of the same width.
+    """
     model.graph.node.extend(graph.nodes)
     model.graph.initializer.extend(graph.initializers)
     # All outputs of a served graph must have the same width.
@@ -159,7 +162,7 @@ class _SentenceWriter:
         return self.graph.constant(f"sentence.constant.{self._values}", value)
 
     def over(self, operator: str, state: str, axis: int, **attributes: int) -> str:
-        """Add an operator that works along one axis."""
+        """Append an operator that works along one axis."""
         if self._opset >= _AXES_AS_INPUT[operator]:
             return self.add(operator, state, self.array(np.array([axis])), **attributes)
         name = self.add(operator, state, **attributes)
@@ -167,7 +170,7 @@ class _SentenceWriter:
         return name
 
     def pool(self, tokens: str, modes: tuple[PoolingMode, ...], skipped: int) -> str:
-        """Add the pooling of each row's tokens, without the first `skipped` tokens."""
+        """Append the pooling of each row's tokens, without the first `skipped` tokens."""
         mask = self.add("Cast", _MASK, to=TensorProto.FLOAT)
         # Tokens are counted from 1. Places of padding have the number of the last token.
         places = self.add("CumSum", mask, self.array(np.array(1)))
@@ -234,7 +237,7 @@ class _SentenceWriter:
         return self.add("Add", self.add("Mul", self.add("Div", centred, spread), scale), shift)
 
     def normalize(self, state: str) -> str:
-        """Add vectors scaled to length one; a zero vector stays zero."""
+        """Append nodes that scale vectors to length one; a zero vector stays zero."""
         squares = self.over("ReduceSum", self.add("Mul", state, state), -1, keepdims=1)
         length = self.add("Max", self.add("Sqrt", squares), self.number(1e-12))
         return self.add("Div", state, length)
@@ -245,7 +248,7 @@ class _SentenceWriter:
         return self.add("Mul", half, self.add("Add", error, self.number(1.0)))
 
     def _chosen(self, places: str, mask: str) -> str:
-        """Add a mask of the real tokens among the given places."""
+        """Append a mask of the real tokens among the given places."""
         return self.add("Mul", mask, self.add("Cast", places, to=TensorProto.FLOAT))
 
     def _weighted_sum(self, tokens: str, weights: str) -> str:

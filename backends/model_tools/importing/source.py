@@ -102,7 +102,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.
 
-        If a later step adds the pooling, this is the mean, whose result is not used.
+        If a later step appends the pooling, this is the mean, and its result is not used.
         """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
@@ -181,7 +181,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the content of a folder; fields in `given` override those of its `model.yaml`.
+    """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -244,7 +244,7 @@ def _find_graph(folder: Path, named: Any) -> Path | None:
 
 
 def check_content(path: Path) -> None:
-    """Refuse a Git LFS pointer whose file was not fetched.
+    """Refuse a Git LFS pointer, because the file that it stands for was not fetched.
 
     Raises:
         StartProblem: the file is a pointer of Git LFS.
@@ -267,7 +267,7 @@ def _unusable_weights(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the module of a model to which a weight belongs."""
+    """Return the module of a model that a weight belongs to, from the weight's name."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 

@@ -81,7 +81,7 @@ def _apply(layer: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, where:
 
 
 def _below_models(name: str) -> str:
-    """Return a member's path below `models/`; empty for a member that is elsewhere."""
+    """Return a member's path below `models/`; empty for a member outside of `models/`."""
     name = _relative(name)
     return name.removeprefix(FOLDER) if name.startswith(FOLDER) else ""
 

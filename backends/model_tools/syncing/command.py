@@ -53,12 +53,12 @@ def sync_command(
     """Copy the model repository SOURCE to the repository DIR.
 
     SOURCE is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Append
-    `@sha256:...` to select one manifest. `models push` or `oras push` wrote the source, or it is a
-    container image with the models in `/models`.
+    `@sha256:...` to select one manifest. The source was written by `models push` or `oras push`, or
+    it is a container image with the models in `/models`.
 
     The command checks every file against its digest. Then it renames whole revisions into place,
     and a backend that serves DIR loads them. If a file is truncated, altered or missing, nothing
-    changes. If the command was killed, the next one continues where it stopped.
+    changes. If the command was killed, run it again: it continues where it stopped.
     """
     if once and watch is not None:
         raise StartProblem("`--once` and `--watch` exclude each other")
@@ -89,9 +89,9 @@ def push_command(
 ) -> None:
     """Push the repository DIR to TARGET, for `models sync`.
 
-    TARGET is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Files that are
-    already there are not sent again. The manifest, which lists the digest and size of each file, is
-    written last. The command prints its digest.
+    TARGET is `s3://bucket/prefix`, `oci://registry/name:tag` or `file:///folder`. Files that the
+    target already has are not sent again. The manifest, which lists the digest and size of each
+    file, is written last. The command prints the manifest's digest.
     """
     place = read_source(target)
     if place.is_pinned:
@@ -103,7 +103,7 @@ def push_command(
 
 
 def _try(synchroniser: Synchroniser, source: str, reference: str, *, is_first: bool) -> bool:
-    """Synchronise once; print an error, and return whether there was none."""
+    """Synchronise once. Print an error if there is one; return true if there is none."""
     try:
         _show(source, synchroniser.run(reference), is_first=is_first)
     except SyncProblem as error:

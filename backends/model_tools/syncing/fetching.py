@@ -26,7 +26,7 @@ _LEAST_RATE = 256 << 10
 def fetch_manifest(store: ArtifactStore, reference: str) -> tuple[str, Manifest]:
     """Return the digest of the manifest that a reference names, and the manifest.
 
-    If the reference names an image for several platforms, this is the manifest for this machine.
+    If the reference names an image for several platforms, the manifest is the one for this machine.
 
     Raises:
         SyncProblem: the manifest is missing, altered or invalid.

@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class ObjectMissing(Exception):
-    """There is no object of that name."""
+    """The object to read does not exist."""
 
 
 class Objects(Protocol):
@@ -112,7 +112,10 @@ class LayoutStore:
         return read_manifest(read_document(self._objects.read(_INDEX), where), where)
 
     def _named(self, reference: str) -> list[Descriptor]:
-        """Return the manifests with a tag or, if there are none, the manifests without any tag."""
+        """Return the manifests with the reference's tag.
+
+        If there are none, return the manifests without a tag.
+        """
         try:
             found = self._index().manifests
         except ObjectMissing:

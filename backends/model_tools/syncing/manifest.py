@@ -1,8 +1,8 @@
 """Reads and writes manifests, which list files by digest, in the form of OCI artifacts.
 
-An artifact has one blob for each file. The blob's title is the file's path, such as
-`sentiment/1/model.onnx`, as `oras` and other tools write it. A container image has layers, which
-are archives of folders.
+An artifact has one blob for each file. As `oras` and other tools write it, the blob's title is the
+file's path, such as `sentiment/1/model.onnx`. A container image has layers, which are archives of
+folders.
 """
 
 import hashlib
@@ -137,10 +137,10 @@ def write_manifest(files: Mapping[str, FileDigest]) -> bytes:
 
 
 def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
-    """Return the blobs of an artifact by the paths of their files.
+    """Return the blobs of an artifact; keys are the paths of their files.
 
     Raises:
-        SyncProblem: a path is not one of a model repository, or there are no files.
+        SyncProblem: a path does not belong into a model repository, or there are no files.
     """
     files: dict[str, Descriptor] = {}
     for layer in manifest.layers:
@@ -156,7 +156,7 @@ def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
 
 
 def check_path(path: str, where: str) -> None:
-    """Check that a path is one of a model repository: `model/file` or `model/revision/...`.
+    """Check that a path has a form of model repositories: `model/file` or `model/revision/...`.
 
     Raises:
         SyncProblem: the path has another form, or leads out of the repository.

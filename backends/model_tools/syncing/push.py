@@ -22,7 +22,7 @@ def push(
 ) -> str:
     """Store the files of `models` (if empty: all models) and a manifest; return its digest.
 
-    If the store already has a file with the same size, the file is sent only with `force`.
+    If the store already has a file's blob with the same size, the file is sent only with `force`.
 
     Raises:
         SyncProblem: a model does not exist, or the store cannot be written.

@@ -43,8 +43,8 @@ class RegistryStore:
     """Implements `ArtifactStore` with the repository `name` of a registry.
 
     Credentials are read from the files of `docker login` and `podman login`. They are sent only to
-    the registry and its token service. Requests use HTTPS; on loopback and with `plain_http`, they
-    use HTTP.
+    the registry and its token service. Requests use HTTPS. Exception: on loopback, and with
+    `plain_http`, they use HTTP.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:
@@ -77,7 +77,7 @@ class RegistryStore:
             yield from response.iter_raw()
 
     def has(self, digest: str, size: int) -> bool:
-        """Return whether a blob is there; see `ArtifactStore`."""
+        """Return whether a blob exists; see `ArtifactStore`."""
         with self._request("HEAD", f"blobs/{digest}") as response:
             said = response.headers.get("content-length", str(size))
             return response.status_code == _OK and said == str(size)

@@ -26,7 +26,7 @@ class ArtifactStore(Protocol):
     def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """Yield the content of a blob from byte `start` on, without verifying it.
 
-        If a store cannot start there, it yields nothing.
+        If a store cannot start at that byte, it yields nothing.
         """
         ...
 

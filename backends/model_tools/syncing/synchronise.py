@@ -63,8 +63,8 @@ class Synchroniser:
     ) -> None:
         """`name` is the source, for the record and messages; `models` are patterns of model names.
 
-        Without `prune`, a revision that left the source is kept until a backend has served another
-        revision in its place. A model that left the source is kept for good.
+        Without `prune`, a revision that the source no longer has is kept until a backend has served
+        another revision of the model. A model that the source no longer has is kept for good.
         """
         self._store = store
         self._root = root
@@ -77,8 +77,8 @@ class Synchroniser:
         """Fetch and verify all missing files, then put them in place.
 
         Raises:
-            SyncProblem: a file of the source is missing, truncated or altered, and the repository
-                is unchanged; or the repository cannot be written.
+            SyncProblem: a file of the source is missing, truncated or altered (then the repository
+                is unchanged), or the repository cannot be written.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Synchroniser:
                 )
 
     def _stage(self, paths: Collection[str], ready: Mapping[str, Path]) -> Path:
-        """Link the files into a staging folder, by their paths; return the folder."""
+        """Link the files into a staging folder, each under its own path; return the folder."""
         staged = self._folder("staged", empty=True)
         for path in paths:
             target = staged / path
@@ -219,7 +219,10 @@ class Synchroniser:
         _sync_folder(place.parent)
 
     def _remove(self, unit: str, units: Mapping[str, Files]) -> bool:
-        """Remove a unit that left the source, if allowed; return whether it is gone."""
+        """Remove a unit that the source no longer has, if that is allowed.
+
+        Return whether it is gone.
+        """
         place, model = self._root / unit, self._root / unit.partition("/")[0]
         if not place.exists():
             return True
@@ -288,7 +291,10 @@ def _state(files: Mapping[str, Path]) -> _State:
 
 
 def _remove_empty(folder: Path, model: Path) -> None:
-    """Remove a model's empty folders, and its own folder if it has only files of backends."""
+    """Remove a model's empty folders.
+
+    If only files of backends are left in the model's own folder, remove it, too.
+    """
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
             return
@@ -307,10 +313,10 @@ def _file_digest(blob: Descriptor) -> FileDigest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link a file; copy it if it already has another link.
+    """Hard-link a file. If the file already has another link, copy it.
 
-    Two files of the repository must not share their content, because a change of one would change
-    both.
+    Two files of the repository must not share their content, because a change of one file would
+    change both.
     """
     try:
         if source.stat().st_nlink == 1:

@@ -42,7 +42,7 @@ def collect(
 
 
 class _Collector:
-    """Collects rows of one tensor: keeps some rows, and the extremes of all."""
+    """Collects rows of one tensor: keeps some rows, and the extremes over all rows."""
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []

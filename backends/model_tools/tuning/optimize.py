@@ -1,4 +1,4 @@
-"""Makes variants of a model, publishes the quickest accepted one, and measures it."""
+"""Makes variants of a model, publishes the quickest accepted variant, and tunes its batching."""
 
 from pathlib import Path
 from typing import get_args
@@ -26,7 +26,7 @@ from backends.settings import BackendSettings
 
 
 class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one variant; if it was not judged, there is no `report`, and `reasons` says why."""
+    """Holds one variant. If it was not judged, `report` is `None`, and `reasons` says why."""
 
     name: str
     speed: SpeedSample | None = None
@@ -133,7 +133,10 @@ def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
 
 
 def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
-    """Return the entry of fp32, measured together with a variant, or now if there is no variant."""
+    """Return the entry of fp32.
+
+    It was measured together with a variant. If there is no variant, measure it now.
+    """
     before = [entry.report.before for entry in variants if entry.report is not None]
     speed = before[0] if before else measure_speed(*gate.reference_runs)
     return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)

@@ -37,7 +37,7 @@ def optimize_command(
 
     The command compares every precision that the device supports with fp32 on two thirds of the
     texts. The quickest variant within the bounds becomes the newest revision. Then the command
-    finds the best batch size and number of threads for it.
+    finds the best batch size and number of threads for this revision.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()

@@ -29,8 +29,8 @@ def publish(
     changes.
 
     The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
-    The name of the new encoder contains the head's name. The variant of an encoder that other
-    models use gets a new name too, so that those models stay unchanged.
+    The name of the new encoder contains the head's name. If other models use an encoder, its
+    variant also gets a new name, so that these models stay unchanged.
 
     Raises:
         StartProblem: the repository cannot be written, or another model has the new name.
@@ -71,9 +71,10 @@ def _write(
     *,
     name: str | None = None,
 ) -> Path:
-    """Write the next revision with the files of `source`; `files` replace some of them.
+    """Write the next revision with the files of `source`, of which `files` replaces some.
 
-    `changes` replace fields of its `model.yaml`. `name` is the model's new name, if it gets one.
+    `changes` replaces fields of the `model.yaml`. `name` is the name of a new model; without a
+    `name`, the revision belongs to the model of `source`.
     """
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
@@ -95,7 +96,7 @@ def _check_name(model: Path, description: str) -> None:
     """Refuse a name that another model has.
 
     Raises:
-        StartProblem: a model with this name exists that was not made for the same head.
+        StartProblem: a model has this name, and was not made for the same head.
     """
     for revision in model.iterdir() if model.is_dir() else ():
         if not revision.name.isdecimal():

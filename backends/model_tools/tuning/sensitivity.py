@@ -8,12 +8,12 @@ Flips = Callable[[frozenset[str]], float]
 def find_sensitive(
     sizes: Mapping[str, int], *, flips: Flips, damage: Callable[[str], float], bound: float
 ) -> frozenset[str]:
-    """Return products to keep in float, for which `flips` returns at most `bound`.
+    """Return products to keep in float, so that `flips` of them is at most `bound`.
 
-    `flips` returns the share of labels that flip if all other products are in int8. `damage`
-    returns how much logits change if only the given product is in int8. The search first keeps the
-    products with the most damage in relation to their size. `damage` is called only if int8 for all
-    products exceeds `bound`.
+    `flips` returns the share of labels that change if all products except the given ones are in
+    int8. `damage` returns how much logits change if only the given product is in int8. The search
+    first keeps the products with the most damage in relation to their size. `damage` is called only
+    if int8 for all products exceeds `bound`.
     """
     if flips(frozenset()) <= bound:
         return frozenset()

@@ -114,7 +114,10 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open a device graph, or return it if it is open; the last graph opened is served."""
+        """Return a device graph's executor; open the graph if needed.
+
+        The session serves the graph that was opened last.
+        """
         key = (source.path, source.precision)
         if key not in self._executors:
             self._executors[key] = executor_opener(self._settings)(source)

@@ -41,7 +41,7 @@ SendText = Callable[[Text, int], Awaitable[object]]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
-    """Return the batch sizes to measure: those whose rows of usual length fit `max_tokens`."""
+    """Return the batch sizes to measure: batches of rows of usual length must fit `max_tokens`."""
     sizes = _SIZES_CPU if provider.startswith("CPU") else _SIZES_DEVICE
     usual = max(1, int(np.median([len(row.ids) for row in rows])))
     return [size for size in sizes if size == 1 or size * usual <= max_tokens]
@@ -64,10 +64,11 @@ def sweep_batches(
     threads: Sequence[int],
     seconds: float,
 ) -> list[Point]:
-    """Run batches of every size in every number of threads, `seconds` for each setting.
+    """Run batches for every combination of size and number of threads, `seconds` for each.
 
-    Settings alternate, so that other load on the machine affects all of them alike. Sizes for which
-    the device has too little memory, or that the graph refuses, are left out.
+    The settings are measured in turns, so that other load on the machine affects all settings
+    alike. A size is left out if the device has too little memory for it, or if the graph refuses
+    it.
     """
     found: dict[tuple[int, int], list[Point]] = {}
     left = list(sizes)
@@ -89,7 +90,7 @@ def sweep_batches(
 
 
 def choose(points: Sequence[Point]) -> Point:
-    """Return the fastest point, or a point with smaller batches that is nearly as fast."""
+    """Return the fastest point, or a point that is nearly as fast and has smaller batches."""
     most = max(point.rows_per_second for point in points)
     good = [point for point in points if point.rows_per_second >= _NEARLY * most]
     return min(good, key=lambda point: (point.batch_size, -point.rows_per_second))

@@ -31,7 +31,9 @@ def describe_sweep(sweep: Sweep) -> list[str]:
 
 
 def draw_sweep(sweep: Sweep, path: Path) -> bool:
-    """Draw throughput and p95 by batch size and by clients; return `False` without matplotlib.
+    """Draw throughput and p95 over batch sizes and numbers of clients.
+
+    Return `False` if matplotlib is not installed.
 
     The suffix of `path` is the format: `.svg`, `.png` or `.pdf`.
 

@@ -1,4 +1,4 @@
-"""Finds the model that a variant is made from, its graph, and how its outputs are judged."""
+"""Finds a model from which variants are made, its graph, and how its outputs are judged."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,11 +38,12 @@ _ROWS_CPU, _ROWS_GPU = 8, 64
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a `model`, and the model that has its graph: itself, or the encoder of a head.
+    """Holds a `model`, and the model that has its graph: the same model, or the encoder of a head.
 
-    `graph` is the quickest fp32 graph, which a backend opens here. `apply` turns the graph's
-    outputs into the values to compare, by `measure`. With `multi_label`, each logit decides on one
-    label. `dependents` names the other models that build on the graph. `rows` is the batch size.
+    `graph` is the quickest fp32 graph, which a backend on this machine opens. `apply` turns the
+    graph's outputs into the values to compare. `measure` says how these values are compared. With
+    `multi_label`, each logit decides on one label. `dependents` names the other models that build
+    on the graph. `rows` is the batch size.
     """
 
     model: Model
@@ -103,7 +104,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def outputs(
         self, executor: ModelExecutor, batches: Sequence[TextBatch]
     ) -> tuple[FloatArray, IntArray]:
-        """Return the values to compare for every text, and the index of the text of each line."""
+        """Return lines of values to compare, and for each line the index of its text."""
         layout = self.tokenizer.layout
         trim = (layout.before, layout.added - layout.before)
         found, owners = run_texts(executor, batches, trim=trim)
@@ -119,7 +120,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts without a prompt, as they are run to qualify a revision."""
+        """Return the token ids of texts without a prompt, as in the qualification of a revision."""
         return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
 
     def places(self, golden: GoldenSet) -> list[int] | None:
@@ -233,7 +234,9 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
 
 
 def find_graph_model(catalogue: Catalogue, name: str) -> Model:
-    """Return the model whose graph runs a model's rows: the model itself, or the one it builds on.
+    """Return the model whose graph runs a model's rows.
+
+    This is the model itself, or the model that it builds on.
 
     Raises:
         StartProblem: the model does not exist, or builds on several models.

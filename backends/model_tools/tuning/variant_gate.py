@@ -27,9 +27,9 @@ _DEPENDS = "its outputs depend on the rows beside them"
 class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the measurements of a variant; it is accepted if `reasons` is empty.
 
-    `speedup` is the speed divided by the speed of fp32 on `machine`, and `least_speedup` is its
-    lower bound. `expected` has the outputs for a few texts. On every machine that serves it, the
-    variant must have the same outputs.
+    `speedup` is the variant's speed divided by the speed of fp32 on `machine`, and `least_speedup`
+    is a lower bound of this ratio. `expected` has the outputs for a few texts. On every machine
+    that serves it, the variant must have the same outputs.
     """
 
     precision: VariantPrecision = msgspec.field(default="int8", name="profile")
@@ -116,7 +116,7 @@ def judge_outputs(
     bounds: Bounds,
     expected: Sequence[int] | None = None,
 ) -> Verdict:
-    """Compare outputs for the same texts by the model's `measure`."""
+    """Compare outputs for the same texts, in the way that the model's `measure` says."""
     return judge(
         reference,
         found,
@@ -140,7 +140,7 @@ def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
 
 
 def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
-    """Return some of the batches, of all lengths, with about a thousand texts in all."""
+    """Return some of the batches, with texts of all lengths and about a thousand texts in total."""
     return batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
 
 

@@ -1,4 +1,4 @@
-"""Makes variants of a model in other precisions, by converting its graph or using another."""
+"""Makes variants of a model in other precisions: converts its graph, or uses a device graph."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -47,7 +47,9 @@ class VariantMaker:
     def make(
         self, precision: VariantPrecision, gate: VariantGate, *, calibrate: GoldenSet | None
     ) -> tuple[bytes | None, VariantReport]:
-        """Return a graph in `precision`, and its report; int8 needs `calibrate`, a list of texts.
+        """Return a graph in `precision`, and its report.
+
+        For int8, `calibrate` must be a list of texts.
 
         The graph is `None` if the model's own files can run in that precision.
 

@@ -84,7 +84,10 @@ class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of bounds to a command, which gets them as the argument `gate`."""
+    """Add the options for bounds to a command.
+
+    The command gets their values as the argument `gate`.
+    """
 
     @functools.wraps(command)
     def with_gate(
@@ -97,7 +100,10 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a variant to a command, which gets them as the argument `wanted`."""
+    """Add the options for a variant to a command.
+
+    The command gets their values as the argument `wanted`.
+    """
 
     @functools.wraps(command)
     def with_wanted(
@@ -168,9 +174,9 @@ def make_variant(
 
 @contextmanager
 def needs_onnx(what: str) -> Iterator[None]:
-    """Turn a missing package into a one-line error that says that `what` needs it.
+    """Turn a missing package into a one-line error: `what` needs this package.
 
-    Serving a model does not need `onnx`, so it may be missing.
+    Serving a model does not need `onnx`, so the package may be missing.
 
     Raises:
         StartProblem: a package is not installed.

@@ -1,4 +1,4 @@
-"""Answers and counts every HTTP request, in place of a program that has no Debian package.
+"""Answers and counts every HTTP request. It replaces a program that has no Debian package.
 
 A request for `/counted` is answered with the number of requests that carried a body, and the bytes
 of these bodies. The server listens on each port of `PORTS`, and ignores its command line.

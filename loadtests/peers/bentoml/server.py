@@ -11,7 +11,7 @@ _BATCHING = {"batchable": True, "max_batch_size": WAY.batch, "max_latency_ms": 1
 
 @bentoml.service(workers=WAY.workers)
 class TextService:
-    """Takes a list of texts a request; BentoML concatenates the lists of a batch."""
+    """Takes a list of texts in each request; BentoML concatenates the lists of a batch."""
 
     def __init__(self) -> None:
         self._model = open_model(WAY.threads)

@@ -1,6 +1,6 @@
 """Writes checkpoints and ONNX graphs of the demo's models in the usual formats of Python libraries.
 
-It runs in the virtual environment of the peer, and writes each folder only once.
+This program runs in the virtual environment of the peer, and writes each folder only once.
 """
 
 import json

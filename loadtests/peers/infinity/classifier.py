@@ -1,6 +1,6 @@
 """Computes `sentiment` as a model of transformers: mean over tokens, normalization, linear head.
 
-The file is copied beside the checkpoint. transformers finds it there by its name in `config.json`.
+This file is copied beside the checkpoint. `config.json` names the file, so transformers finds it.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Serves a model that OpenVINO computes, under LitServe.
 
-OpenVINO's server is not a Python package, and its C++ server has no wheel.
+The comparison uses LitServe, because OpenVINO's own server is a C++ program without a wheel.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Replaces this process by the Triton server of the `nvidia-pytriton` wheel.
 
-It uses only the standard library, because it runs without the project's packages.
+This program uses only the standard library, because it runs without the project's packages.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Reads the dashboards from the YAML files beside this module, one dashboard a file."""
+"""Reads the dashboards from the YAML files beside this module. Each file has one dashboard."""
 
 from pathlib import Path
 
