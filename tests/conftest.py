@@ -18,12 +18,14 @@ from testing.valkey import Valkey
 from tests.support.ledgers import ledger_url
 from tests.support.progress import Progress
 
+_ALLOCATIONS = 20_000
+"""Objects between two collections of garbage. Python's default is 700, and costs more time."""
 _LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what chance decides be tried as often as wanted."""
-    parser.addoption("--entry-point-requests", type=int, default=2000, help="requests to both")
+    parser.addoption("--entry-point-requests", type=int, default=1000, help="requests to both")
     parser.addoption("--fuzz-seed", type=int, default=20261121, help="of requests by chance")
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 
@@ -73,6 +75,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def _freeze(result: object) -> object:
     gc.freeze()
     gc.enable()
+    gc.set_threshold(_ALLOCATIONS)
     return result
 
 
