@@ -7,6 +7,8 @@ standard ones. Still to be seen on a device: that `PackedMultiHeadAttention` tak
 """
 
 import json
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ class Built:
         options = GraphOptions(attention=attention, precision=precision)
         return build_checkpoint(self._config, self._weights, options=options)
 
+    @cached_property
+    def expected(self) -> Outputs:
+        """What the graph for CPUs answers."""
+        return run(self("gathered"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family, Purpose], Built]:
+    """Return the checkpoint of a family for a purpose, which is written once."""
+    return cache(lambda family, purpose: Built(family, purpose, tmp_path_factory.mktemp("built")))
+
 
 def feeds(model: ModelProto) -> dict[str, NDArray[np.int32]]:
     random = np.random.default_rng(7)
@@ -90,13 +103,17 @@ def assert_equal(found: Outputs, expected: Outputs, tolerance: float) -> None:
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", ["mpnet", "deberta", "modernbert"])
 def test_padded_graphs_answer_as_the_graph_for_cpus(
-    family: Family, purpose: Purpose, attention: Attention, precision: Precision, tmp_path: Path
+    built: Callable[[Family, Purpose], Built],
+    family: Family,
+    purpose: Purpose,
+    attention: Attention,
+    precision: Precision,
 ) -> None:
     """A CPU computes fp16 in float32 between casts: this proves the weights and the wiring."""
-    built = Built(family, purpose, tmp_path)
-    model = built(attention, precision)
+    checkpoint = built(family, purpose)
+    model = checkpoint(attention, precision)
 
-    assert_equal(run(model), run(built("gathered")), TOLERANCE[precision])
+    assert_equal(run(model), checkpoint.expected, TOLERANCE[precision])
 
     operators = {node.op_type for node in model.graph.node}
     assert "MultiHeadAttention" in operators
@@ -106,21 +123,21 @@ def test_padded_graphs_answer_as_the_graph_for_cpus(
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_graphs_answer_as_the_graph_for_cpus(
-    family: Family, purpose: Purpose, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, purpose: Purpose
 ) -> None:
-    built = Built(family, purpose, tmp_path)
-    expected = run(built("gathered"))
+    checkpoint = built(family, purpose)
 
     for precision, tolerance in TOLERANCE.items():
-        assert_equal(run(expand(built("packed", precision))), expected, tolerance)
+        found = run(expand(checkpoint("packed", precision)))
+        assert_equal(found, checkpoint.expected, tolerance)
 
 
 @pytest.mark.parametrize("attention", [*PADDED, "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
-    family: Family, attention: Attention, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, attention: Attention
 ) -> None:
-    model = Built(family, "tokens", tmp_path)(attention, "fp16")
+    model = built(family, "tokens")(attention, "fp16")
 
     inferred = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
 
@@ -142,7 +159,7 @@ def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
     ],
 )
 def test_options_that_a_family_lacks_are_refused(
-    family: Family, options: GraphOptions, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, options: GraphOptions
 ) -> None:
     with pytest.raises(WeightsError, match=options.attention):
-        Built(family, "text", tmp_path)(options.attention, options.precision)
+        built(family, "text")(options.attention, options.precision)
