@@ -41,7 +41,7 @@ def run(tool: str, *arguments: str | Path, folder: Path) -> None:
         pytest.skip(f"{tool} is not installed")
     command = [tool, *map(str, arguments)]
     # Collecting garbage takes half of promtool's time; the limit bounds what is not collected.
-    environment = process_environment() | {"GOGC": "off", "GOMEMLIMIT": "1GiB"}
+    environment = {**process_environment(), "GOGC": "off", "GOMEMLIMIT": "1GiB"}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env=environment
     )
