@@ -20,7 +20,6 @@ from tests.support.progress import Progress
 
 _ALLOCATIONS = 20_000
 """Objects between two collections of garbage. Python's default is 700, and costs more time."""
-_LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,11 +76,6 @@ def _freeze(result: object) -> object:
     gc.enable()
     gc.set_threshold(_ALLOCATIONS)
     return result
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no process has one left at the end."""
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

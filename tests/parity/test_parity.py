@@ -20,7 +20,7 @@ from tests.parity import faults
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, all_checkpoints
 from tests.parity.comparison import Difference, compare
 from tests.parity.references import References, read_references, reference_file
-from tests.parity.served import MINILM, Served, serving, write_models
+from tests.parity.served import MINILM, Served, serving, without_device_graphs, write_models
 from tests.parity.texts import pairs, read_texts
 from tests.support.backend_calls import Backend
 
@@ -38,7 +38,8 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    models = write_models(tmp_path_factory.mktemp("parity") / "models")
+    with without_device_graphs():
+        models = write_models(tmp_path_factory.mktemp("parity") / "models")
     async with serving(models) as running:
         yield running
 

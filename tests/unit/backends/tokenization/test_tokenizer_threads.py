@@ -104,8 +104,8 @@ async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
     async with Repository(tools) as repository:
         backend = Backend(make_routes(repository, settings, NO_TRACING), repository)
         pool.shutdown()
-        (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
-        many = await backend.ask("tiny", Task.EMBED, ["good film"] * 256, remaining=5.0)
+        (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=60.0)
+        many = await backend.ask("tiny", Task.EMBED, ["good film"] * 256, remaining=60.0)
         ready = await backend.get("/health/ready")
         live = await backend.get("/health/live")
         later = await backend.exchange(backend.call("tiny", Task.EMBED, ["good"])).run()

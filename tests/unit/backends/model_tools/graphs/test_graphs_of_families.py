@@ -17,15 +17,13 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
-from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]
-    SymbolicShapeInference,
-)
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.support.expanded_graphs import expand
+from tests.support.graph_runs import with_shapes
 
 # Wider than local attention reaches, with rows of one token and of all, and with one of none, as
 # rounding up adds them on a GPU.
@@ -139,7 +137,7 @@ def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
 ) -> None:
     model = built(family, "tokens")(attention, "fp16")
 
-    inferred = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
+    inferred = with_shapes(model)
 
     known = {value.name: value.type.tensor_type for value in inferred.graph.value_info}
     contexts = [node for node in model.graph.node if node.op_type.endswith("HeadAttention")]
