@@ -18,12 +18,13 @@ from testing.valkey import Valkey
 from tests.support.ledgers import ledger_url
 from tests.support.progress import Progress
 
-_LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}
+_ALLOCATIONS = 20_000
+"""Objects between two collections of garbage. Python's default is 700, and costs more time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what chance decides be tried as often as wanted."""
-    parser.addoption("--entry-point-requests", type=int, default=2000, help="requests to both")
+    parser.addoption("--entry-point-requests", type=int, default=1000, help="requests to both")
     parser.addoption("--fuzz-seed", type=int, default=20261121, help="of requests by chance")
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 
@@ -73,12 +74,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def _freeze(result: object) -> object:
     gc.freeze()
     gc.enable()
+    gc.set_threshold(_ALLOCATIONS)
     return result
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no process has one left at the end."""
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

@@ -1,8 +1,4 @@
-"""The generated pages are what their sources say, and leave nothing out.
-
-What is tested is named by the written pages, and a test compares these names with the sources:
-the pages are generated where a test needs them, and not in each process that collects tests.
-"""
+"""The generated pages are what their sources say, and leave nothing out."""
 
 import functools
 import re
@@ -50,33 +46,25 @@ def described(document: str) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_generated_page_is_as_its_sources_say(name: str) -> None:
-    written = page(f"docs/{name}")
+def test_the_generated_pages_are_as_their_sources_say() -> None:
+    written = {name: page(f"docs/{name}") for name in WRITTEN}
 
-    assert written == generated()[name], "run `make reference`"
-
-
-def test_every_page_of_the_reference_is_generated() -> None:
-    assert sorted(generated()) == WRITTEN
+    assert written.keys() == generated().keys()
+    for name, text in written.items():
+        assert text == generated()[name], f"{name}: run `make reference`"
 
 
-@pytest.mark.parametrize(("document", "routes"), [("customers", ROUTES), ("operators", OPERATORS)])
-def test_every_route_is_on_a_page_once(document: str, routes: list[str]) -> None:
-    assert routes == sorted(described(document))
+def test_every_route_is_on_a_page_once() -> None:
+    assert sorted(described("customers")) == ROUTES
+    assert sorted(described("operators")) == OPERATORS
 
 
-@pytest.mark.parametrize("code", sorted(CODES))
-def test_every_error_is_in_the_catalogue_with_advice(code: str) -> None:
-    (row,) = re.findall(
-        rf"^\| `{code}` \| (\d+) \| (yes|no) \| (.+) \| (.+) \|$", ERRORS, re.MULTILINE
-    )
+def test_every_error_is_in_the_catalogue_with_status_and_advice() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (?:yes|no) \| .+ \| (.+) \|$", ERRORS, re.MULTILINE)
 
-    assert row[0] == str(CODES[code])
-    assert row[3] == ADVICE[code]
-
-
-def test_the_catalogue_has_advice_for_no_other_error() -> None:
+    assert {code: (int(status), advice) for code, status, advice in rows} == {
+        code: (status, ADVICE[code]) for code, status in CODES.items()
+    }
     assert ADVICE.keys() == CODES.keys() >= {GatewayError.code}
 
 
@@ -91,44 +79,29 @@ def test_a_number_of_no_known_unit_is_an_error_that_says_where_to_add_it() -> No
         unit("cache.strength")
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs(route: str) -> None:
-    operation = described("customers")[route]
-    tags = set(operation["tags"])
-    (own,) = [one for one in PAGES if tags & set(one.tags)]
-    text = generated()[f"reference/api/{own.file}.md"]
-
-    (section,) = re.findall(
-        rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
-    )
-
-    sources = [sample["source"].rstrip() for sample in operation["x-codeSamples"]]
-    assert len(sources) == len(re.findall(r'^```\w+ title="', section, re.MULTILINE))
-    assert all(f"\n{source}\n```" in section for source in sources)
+def sections(text: str) -> dict[str, str]:
+    """Return what a page says of each route."""
+    parts = _ROUTE.split(text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("route", OPERATORS)
-def test_every_route_of_operators_is_on_their_page_with_its_programs(route: str) -> None:
-    text = generated()[_OPERATORS]
+def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs() -> None:
+    for route, operation in described("customers").items():
+        tags = set(operation["tags"])
+        (own,) = [one for one in PAGES if tags & set(one.tags)]
+        section = sections(page(f"docs/reference/api/{own.file}.md"))[route]
 
-    (section,) = re.findall(
-        rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
-    )
-
-    samples = described("operators")[route]["x-codeSamples"]
-    assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"]
-    assert all(f"\n{sample['source'].rstrip()}\n```" in section for sample in samples)
+        sources = [sample["source"].rstrip() for sample in operation["x-codeSamples"]]
+        assert len(sources) == len(re.findall(r'^```\w+ title="', section, re.MULTILINE)), route
+        assert all(f"\n{source}\n```" in section for source in sources), route
 
 
-@pytest.mark.parametrize("route", OPERATORS)
-def test_every_route_of_operators_says_who_may_call_it(route: str) -> None:
-    (section,) = re.findall(
-        rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)",
-        page(f"docs/{_OPERATORS}"),
-        re.MULTILINE | re.DOTALL,
-    )
-
-    is_public = described("operators")[route].get("security") == []
-    roles = re.findall(r"^Needs the role `(\w+)`\.$", section, re.MULTILINE)
-    assert (roles == []) == is_public
-    assert set(roles) <= set(Role)
+def test_every_route_of_operators_has_its_programs_and_says_who_may_call_it() -> None:
+    told = sections(page(f"docs/{_OPERATORS}"))
+    for route, operation in described("operators").items():
+        samples = operation["x-codeSamples"]
+        assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"], route
+        assert all(f"\n{each['source'].rstrip()}\n```" in told[route] for each in samples), route
+        roles = re.findall(r"^Needs the role `(\w+)`\.$", told[route], re.MULTILINE)
+        assert (roles == []) == (operation.get("security") == []), route
+        assert set(roles) <= set(Role), route

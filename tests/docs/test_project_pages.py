@@ -5,8 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.docs.tables import ROOT, page
 from tools.site_text import FOLDERS
 
@@ -14,11 +12,10 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 )
 PAST = {"CHANGELOG.md"}
-LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 PATH = re.compile(
     r"`((?:gateway|backends|loadtests|tests|tools|training|deploy|config)/[\w./*-]*\w)/?`"
 )
-ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
 @functools.cache
@@ -53,41 +50,35 @@ def test_the_readme_says_how_to_run_and_how_to_test() -> None:
     assert "make test" in lines
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_make_target_that_a_page_names_exists(name: str) -> None:
-    named = set(re.findall(r"`make ([a-z][a-z-]*)", page(name)))
-    named |= {line.split()[1] for line in commands(page(name)) if re.match(r"make [a-z]", line)}
+def test_every_make_target_that_a_page_names_exists() -> None:
+    named = {
+        (target, name)
+        for name in PAGES
+        for line in (*commands(page(name)), *re.findall(r"`(make .*)", page(name)))
+        for target in re.findall(r"^make ([a-z][a-z-]*)", line)
+    }
 
-    assert named <= make_targets()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
-    targets = [match.group(1) for match in LINK.finditer(page(name))]
-
-    missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
-
-    assert missing == []
+    assert [each for each in sorted(named) if each[0] not in make_targets()] == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_link_to_a_section_leads_to_one(name: str) -> None:
-    places = [(match.group(1) or name, match.group(2)) for match in ANCHOR.finditer(page(name))]
-
-    missing = [
-        f"{target}#{section}"
-        for target, section in places
-        if section not in sections((ROOT / name).parent / target if target != name else ROOT / name)
-    ]
+def test_every_link_leads_to_a_file_and_a_section() -> None:
+    missing = []
+    for name in PAGES:
+        for target, section in LINK.findall(page(name)):
+            path = (ROOT / name).parent / target if target else ROOT / name
+            if not path.exists() or (section and section not in sections(path)):
+                missing.append(f"{name}: {target}#{section}")
 
     assert missing == []
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in PAST])
-def test_every_path_of_the_project_that_a_page_names_exists(name: str) -> None:
-    missing = [path for path in PATH.findall(page(name)) if not list(ROOT.glob(path))]
+def test_every_path_of_the_project_that_a_page_names_exists() -> None:
+    named = {
+        (path, name) for name in PAGES if name not in PAST for path in PATH.findall(page(name))
+    }
+    exists = functools.cache(lambda path: any(ROOT.glob(path)))
 
-    assert missing == []
+    assert [each for each in sorted(named) if not exists(each[0])] == []
 
 
 def test_the_first_page_lists_every_page_of_the_docs() -> None:
@@ -95,7 +86,7 @@ def test_the_first_page_lists_every_page_of_the_docs() -> None:
     by_rule = tuple(f"{folder}/" for folder in FOLDERS)
     wanted = {name for name in pages - {"index.md"} if not name.startswith(by_rule)}
 
-    linked = {match.group(1) for match in LINK.finditer(page("docs/index.md"))}
+    linked = {target for target, _ in LINK.findall(page("docs/index.md"))}
 
     assert wanted <= linked
 

@@ -15,9 +15,6 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]
-    SymbolicShapeInference,
-)
 from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
@@ -31,6 +28,7 @@ from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import DATA
 from tests.support.expanded_graphs import expand
+from tests.support.graph_runs import with_shapes
 from tests.support.quantized import make_dynamic
 
 OWN, EXACT, HALF = "model.onnx", "model.cuda-optimized.onnx", "model.cuda-optimized-fp16.onnx"
@@ -133,7 +131,7 @@ def test_a_packed_export_gives_the_results_of_the_padded_one(
 def test_shapes_and_types_of_the_graphs_are_inferred(name: str, tmp_path: Path) -> None:
     folder = imported(write_export("bert", tmp_path / "source"), tmp_path / "model")
 
-    inferred = SymbolicShapeInference.infer_shapes(onnx.load(str(folder / name)), auto_merge=True)
+    inferred = with_shapes(onnx.load(str(folder / name)))
 
     known = {value.name: value.type.tensor_type for value in inferred.graph.value_info}
     contexts = [node for node in inferred.graph.node if node.op_type.endswith("HeadAttention")]

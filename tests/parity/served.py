@@ -1,12 +1,13 @@
 """Runs a backend of real parts over imported checkpoints and collects its answers."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from backends.model_tools.demo.source import find_source
 from backends.model_tools.importing.convert import convert
@@ -36,6 +37,15 @@ def write_models(root: Path, checkpoints: Sequence[Checkpoint] | None = None) ->
     if checkpoints is None:
         convert(find_source(), root / MINILM / "1")
     return root
+
+
+@contextmanager
+def without_device_graphs() -> Iterator[None]:
+    """Let imports leave out the graphs for GPUs, which take a third of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        written = "backends.model_tools.importing.convert.write_device_graphs"
+        patch.setattr(written, lambda *_, **__: None)
+        yield
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import pytest
 from tests.parity.comparison import compare
 from tests.parity.references import References, read_references, reference_file
 from tests.parity.sentence_served import answer_sentences, write_sentence_models
+from tests.parity.served import without_device_graphs
 
 pytestmark = pytest.mark.anyio
 EXPECTED = read_references(reference_file("sentence"))
@@ -12,7 +13,9 @@ EXPECTED = read_references(reference_file("sentence"))
 
 @pytest.fixture(scope="module")
 async def found(tmp_path_factory: pytest.TempPathFactory) -> References:
-    return await answer_sentences(write_sentence_models(tmp_path_factory.mktemp("sentences")))
+    with without_device_graphs():
+        models = write_sentence_models(tmp_path_factory.mktemp("sentences"))
+    return await answer_sentences(models)
 
 
 @pytest.mark.parametrize("name", EXPECTED.scores)

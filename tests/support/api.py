@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from functools import cached_property
 
 import httpx
 import msgspec
 from litestar import Litestar
+from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
@@ -17,6 +19,7 @@ from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
+from gateway.api.inference_router import InferenceRouter
 from gateway.api.key_rotation import RotatedKey
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.metadata import UsageLine
@@ -124,12 +127,12 @@ class Api:
                 ),
             }
         )
-        self.application = self._build()
+        self._connect()
 
-    def _build(self) -> Litestar:
+    def _connect(self) -> None:
         self.ids = ids = RequestIds()
         self.unsent = UnsentAnswers()
-        limiter = LocalRateLimiter(monotonic=self.clock)
+        self.limiter = limiter = LocalRateLimiter(monotonic=self.clock)
         self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,
             keys=self.keys,
@@ -161,14 +164,28 @@ class Api:
             iterations=LoopIterations(most=0.0), metrics=self.metrics, new_id=ids.new
         )
         self.fast_path = build_fast_path(processor, heads, shedder)
-        self.handler = handler = InferenceHandler(processor=processor)
+        self.handler = InferenceHandler(processor=processor)
+
+    async def application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the application, which is built for the first request that it gets."""
+        await self._litestar(scope, receive, send)
+
+    def routed(self) -> InferenceRouter:
+        """Return the application with its inference routes before it, as a worker serves it."""
+        return InferenceRouter(self.application, self.handler, self.routes)
+
+    @cached_property
+    def _litestar(self) -> Litestar:
         return build_api(
             version="1.2.3",
-            handler=handler,
+            handler=self.handler,
             admission=AdmissionMiddleware(
-                keys=self.keys, limiter=limiter, runtimes=self.runtimes, new_id=ids.new
+                keys=self.keys,
+                limiter=self.limiter,
+                runtimes=self.runtimes,
+                new_id=self.ids.new,
             ),
-            new_id=ids.new,
+            new_id=self.ids.new,
             models=Catalog(
                 INFO,
                 msgspec.structs.replace(INFO, name="other", labels=["a"]),
@@ -210,7 +227,7 @@ class Api:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Return a client with a key that may use everything."""
-        transport = httpx.ASGITransport(app=self.application)  # type: ignore[arg-type]  # as uvicorn's
+        transport = httpx.ASGITransport(app=self.routed())  # type: ignore[arg-type]  # as uvicorn's
         async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
             client.headers.update(AUTHORIZATION)
             yield client

@@ -1,14 +1,11 @@
 """Sets up the API for tests of dialects, and compares its entry points."""
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-import httpx
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.inference_router import InferenceRouter
-from tests.support.api import AUTHORIZATION, Api
+from tests.support.api import Api
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -38,21 +35,6 @@ def serve_models(api: Api) -> Api:
 
     api.scene.runner.result = result
     return api
-
-
-def routed_app(api: Api) -> InferenceRouter:
-    """Return the application with its inference routes before it."""
-    return InferenceRouter(api.application, api.handler, api.routes)
-
-
-@contextlib.asynccontextmanager
-async def routed_client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    """Return a client of all routes, those with a model in their path among them."""
-    transport = httpx.ASGITransport(app=routed_app(api))  # type: ignore[arg-type]  # as uvicorn's
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://api", headers=AUTHORIZATION
-    ) as client:
-        yield client
 
 
 def sent(line: str, headers: Sequence[str], body: bytes) -> bytes:

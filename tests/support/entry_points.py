@@ -12,7 +12,6 @@ from typing_extensions import override
 from uvicorn.server import ServerState
 
 from gateway.api.fast_path.protocol import FastPathProtocol
-from gateway.api.inference_router import InferenceRouter
 from gateway.config.document import LimitsConfig, RequestConfig
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.telemetry.tracing import Tracer
@@ -95,7 +94,7 @@ class EntryPoint:
             limits=LimitsConfig(tenant=_RULES),
             request=RequestConfig(max_body_bytes=1_500, max_items=4),
         )
-        app = InferenceRouter(self.api.application, self.api.handler, self.api.routes)
+        app = self.api.routed()
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
             fast_path = self.api.fast_path

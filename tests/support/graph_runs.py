@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
@@ -11,6 +12,17 @@ from backends.executors.padded_batch import PaddedBatch
 from backends.types import OutputKind
 
 Row = tuple[list[int], list[int]]
+
+
+def with_shapes(model: ModelProto) -> ModelProto:
+    """Return the graph with the shapes and types that ONNX Runtime infers."""
+    from onnxruntime.tools import (  # type: ignore[import-untyped]  # noqa: PLC0415 - it imports sympy
+        symbolic_shape_infer,
+    )
+
+    inference = symbolic_shape_infer.SymbolicShapeInference
+    inferred: ModelProto = inference.infer_shapes(model, auto_merge=True)
+    return inferred
 
 
 def open_graph(path: Path, *, dimensions: int) -> OnnxExecutor:

@@ -17,7 +17,7 @@ from gateway.rpc.messages import MessageTable
 from gateway.settings import Settings
 from testing.ports import free_port
 from tests.support.api import KEY, Api
-from tests.support.dialects import routed_app, serve_models
+from tests.support.dialects import serve_models
 
 _TYPES = MessageTable()
 
@@ -155,7 +155,7 @@ async def running_rpc(
     port, stop, draining = free_port(), asyncio.Event(), Draining()
     api = serve_models(RpcApi())
     listener = rpc_listener(
-        routed_app(api),
+        api.routed(),
         Settings(**{"grpc_port": port, "drain": 2.0} | settings),
         keys=api.keys,
         max_message_bytes=api.document().request.max_body_bytes,

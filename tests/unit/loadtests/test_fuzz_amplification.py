@@ -1,11 +1,11 @@
-"""The fuzzer of products finds what holds up others or grows, and makes the same requests again."""
+"""The fuzzer of products finds what holds up others or grows."""
 
 from itertools import count
 
 import msgspec
 
 from loadtests.fuzz_amplification.judging import Observed, findings, late_timers, p99
-from loadtests.fuzz_amplification.requests import amplified, lines
+from loadtests.fuzz_amplification.requests import lines
 
 PAGE = """sluicegate_event_loop_lag_seconds_bucket{le="0.05",role="gateway"} %d
 sluicegate_event_loop_lag_seconds_bucket{le="0.1",role="gateway"} %d
@@ -66,14 +66,6 @@ def test_late_timers_are_those_of_the_run_alone() -> None:
 def test_p99_leaves_out_one_of_a_hundred() -> None:
     assert p99([1.0] * 198 + [9.0] * 2) == 9.0
     assert p99([1.0] * 199 + [9.0]) == 1.0
-
-
-def test_requests_of_a_seed_are_the_same_again_and_of_every_kind() -> None:
-    made = [amplified(7, number) for number in range(60)]
-
-    assert [amplified(7, number) for number in range(60)] == made
-    assert len({request.kind for request in made}) > 12
-    assert max(len(request.body) for request in made) > 5_000_000
 
 
 def test_lines_of_a_batch_are_native_requests() -> None:

@@ -1,14 +1,11 @@
-"""What a load test sends, how it is judged, and what its command refuses."""
+"""How a load test judges a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from loadtests.scenarios import k6
 from loadtests.scenarios.analysis import (
     Capacity,
     Run,
@@ -19,14 +16,9 @@ from loadtests.scenarios.analysis import (
     verdicts,
 )
 from loadtests.scenarios.catalogue import SCENARIOS, Options, Phase, Plan
-from loadtests.scenarios.command import scenarios_command
-from loadtests.scenarios.report import write_report
 from loadtests.scenarios.system import Mark, UseSample
-from loadtests.scenarios.workload import Requests, ideal_hits, make_requests, templates
-from testing.ports import free_port
 
 PLAN = Plan(phases=SCENARIOS["spike"].phases(6.0, 40.0))
-MODELS = {"sentiment": ["classify"], "minilm": ["embed", "rerank"], "nli": ["zero-shot", "choose"]}
 
 
 def lines(*, goodput: float, refusal: str = "503,0,0,m,1", after: float = 20.0) -> Iterator[str]:
@@ -104,17 +96,6 @@ def test_figures_are_those_of_the_requests_sent_in_a_phase() -> None:
     assert phases["spike"]["codes"]["503"] == pytest.approx(51 * 14, abs=5)
 
 
-def test_the_report_has_what_fails_and_what_was_killed(tmp_path: Path) -> None:
-    path, holds = write_report(run(lines(goodput=8.0), folder=tmp_path))
-
-    text = path.read_text()
-    assert not holds
-    assert "| FAILS |" in text
-    assert "| 3.0 | backend killed |" in text
-    assert "<svg" in (tmp_path / "plots.svg").read_text()
-    assert b'"p99"' in (tmp_path / "result.json").read_bytes()
-
-
 def at_rates(*latencies: float) -> tuple[list[str], Plan]:
     """Return answers to ten requests a second: in each phase the latency grows, in ms a phase."""
     answers = [
@@ -143,59 +124,3 @@ def test_the_capacity_is_the_best_goodput_where_no_rate_is_sustained() -> None:
 
     assert highest(read_answers(answers), plan, 1.0) == pytest.approx(10.0)
     assert highest(read_answers(answers[:20]), plan, 1.0) == pytest.approx(4.0)
-
-
-def requests(zipf: float = 0.0, *, seed: int = 1, plan: Plan = PLAN) -> Requests:
-    kinds = list(templates(MODELS))
-    return make_requests(kinds, plan, tenants=3, seed=seed, zipf=zipf, distinct=1000)
-
-
-def test_the_same_seed_gives_the_same_requests() -> None:
-    assert np.array_equal(requests(1.0), requests(1.0))
-    assert not np.array_equal(requests(1.0), requests(1.0, seed=2))
-
-
-def test_without_repeats_no_text_comes_twice() -> None:
-    assert len(np.unique(requests()[:, 1])) == PLAN.arrivals
-    assert ideal_hits(requests()) == 0
-    assert ideal_hits(requests(1.0)) > 0
-
-
-def test_a_phase_of_new_texts_repeats_none_of_those_before() -> None:
-    cold = Phase(name="cold", rate=100.0, duration=10.0)
-    other = Phase(name="other", rate=100.0, duration=10.0, new_texts=True)
-
-    numbers = requests(1.0, plan=Plan(phases=(cold, other)))[:, 1]
-
-    assert not set(numbers[:1000].tolist()) & set(numbers[1000:].tolist())
-
-
-@pytest.fixture
-def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(k6, "program", lambda: "/nowhere/k6")
-    (tmp_path / "keys").write_text("sk-one\nsk-two\n")
-    (tmp_path / "empty").write_text("\n")
-    return str(tmp_path / "keys")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["chaos", "--url", "http://a.example", "--key-file", "KEYS"], "only on this machine"),
-        (["steady", "--url", "http://a.example"], "belong together"),
-        (["steady", "--key-file", "KEYS"], "belong together"),
-        (["steady", "--url", "a.example:80", "--key-file", "KEYS"], "is like https://"),
-        (["steady", "--url", "http://me:pw@a.example", "--key-file", "KEYS"], "is like https://"),
-        (["steady", "--url", "http://127.0.0.1:PORT", "--key-file", "KEYS"], "does not answer"),
-        (["steady", "--url", "http://a.example", "--key-file", "EMPTY"], "holds no key"),
-    ],
-)
-def test_the_command_refuses_what_cannot_be(arguments: list[str], said: str, key_file: str) -> None:
-    filled = {"KEYS": key_file, "EMPTY": key_file.replace("keys", "empty")}
-    given = [filled.get(each, each).replace("PORT", str(free_port())) for each in arguments]
-
-    result = CliRunner().invoke(scenarios_command, given)
-
-    assert result.exit_code != 0
-    assert "Traceback" not in result.output
-    assert said in result.output

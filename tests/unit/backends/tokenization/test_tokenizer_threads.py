@@ -149,8 +149,8 @@ async def test_text_that_would_wait_for_many_seconds_is_refused(
     with pytest.raises(Overloaded):
         await tokenizer.encode([LONG])
     waiting.cancel()
-    busy.set()
     await until(waiting.done)
+    busy.set()
 
 
 async def test_text_that_would_wait_is_counted_before_it_is_taken(
@@ -165,8 +165,8 @@ async def test_text_that_would_wait_is_counted_before_it_is_taken(
         with pytest.raises(Overloaded):
             await tokenizer.encode(["a" * 9 * 1024 * 1024])
     waiting.cancel()
-    busy.set()
     await until(waiting.done)
+    busy.set()
 
 
 @pytest.mark.parametrize("task", ["count", "show", "decode"])
@@ -194,8 +194,8 @@ async def test_texts_whose_tokens_are_shown_hold_up_no_rows(
 
     assert len(encodings[0].ids) == 802
     waiting.cancel()
-    busy.set()
     await until(waiting.done)
+    busy.set()
 
 
 class WatchedTokenizer(Tokenizer):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.api import Api
-from tests.support.dialects import routed_client, serve_models
+from tests.support.dialects import serve_models
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
     ],
 )
 async def test_options_names_the_methods_of_a_path(path: str, methods: str) -> None:
-    async with routed_client(serve_models(Api())) as client:
+    async with serve_models(Api()).client() as client:
         response = await client.options(path)
 
     assert (response.status_code, response.headers["allow"]) == (204, methods)

@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import json
-import math
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -178,15 +177,12 @@ _HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
-def least_time(run: Callable[[], object]) -> float:
-    """Return the processor time of this thread that `run` takes at best, refused or not."""
-    best = math.inf
-    for _ in range(3):
-        started = time.thread_time()
-        with contextlib.suppress(GatewayError):
-            run()
-        best = min(best, time.thread_time() - started)
-    return best
+def time_of(run: Callable[[], object]) -> float:
+    """Return the processor time of this thread that `run` takes, refused or not."""
+    started = time.thread_time()
+    with contextlib.suppress(GatewayError):
+        run()
+    return time.thread_time() - started
 
 
 @pytest.mark.parametrize("kind", sorted(_HOSTILE))
@@ -195,10 +191,10 @@ def test_a_hostile_body_costs_as_much_as_a_few_looks_at_its_bytes(kind: str) -> 
     raw = _HOSTILE[kind]()
     reader = BodyReader(Models())
 
-    look = least_time(lambda: [raw.count(byte) for byte in (b",", b"[", b"{")])
-    reading = least_time(lambda: reader.read(exchange(Task.INFER), raw))
+    look = min(time_of(lambda: [raw.count(byte) for byte in (b",", b"[", b"{")]) for _ in range(3))
+    readings = (time_of(lambda: reader.read(exchange(Task.INFER), raw)) for _ in range(3))
 
-    assert reading < 40 * look  # without the bounds: 80 to 100
+    assert any(reading < 40 * look for reading in readings)  # without the bounds: 80 to 100
 
 
 @pytest.mark.parametrize("kind", sorted(_HOSTILE))

@@ -35,7 +35,7 @@ async def test_both_entry_points_answer_alike_from_before(anyio_backend: str) ->
         entry_point.api.configure(models={"sentiment": entry})
     traffic = Traffic(_SEED)
     kinds: Counter[bytes] = Counter()
-    for number in range(1_200):
+    for number in range(800):
         if number % 50 == 0:
             for entry_point in entry_points:
                 entry_point.api.scene.models.infos["sentiment"] = _REVISIONS[number // 50 % 3]

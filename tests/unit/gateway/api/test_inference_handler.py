@@ -8,7 +8,6 @@ import pytest
 
 from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
-from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
 from gateway.types import ItemFailure, Rule
@@ -204,7 +203,7 @@ async def test_a_reading_route_names_the_methods_it_takes(client: httpx.AsyncCli
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
 async def test_a_reading_route_names_head_beside_get(api: Api, method: str) -> None:
-    app = InferenceRouter(api.application, api.handler, api.routes)
+    app = api.routed()
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
 
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:

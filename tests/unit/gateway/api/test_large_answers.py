@@ -11,7 +11,7 @@ import pytest
 
 from gateway.types import ItemFailure
 from tests.support.api import KEY, Api
-from tests.support.dialects import routed_client, sent, serve_models
+from tests.support.dialects import sent, serve_models
 from tests.support.entry_points import EntryPoint
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

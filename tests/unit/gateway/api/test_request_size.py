@@ -22,7 +22,7 @@ from gateway.runtime.runtime import compile_runtime
 from gateway.types import RequestId
 from testing.waiting import until
 from tests.support.api import Api
-from tests.support.dialects import routed_client, serve_models
+from tests.support.dialects import serve_models
 from tests.support.inference_scene import INFO, Models
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

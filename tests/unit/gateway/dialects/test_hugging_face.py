@@ -11,7 +11,7 @@ from backends.protocol import Task
 from gateway.auth.keys import hash_key
 from gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
 from tests.support.api import KEY, NARROW_KEY, Api
-from tests.support.dialects import answer_alike, routed_client, sent, serve_models
+from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents
 from tests.support.inference_scene import INFO
 
@@ -59,7 +59,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

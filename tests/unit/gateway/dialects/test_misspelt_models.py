@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.document import ModelConfig
 from tests.support.api import NARROW_KEY, Api
-from tests.support.dialects import routed_client, serve_models
+from tests.support.dialects import serve_models
 from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.types import ItemFailure, Rule
 from tests.support.api import KEY, NARROW_KEY, Api
-from tests.support.dialects import answer_alike, routed_client, sent, serve_models
+from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 
@@ -261,7 +261,7 @@ async def test_errors_are_those_of_the_protocol(api: Api, client: httpx.AsyncCli
 
 
 async def test_the_gateway_and_its_models_are_described(api: Api) -> None:
-    async with routed_client(api) as client:
+    async with api.client() as client:
         server = (await client.get("/v2")).json()
         live = await client.get("/v2/health/live", headers={"authorization": ""})
         ready = await client.get("/v2/health/ready", headers={"authorization": ""})

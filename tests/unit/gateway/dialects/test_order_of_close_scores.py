@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.support.api import Api
-from tests.support.dialects import routed_client, serve_models
+from tests.support.dialects import serve_models
 
 pytestmark = pytest.mark.anyio
 # Sigmoids of -18, -20 and -15.8: all are 0.0 with six decimals.
@@ -22,7 +22,7 @@ async def client(anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
     api.scene.runner.result = lambda body: next(
         b'{"score":%b}' % score for text, score in _SCORES.items() if text in body
     )
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

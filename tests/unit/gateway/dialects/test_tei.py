@@ -9,10 +9,9 @@ import pytest
 
 from backends.protocol import Task
 from gateway.api.http import NOT_REPLAYED
-from gateway.api.inference_router import InferenceRouter
 from gateway.types import ItemFailure, Rule
 from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY, Api
-from tests.support.dialects import answer_alike, routed_client, sent, serve_models
+from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 
@@ -220,7 +219,7 @@ async def test_what_another_try_may_mend_is_not_replayed_whatever_its_status(
 ) -> None:
     if failure is not None:
         api.scene.runner.failure = ItemFailure(status=failure[0], code=failure[1], detail="So.")
-    router = InferenceRouter(api.application, api.handler, api.routes)
+    router = api.routed()
     scopes: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -11,7 +11,7 @@ from backends.protocol import Task
 from gateway.config.document import ModelConfig
 from gateway.types import Rule
 from tests.support.api import KEY, Api, problem
-from tests.support.dialects import answer_alike, routed_client, sent
+from tests.support.dialects import answer_alike, sent
 from tests.support.documents import conforms, documents
 from tests.support.inference_scene import INFO
 
@@ -44,7 +44,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with routed_client(api) as opened:
+    async with api.client() as opened:
         yield opened
 
 

@@ -198,7 +198,7 @@ def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, se
     lately: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
     busiest = 0
 
-    for _ in range(300):
+    for _ in range(200):
         for place, worker in workers.items():
             for bucket in BUCKETS:
                 worker.ask(bucket, chooser.choice([0, 0, 1, 50]))

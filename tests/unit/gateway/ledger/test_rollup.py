@@ -68,10 +68,10 @@ def seen(ledger: Ledger) -> tuple[list[list[GroupUsage]], Invoice]:
         [GroupBy.REGION],
     ]
     every = itertools.product(spans, ("acme", None), groups)
-    # A third, in which most pairs of values of different questions meet.
+    # A seventh, in which most pairs of values of different questions meet.
     answers = [
         ledger.usage(tenant, since, until, grouped, prices=PRICES)
-        for (since, until), tenant, grouped in itertools.islice(every, 0, None, 3)
+        for (since, until), tenant, grouped in itertools.islice(every, 0, None, 7)
     ]
     return answers, ledger.invoice("acme", "2026-09", PRICES)
 

@@ -41,14 +41,15 @@ def ledger(database: str) -> Iterator[Ledger]:
 
 
 def events(count: int = 240, *, first: int = 1) -> list[RequestEvent]:
-    """Return events of most days: there are days without any."""
+    """Return events of most days, each in one of three hours: there are days without any."""
     chance = random.Random(first)
+    times = [hour * HOUR + minute * HOUR // 60 for hour in (0, 13, 23) for minute in range(60)]
     found = []
     for number in range(first, first + count):
         day = chance.choice([day for day in range(DAYS) if day not in (0, 7, 8, 9, 20)])
         event = make_event(
             number,
-            time=to_nanoseconds(BEGIN) + day * DAY + chance.randrange(DAY),
+            time=to_nanoseconds(BEGIN) + day * DAY + chance.choice(times),
             tenant=chance.choice(["acme", "globex", "initech"]),
             model=chance.choice(["big", "small", ""]),
             usage=make_usage(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),

@@ -12,7 +12,6 @@ from gateway.errors import ConfigurationError
 from gateway.types import ItemFailure, Rule
 from testing.waiting import until
 from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY
-from tests.support.dialects import routed_client
 from tests.support.rpc import RpcReply, floats, infer, message, packed, running_rpc
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +35,7 @@ async def test_texts_are_answered_by_raw_and_by_typed_contents_alike() -> None:
 
 
 async def test_an_answer_over_http_is_a_hit_over_grpc() -> None:
-    async with running_rpc() as rpc, rpc.client() as client, routed_client(rpc.api) as http:
+    async with running_rpc() as rpc, rpc.client() as client, rpc.api.client() as http:
         await http.post("/v1/embed", json={"model": "minilm", "input": "one"})
         hit = await client.ask("ModelInfer", infer("minilm", "one"))
         await client.ask("ModelInfer", infer("minilm", "two"))

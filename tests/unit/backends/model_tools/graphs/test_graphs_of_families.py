@@ -7,6 +7,8 @@ standard ones. Still to be seen on a device: that `PackedMultiHeadAttention` tak
 """
 
 import json
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,13 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
-from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]
-    SymbolicShapeInference,
-)
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.support.expanded_graphs import expand
+from tests.support.graph_runs import with_shapes
 
 # Wider than local attention reaches, with rows of one token and of all, and with one of none, as
 # rounding up adds them on a GPU.
@@ -49,6 +49,17 @@ class Built:
     def __call__(self, attention: Attention, precision: Precision = "fp32") -> ModelProto:
         options = GraphOptions(attention=attention, precision=precision)
         return build_checkpoint(self._config, self._weights, options=options)
+
+    @cached_property
+    def expected(self) -> Outputs:
+        """What the graph for CPUs answers."""
+        return run(self("gathered"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family, Purpose], Built]:
+    """Return the checkpoint of a family for a purpose, which is written once."""
+    return cache(lambda family, purpose: Built(family, purpose, tmp_path_factory.mktemp("built")))
 
 
 def feeds(model: ModelProto) -> dict[str, NDArray[np.int32]]:
@@ -90,13 +101,17 @@ def assert_equal(found: Outputs, expected: Outputs, tolerance: float) -> None:
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", ["mpnet", "deberta", "modernbert"])
 def test_padded_graphs_answer_as_the_graph_for_cpus(
-    family: Family, purpose: Purpose, attention: Attention, precision: Precision, tmp_path: Path
+    built: Callable[[Family, Purpose], Built],
+    family: Family,
+    purpose: Purpose,
+    attention: Attention,
+    precision: Precision,
 ) -> None:
     """A CPU computes fp16 in float32 between casts: this proves the weights and the wiring."""
-    built = Built(family, purpose, tmp_path)
-    model = built(attention, precision)
+    checkpoint = built(family, purpose)
+    model = checkpoint(attention, precision)
 
-    assert_equal(run(model), run(built("gathered")), TOLERANCE[precision])
+    assert_equal(run(model), checkpoint.expected, TOLERANCE[precision])
 
     operators = {node.op_type for node in model.graph.node}
     assert "MultiHeadAttention" in operators
@@ -106,30 +121,28 @@ def test_padded_graphs_answer_as_the_graph_for_cpus(
 @pytest.mark.parametrize("purpose", PURPOSES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_graphs_answer_as_the_graph_for_cpus(
-    family: Family, purpose: Purpose, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, purpose: Purpose
 ) -> None:
-    built = Built(family, purpose, tmp_path)
-    expected = run(built("gathered"))
+    checkpoint = built(family, purpose)
 
     for precision, tolerance in TOLERANCE.items():
-        assert_equal(run(expand(built("packed", precision))), expected, tolerance)
+        found = run(expand(checkpoint("packed", precision)))
+        assert_equal(found, checkpoint.expected, tolerance)
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("attention", [*PADDED, "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
-    family: Family, attention: Attention, precision: Precision, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, attention: Attention
 ) -> None:
-    model = Built(family, "tokens", tmp_path)(attention, precision)
+    model = built(family, "tokens")(attention, "fp16")
 
-    inferred = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
+    inferred = with_shapes(model)
 
     known = {value.name: value.type.tensor_type for value in inferred.graph.value_info}
     contexts = [node for node in model.graph.node if node.op_type.endswith("HeadAttention")]
-    half = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[precision]
     for node in contexts:
-        assert known[node.output[0]].elem_type == half
+        assert known[node.output[0]].elem_type == TensorProto.FLOAT16
         assert known[node.output[0]].shape.dim[-1].dim_value == 32
     assert len(contexts) == 2
 
@@ -144,7 +157,7 @@ def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
     ],
 )
 def test_options_that_a_family_lacks_are_refused(
-    family: Family, options: GraphOptions, tmp_path: Path
+    built: Callable[[Family, Purpose], Built], family: Family, options: GraphOptions
 ) -> None:
     with pytest.raises(WeightsError, match=options.attention):
-        Built(family, "text", tmp_path)(options.attention, options.precision)
+        built(family, "text")(options.attention, options.precision)
