@@ -7,10 +7,11 @@ needs no statement here: `schema.metadata` creates it.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Dialect, Table, func, select
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable
@@ -124,8 +125,9 @@ def migrate(
     if found is not None and found > VERSION:
         _check_compatible(connection, found)
         return
-    for table in schema.metadata.sorted_tables:
-        connection.execute(CreateTable(table, if_not_exists=True))
+    tables, indexes = _definitions(type(connection.dialect))
+    for statement in tables:
+        connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
@@ -133,13 +135,23 @@ def migrate(
         # 0 in a new ledger, which no older program uses.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
-    for table in schema.metadata.sorted_tables:
-        for index in table.indexes:
-            connection.execute(CreateIndex(index, if_not_exists=True))
+    for statement in indexes:
+        connection.exec_driver_sql(statement)
     insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
     # Programs of version 2 read only this table, and accept their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
+
+
+@cache
+def _definitions(dialect: type[Dialect]) -> tuple[list[str], list[str]]:
+    """Return the statements that create the tables, and those that create their indexes."""
+    tables = schema.metadata.sorted_tables
+    indexes = [index for table in tables for index in table.indexes]
+    return (
+        [str(CreateTable(each, if_not_exists=True).compile(dialect=dialect())) for each in tables],
+        [str(CreateIndex(each, if_not_exists=True).compile(dialect=dialect())) for each in indexes],
+    )
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
