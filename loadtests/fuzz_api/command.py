@@ -14,6 +14,7 @@ import click
 from loadtests.fuzzing import end_with, seeded_run
 from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
 from loadtests.options import seed
+from testing.loopback import get
 from testing.stub_process import stub_process
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
@@ -71,10 +72,13 @@ def differences(
     if document == "customers":
         # Operators' parameters may also be left empty.
         port, key, checks = gateway.port, _KEY, f"{checks},negative_data_rejection"
+    # Schemathesis itself would wait 10 s for the document, and a busy machine needs longer.
+    described = get(f"http://127.0.0.1:{port}/openapi.json", timeout=300.0)
+    (folder / "openapi.json").write_bytes(described.raise_for_status().content)
     phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(options), "run"),
-        f"http://127.0.0.1:{port}/openapi.json",
+        *("openapi.json", "--url", f"http://127.0.0.1:{port}"),
         *("--header", f"Authorization: Bearer {key}", "--phases", phases),
         *("--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"),
         *("--suppress-health-check", "all", "--request-timeout", "90", "--no-color"),
@@ -103,6 +107,8 @@ def documented_gateway(folder: Path) -> Iterator[Gateway]:
             one_backend(stub.url) | {"limits": WIDE_LIMITS},
             keys={"acme": _KEY},
             workers=1,
+            batches=False,
+            state_timeout=60.0,
             admin=True,
             admin_key=_ADMIN_KEY,
         ) as gateway,
