@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event, exc
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
@@ -299,8 +299,6 @@ def _insert_into_sqlite(table: sqlalchemy.Table) -> sqlite.Insert:
 
 @cache
 def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is private
-    from sqlalchemy.dialects import postgresql  # noqa: PLC0415 - a ledger in SQLite does not need it
-
     first, *_ = table.primary_key
     return postgresql.insert(table).on_conflict_do_nothing().returning(first)
 
@@ -321,9 +319,7 @@ def _add_in_sqlite(
 @cache
 def _add_in_postgresql(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
-) -> sqlalchemy.Insert:
-    from sqlalchemy.dialects import postgresql  # noqa: PLC0415 - a ledger in SQLite does not need it
-
+) -> postgresql.Insert:
     arrays = (
         sqlalchemy.bindparam(name, type_=postgresql.ARRAY(_unbounded(table.c[name].type)))
         for name in columns

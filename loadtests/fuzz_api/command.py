@@ -64,7 +64,8 @@ def differences(
 ) -> Iterator[str]:
     """Send up to `examples` cases to each operation of a document's listener; yield failed reports.
 
-    All bounds and combinations of parameters are tried as well, unless it `is_short`.
+    Unless it `is_short`, all bounds and combinations of parameters are tried as well, and operations
+    where no method is wrong.
     """
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)
@@ -86,7 +87,7 @@ def differences(
     ]
     excluded = [f"--exclude-operation-id={name}" for name in (_EXCLUDED, *_ANY_METHOD)]
     runs = [[*excluded, "--checks", f"{checks},unsupported_method"]]
-    if document == "customers":
+    if document == "customers" and not is_short:
         included = [f"--include-operation-id={name}" for name in _ANY_METHOD]
         runs.append([*included, "--checks", checks])
     for run in runs:
