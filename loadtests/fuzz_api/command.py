@@ -64,8 +64,8 @@ def differences(
 ) -> Iterator[str]:
     """Send up to `examples` cases to each operation of a document's listener; yield failed reports.
 
-    Unless it `is_short`, all bounds and combinations of parameters are tried as well, and operations
-    where no method is wrong.
+    Unless it `is_short`, all bounds and combinations of parameters are tried as well, and the
+    operations where no method is wrong.
     """
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)

@@ -41,10 +41,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run_module(module: str, *options: object) -> str:
         monkeypatch.setattr(sys, "argv", [module, *map(str, options)])
+        code = None
         try:
             runpy.run_module(f"training.{module}", run_name="__main__")
         except SystemExit as end:
-            assert not end.code
+            code = end.code
+        assert not code
         return capsys.readouterr().out
 
     return run_module
