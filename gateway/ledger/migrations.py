@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy
-from sqlalchemy import Connection, Dialect, Table, func, select
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable
@@ -125,7 +125,7 @@ def migrate(
     if found is not None and found > VERSION:
         _check_compatible(connection, found)
         return
-    tables, indexes = _definitions(type(connection.dialect))
+    tables, indexes = _definitions(connection.dialect.name)
     for statement in tables:
         connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
@@ -144,13 +144,17 @@ def migrate(
 
 
 @cache
-def _definitions(dialect: type[Dialect]) -> tuple[list[str], list[str]]:
-    """Return the statements that create the tables, and those that create their indexes."""
+def _definitions(database: str) -> tuple[list[str], list[str]]:
+    """Return the statements that create the tables, and those that create their indexes.
+
+    They are compiled once for each kind of database, which takes longer than running them.
+    """
+    dialect = sqlalchemy.make_url(f"{database}://").get_dialect()()
     tables = schema.metadata.sorted_tables
     indexes = [index for table in tables for index in table.indexes]
     return (
-        [str(CreateTable(each, if_not_exists=True).compile(dialect=dialect())) for each in tables],
-        [str(CreateIndex(each, if_not_exists=True).compile(dialect=dialect())) for each in indexes],
+        [str(CreateTable(each, if_not_exists=True).compile(dialect=dialect)) for each in tables],
+        [str(CreateIndex(each, if_not_exists=True).compile(dialect=dialect)) for each in indexes],
     )
 
 
