@@ -53,7 +53,8 @@ def test_changes_under_mixed_load_cost_no_answer_and_no_bill(tmp_path: Path) -> 
     act = partial(change_everything, every=0.5)
     soak = fault("soak", act=act, checks=(changes_worked,))
     pace = msgspec.structs.replace(PACE, hold=7.0)
-    setup = msgspec.structs.replace(soak.setup, backends=TWO_BY_TWO[::2])  # type: ignore[type-var]
+    assert isinstance(soak.setup, Setup)
+    setup = msgspec.structs.replace(soak.setup, backends=TWO_BY_TWO[::2])
 
     with Processes(tmp_path, setup) as topology:
         figures, findings = run_case(topology, Job(soak, "operator"), pace)
