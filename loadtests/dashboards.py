@@ -33,20 +33,20 @@ def dashboards_command(*, seconds: float) -> None:
         folder = Path(name)
         models = write_repository(folder / "models", real=True)
         with System(folder / "data", models=models, arguments=TWO_REGIONS) as system:
-            wrong = check(system, seconds=seconds)
+            wrong = check(system, model="mood", seconds=seconds)
     if wrong:
         sys.exit("\n".join(wrong))
 
 
-def check(system: System, *, seconds: float) -> list[str]:
-    """Send traffic and run every query.
+def check(system: System, *, model: str, seconds: float) -> list[str]:
+    """Send traffic to a classifier and run every query.
 
     Return the queries that fail, and the queries that return no data here but return data on every
     healthy system.
     """
     with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
         wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")
-        run_open(target_of(system), _bodies("mood"), rate=_RATE, duration=seconds)
+        run_open(target_of(system), _bodies(model), rate=_RATE, duration=seconds)
         queries = [*_queries()]
         found = [(name, needs_data, *_ask(prometheus, q)) for name, q, needs_data in queries]
     print(f"{len(queries)} queries, {sum(series > 0 for _, _, series, _ in found)} with data")

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,18 +82,21 @@ def measure(*, duration: float, away: float) -> None:
         )
 
 
-def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsResult:
-    """Run for `duration` seconds, `away` of them without Redis; return how well limits were kept.
+def run(*, duration: float, away: float) -> LimitsResult:
+    """Start a fleet, and return how well its limits were kept; see `run_on`."""
+    with running_fleet() as (gateway, state):
+        return run_on(gateway, state, duration=duration, away=away)
 
-    On a machine that may stall, a longer `state_timeout` makes workers wait longer for Redis.
-    """
+
+def run_on(gateway: Gateway, state: Valkey, *, duration: float, away: float) -> LimitsResult:
+    """Run for `duration` seconds, `away` of them without Redis; return how well limits were kept."""
     # Computed before anything is sent: how long workers may believe that Redis is away.
     unaware = away + _BREAKER + _TIMEOUT if away else 0.0
     by_share = local_share(RULE, share=_SHARE, workers=WORKERS, away=unaware) if away else 0.0
-    with _gateway(state_timeout) as (gateway, state):
-        answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
-        count = sum(one.status == OK for of_tenant in answers for one in of_tenant)
-        by_workers = _admitted_without_redis(gateway, count)
+    before = _admissions(gateway)
+    answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
+    count = sum(one.status == OK for of_tenant in answers for one in of_tenant)
+    by_workers = _admitted_without_redis(gateway, before, count)
     good = [admitted(of_tenant) for of_tenant in answers]
     over = [most_over_the_limit(of_tenant, RULE) for of_tenant in good]
     shares = [len(own) / bound(RULE, _took(all_)) for own, all_ in zip(good, answers, strict=True)]
@@ -119,26 +123,32 @@ def admitted(answers: Sequence[Answer]) -> list[AdmittedRequest]:
     return [AdmittedRequest(one.sent, one.came) for one in answers if one.status == OK]
 
 
-def _admitted_without_redis(gateway: Gateway, admitted: int) -> float:
+def _admitted_without_redis(gateway: Gateway, before: Counter[str], admitted: int) -> float:
     """Return how many of the `admitted` requests were admitted without an answer from Redis."""
-    found: dict[str, float] = {}
-    name = "sluicegate_limit_admissions_total"
+    wait_until(
+        lambda: (_admissions(gateway) - before).total() >= admitted,
+        what="the workers report what they admitted",
+    )
+    return (_admissions(gateway) - before)["local_share"]
 
-    def have_all() -> bool:
-        registry = CollectorRegistry()
-        folder = str(gateway.settings.metrics_dir)
-        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-        for source in ("lease", "redis", "local_share"):
-            found[source] = registry.get_sample_value(name, {"source": source}) or 0.0
-        return sum(found.values()) >= admitted
 
-    wait_until(have_all, what="the workers report what they admitted")
-    return found["local_share"]
+def _admissions(gateway: Gateway) -> Counter[str]:
+    """Return how many requests the workers have admitted since their start, by what allowed it."""
+    registry = CollectorRegistry()
+    folder = str(gateway.settings.metrics_dir)
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+    name, sources = "sluicegate_limit_admissions_total", ("lease", "redis", "local_share")
+    return Counter(
+        {each: int(registry.get_sample_value(name, {"source": each}) or 0) for each in sources}
+    )
 
 
 @contextlib.contextmanager
-def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
-    """Run workers with a Redis that the test can kill."""
+def running_fleet(state_timeout: float = _TIMEOUT) -> Iterator[tuple[Gateway, Valkey]]:
+    """Run workers with a Redis that the caller can kill.
+
+    On a machine that may stall, workers wait for Redis for a longer `state_timeout`.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         stub_process() as stub,
@@ -172,6 +182,7 @@ async def _offer(
                     duration=duration,
                     seed=number,
                     connections=_CONNECTIONS,
+                    patience=60.0,
                 )
             )
             for number in range(TENANTS)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import yaml
 
@@ -173,6 +172,8 @@ class DeliveryRunner:
 
     async def _send(self, delivery: Delivery, webhook: Webhook) -> bool:
         """Send a webhook; return whether it is not to be sent again."""
+        import httpx  # noqa: PLC0415 - most gateways deliver no webhooks
+
         body = delivery.payload.encode()
         try:
             # In all: the time-outs of the client are for each read.
@@ -180,7 +181,13 @@ class DeliveryRunner:
                 url, extensions, host = await _pinned(webhook)
                 headers = sign(webhook, delivery.id, int(self._wall()), body)
                 headers |= {"content-type": "application/json", "host": host}
-                status = await _post(url, body, headers, extensions)
+                async with (
+                    httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113
+                    client.stream(
+                        "POST", url, content=body, headers=headers, extensions=extensions
+                    ) as answer,
+                ):
+                    status = answer.status_code
         except (Forbidden, ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) if isinstance(error, Forbidden) else type(error).__name__
             self._note(delivery, reason)
@@ -200,15 +207,6 @@ class DeliveryRunner:
                 "reason": reason,
             },
         )
-
-
-async def _post(url: str, body: bytes, headers: dict[str, str], extensions: dict[str, Any]) -> int:
-    """Return the status of the answer, the rest of which is not read."""
-    async with (
-        httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113 - the caller's
-        client.stream("POST", url, content=body, headers=headers, extensions=extensions) as answer,
-    ):
-        return answer.status_code
 
 
 async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:

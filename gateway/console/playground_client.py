@@ -4,9 +4,9 @@ import asyncio
 import secrets
 import ssl
 import time
+from collections.abc import Mapping
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from backends.protocol import Task
@@ -74,42 +74,45 @@ class PlaygroundClient:
             "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
         } | ({"cache-control": "no-cache"} if fresh else {})
         started = time.perf_counter()
+        async with self._slots:
+            status, found, answered = await self._post(path, body, headers)
+        return PlaygroundAnswer(
+            status=status,
+            body=found[:MOST_ANSWER_BYTES].decode(errors="replace"),
+            is_cut=len(found) > MOST_ANSWER_BYTES,
+            duration=time.perf_counter() - started,
+            cache=answered.get("cache-status", ""),
+            rows=answered.get("sluicegate-rows", ""),
+            age=answered.get("age", ""),
+            request_id=answered.get("x-request-id", ""),
+            trace_id=trace_id,
+            phases=phases_of(answered.get("server-timing", "")),
+        )
+
+    async def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Return the status, the body up to a little more than its bound, and the headers."""
+        import httpx  # noqa: PLC0415 - most operators send no request
+
+        found = bytearray()
         try:
-            async with self._slots, asyncio.timeout(TIMEOUT):
-                answer, text, is_cut = await self._post(path, body, headers)
+            verify = await asyncio.to_thread(self._tls)
+            async with (
+                asyncio.timeout(TIMEOUT),
+                httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client,
+                client.stream("POST", self._url + path, content=body, headers=headers) as answer,
+            ):
+                async for chunk in answer.aiter_bytes():
+                    found += chunk
+                    if len(found) > MOST_ANSWER_BYTES:
+                        break
         except (httpx.HTTPError, TimeoutError, OSError) as error:
             raise UpstreamUnavailable(
                 f"the customers' listener at `{self._url}` does not respond"
                 f" ({type(error).__name__}); set its address in `SLUICEGATE_PLAYGROUND_URL`",
             ) from error
-        return PlaygroundAnswer(
-            status=answer.status_code,
-            body=text,
-            is_cut=is_cut,
-            duration=time.perf_counter() - started,
-            cache=answer.headers.get("cache-status", ""),
-            rows=answer.headers.get("sluicegate-rows", ""),
-            age=answer.headers.get("age", ""),
-            request_id=answer.headers.get("x-request-id", ""),
-            trace_id=trace_id,
-            phases=phases_of(answer.headers.get("server-timing", "")),
-        )
-
-    async def _post(
-        self, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[httpx.Response, str, bool]:
-        verify = await asyncio.to_thread(self._tls)
-        async with (
-            httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client,
-            client.stream("POST", self._url + path, content=body, headers=headers) as answer,
-        ):
-            found = bytearray()
-            async for chunk in answer.aiter_bytes():
-                found += chunk
-                if len(found) > MOST_ANSWER_BYTES:
-                    break
-        is_cut = len(found) > MOST_ANSWER_BYTES
-        return answer, found[:MOST_ANSWER_BYTES].decode(errors="replace"), is_cut
+        return answer.status_code, bytes(found), answer.headers
 
     def _tls(self) -> ssl.SSLContext | bool:
         """Return how to verify the listener.

@@ -7,6 +7,7 @@ change. A later release removes tables or columns that no supported program uses
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy
@@ -126,8 +127,9 @@ def migrate(
     if found is not None and found > VERSION:
         _check_compatible(connection, found)
         return
-    for table in schema.metadata.sorted_tables:
-        connection.execute(CreateTable(table, if_not_exists=True))
+    tables, indexes = _definitions(connection.dialect.name)
+    for statement in tables:
+        connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
@@ -135,13 +137,27 @@ def migrate(
         # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
-    for table in schema.metadata.sorted_tables:
-        for index in table.indexes:
-            connection.execute(CreateIndex(index, if_not_exists=True))
+    for statement in indexes:
+        connection.exec_driver_sql(statement)
     insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
     # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
+
+
+@cache
+def _definitions(database: str) -> tuple[list[str], list[str]]:
+    """Return the statements that create the tables, and those that create their indexes.
+
+    They are compiled once for each kind of database, which takes longer than running them.
+    """
+    dialect = sqlalchemy.make_url(f"{database}://").get_dialect()()
+    tables = schema.metadata.sorted_tables
+    indexes = [index for table in tables for index in table.indexes]
+    return (
+        [str(CreateTable(each, if_not_exists=True).compile(dialect=dialect)) for each in tables],
+        [str(CreateIndex(each, if_not_exists=True).compile(dialect=dialect)) for each in indexes],
+    )
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:

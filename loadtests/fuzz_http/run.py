@@ -149,7 +149,13 @@ def document_of(url: str) -> dict[str, Any]:
 
 
 def fuzz(
-    folder: Path, traffic: Traffic, *, seed: int, requests: int, only: int | None = None
+    folder: Path,
+    traffic: Traffic,
+    *,
+    seed: int,
+    requests: int,
+    only: int | None = None,
+    workers: int = 2,
 ) -> FuzzRun:
     """Send `requests` requests, or only connection `only`, and return the run."""
     people = callers(seed)
@@ -162,8 +168,11 @@ def fuzz(
                     folder / kind,
                     document,
                     keys={caller.tenant: caller.key for caller in people},
-                    workers=2,
+                    workers=workers,
+                    batches=False,
                     fast_lane=is_fast,
+                    # On a machine that is busy enough, Redis needs longer than the default.
+                    state_timeout=60.0,
                     grpc_port=free_port() if traffic.has_calls else 0,
                 )
             )

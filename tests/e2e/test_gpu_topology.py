@@ -12,16 +12,16 @@ from testing.waiting import wait_until
 CONFIG = Path(__file__).parents[2] / "config"
 
 
-def test_all_backends_that_share_a_device_are_asked(demo_models: Path, tmp_path: Path) -> None:
+def test_all_backends_that_share_a_device_are_asked(light_models: Path, tmp_path: Path) -> None:
     """What is computed is the sum of both: the benchmark refuses any other number of rows."""
     device = PacedDevice()
     config = Path(copytree(CONFIG, tmp_path / "config"))
     texts = iter(sentences(8192, seed=8))
     with (
         System(
-            tmp_path / "data", models=demo_models, config=config, environment=device.environment()
+            tmp_path / "data", models=light_models, config=config, environment=device.environment()
         ) as system,
-        sharing_backends(system, demo_models, config, device.environment(), count=2) as backends,
+        sharing_backends(system, light_models, config, device.environment(), count=2) as backends,
     ):
         pipeline = Pipeline(system, backends)
 

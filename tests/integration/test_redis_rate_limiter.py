@@ -163,7 +163,7 @@ async def test_a_lease_never_adds_to_a_full_bucket(redis: Redis) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     capacity=st.integers(1, 200),

@@ -156,7 +156,7 @@ async def test_what_is_held_for_a_caller_that_left_goes_back(redis: Redis) -> No
         assert (await limiter.admit([charge(3, of=PLACES, is_reserved=True)])).allowed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     capacity=st.integers(2, 200),
     window=st.floats(0.5, 60.0),

@@ -101,7 +101,7 @@ async def test_an_item_has_its_time_although_others_have_the_cores(tmp_path: Pat
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
         host = await backend.answer("own", Task.INFER, 0.0)
         with without_a_core(host):
-            (outcome,) = await backend.ask("own", Task.INFER, [0.05])
+            (outcome,) = await backend.ask("own", Task.INFER, [0.02])
 
     assert isinstance(outcome, Done) or outcome.retryable, outcome
 

@@ -1,8 +1,9 @@
 """Each module of `training` runs as its documentation says, on a handful of texts."""
 
 import csv
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from testing.model_repository import DIMENSIONS, write_encoder
 
+Run = Callable[..., str]
 WORDS = ["good", "film", "card", "money", "paris", "bad"]
 SENTENCES = "".join(
     [f"paris B-{kind}\ncard I-{kind}\nis O\ngood O\n\n" for kind in ("PER", "LOC", "ORG", "MISC")]
@@ -33,16 +35,21 @@ def texts(count: int) -> list[str]:
     return [f"{number} {' '.join(words[number : number + 3])} {number}" for number in range(count)]
 
 
-def run(module: str, *options: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", f"training.{module}", *map(str, options)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a module as `python -m` does, in this process, and return what it prints."""
+
+    def run_module(module: str, *options: object) -> str:
+        monkeypatch.setattr(sys, "argv", [module, *map(str, options)])
+        code = None
+        try:
+            runpy.run_module(f"training.{module}", run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        assert not code
+        return capsys.readouterr().out
+
+    return run_module
 
 
 def head(path: Path) -> list[tuple[int, ...]]:
@@ -59,7 +66,7 @@ def write_intents(path: Path, count: int) -> Path:
     return path
 
 
-def test_intents_are_trained(models: Path, tmp_path: Path) -> None:
+def test_intents_are_trained(models: Path, tmp_path: Path, run: Run) -> None:
     output = tmp_path / "intents.npz"
 
     said = run(
@@ -73,7 +80,7 @@ def test_intents_are_trained(models: Path, tmp_path: Path) -> None:
     assert head(output) == [(DIMENSIONS, 3)]
 
 
-def test_both_heads_of_sentiment_are_trained(models: Path, tmp_path: Path) -> None:
+def test_both_heads_of_sentiment_are_trained(models: Path, tmp_path: Path, run: Run) -> None:
     data, large, small = (tmp_path / name for name in ("sst2.parquet", "large.npz", "small.npz"))
     rows = {"idx": range(96), "sentence": texts(96), "label": list(islice(cycle([0, 1]), 96))}
     pq.write_table(pa.table({name: list(values) for name, values in rows.items()}), data)
@@ -89,7 +96,8 @@ def test_both_heads_of_sentiment_are_trained(models: Path, tmp_path: Path) -> No
     assert head(large) == head(small) == [(DIMENSIONS, 2)]
 
 
-def test_entities_are_trained(models: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Got `batch_size` less than 1")  # there are few texts
+def test_entities_are_trained(models: Path, tmp_path: Path, run: Run) -> None:
     files = []
     for name in ("wikigold", "train", "test"):
         files.append(tmp_path / f"{name}.conll")
@@ -107,5 +115,5 @@ def test_entities_are_trained(models: Path, tmp_path: Path) -> None:
     assert head(output) == [(DIMENSIONS, 128), (128, 9)]
 
 
-def test_the_evaluation_says_what_it_needs() -> None:
+def test_the_evaluation_says_what_it_needs(run: Run) -> None:
     assert "--banking" in run("evaluate", "--help")

@@ -41,25 +41,22 @@ async def tenant(admin: httpx.AsyncClient) -> str:
 
 
 @pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+async def test_a_model_that_nobody_serves_is_refused_by_name(
+    admin: httpx.AsyncClient, tenant: str
+) -> None:
+    for method, path, body in [
         ("POST", "/admin/keys", {"tenant": "acme", "models": ["sentiment", "sentimnet"]}),
         ("POST", "/admin/keys", {"tenant": "acme", "limits": [RULE | {"model": "sentimnet"}]}),
         ("PUT", "/admin/tenants/acme/limits", [RULE | {"model": "sentimnet"}]),
         ("POST", "/admin/tenants", {"id": "new", "limits": [RULE | {"model": "sentimnet"}]}),
         ("POST", "/admin/cache/purge", {"model": "sentimnet"}),
-    ],
-)
-async def test_a_model_that_nobody_serves_is_refused_by_name(
-    admin: httpx.AsyncClient, tenant: str, method: str, path: str, body: object
-) -> None:
-    problem = refused(await admin.request(method, path, json=body), 400, "invalid_request")
+    ]:
+        problem = refused(await admin.request(method, path, json=body), 400, "invalid_request")
 
-    assert "`sentimnet`; did you mean `sentiment`?" in problem["detail"]
-    assert (await admin.get("/admin/keys")).json()["keys"] == []
-    listed = (await admin.get("/admin/tenants")).json()["tenants"]
-    assert [(each["id"], each["limits"]) for each in listed] == [(tenant, [])]
+        assert "`sentimnet`; did you mean `sentiment`?" in problem["detail"]
+        assert (await admin.get("/admin/keys")).json()["keys"] == []
+        listed = (await admin.get("/admin/tenants")).json()["tenants"]
+        assert [(each["id"], each["limits"]) for each in listed] == [(tenant, [])]
 
 
 @pytest.mark.usefixtures("serving")
@@ -83,46 +80,41 @@ async def test_models_that_are_served_broken_or_in_the_document_are_known(
 
 
 @pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize(
-    ("document", "field"),
-    [
+async def test_a_document_that_names_an_unknown_model_is_refused_with_its_place(
+    admin: httpx.AsyncClient,
+) -> None:
+    for document, field in [
         ("models:\n  sentimnet: {scope: shared}\n", "models.sentimnet"),
         (
             "limits:\n  key:\n  - {name: a, unit: items, capacity: 1, window: 1, model: sentimnet}",
             "limits.key[0].model",
         ),
         ("prices:\n  - {model: sentimnet, since: '2031-01-01'}\n", "prices[0].model"),
-    ],
-)
-async def test_a_document_that_names_an_unknown_model_is_refused_with_its_place(
-    admin: httpx.AsyncClient, document: str, field: str
-) -> None:
-    answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
-    problem = refused(answer, 422, "invalid_configuration")
+    ]:
+        answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
+        problem = refused(answer, 422, "invalid_configuration")
 
-    assert problem["field"] == field
-    assert problem["line"] >= 2
-    assert "did you mean `sentiment`?" in problem["detail"]
-    assert "planned: true" in problem["detail"]
+        assert problem["field"] == field
+        assert problem["line"] >= 2
+        assert "did you mean `sentiment`?" in problem["detail"]
+        assert "planned: true" in problem["detail"]
 
 
 @pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize(
-    ("models", "status"), [("{}", 422), ("{sentiment: {enabled: false}}", 200)]
-)
 async def test_a_document_that_takes_a_served_model_from_all_pools_is_refused(
-    admin: httpx.AsyncClient, models: str, status: int
+    admin: httpx.AsyncClient,
 ) -> None:
-    pool = "{name: one, models: [others], backends: [{id: eu-0, url: 'http://127.0.0.1:9'}]}"
-    document = f"regions: [{{name: eu, pools: [{pool}]}}]\nmodels: {models}\n"
+    for models, status in [("{}", 422), ("{sentiment: {enabled: false}}", 200)]:
+        pool = "{name: one, models: [others], backends: [{id: eu-0, url: 'http://127.0.0.1:9'}]}"
+        document = f"regions: [{{name: eu, pools: [{pool}]}}]\nmodels: {models}\n"
 
-    answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
+        answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
 
-    assert answer.status_code == status
-    if status == 422:
-        problem = refused(answer, 422, "invalid_configuration")
-        assert problem["detail"].startswith("no backend would serve `sentiment`")
-        assert problem["field"] == "regions"
+        assert answer.status_code == status
+        if status == 422:
+            problem = refused(answer, 422, "invalid_configuration")
+            assert problem["detail"].startswith("no backend would serve `sentiment`")
+            assert problem["field"] == "regions"
 
 
 async def test_while_no_backend_has_been_heard_of_names_are_taken_as_they_are(
@@ -135,31 +127,26 @@ async def test_while_no_backend_has_been_heard_of_names_are_taken_as_they_are(
     assert (published.status_code, made.status_code) == (200, 201)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
+async def test_a_tenant_that_there_is_not_is_refused_by_name(admin: httpx.AsyncClient) -> None:
+    for method, path, body in [
         ("POST", "/admin/keys", {"tenant": "nobody"}),
         ("GET", "/admin/keys?tenant=nobody", None),
         ("PUT", "/admin/tenants/nobody/limits", [RULE]),
         ("POST", "/admin/cache/purge", {"tenant": "nobody"}),
         ("GET", "/admin/usage?tenant=nobody", None),
         ("GET", "/admin/regions/shares?tenant=nobody", None),
-    ],
-)
-async def test_a_tenant_that_there_is_not_is_refused_by_name(
-    admin: httpx.AsyncClient, method: str, path: str, body: object
-) -> None:
-    problem = refused(await admin.request(method, path, json=body), 404, "not_found")
+    ]:
+        problem = refused(await admin.request(method, path, json=body), 404, "not_found")
 
-    assert "`nobody`" in problem["detail"]
+        assert "`nobody`" in problem["detail"]
 
 
-@pytest.mark.parametrize("path", ["keys", "usage", "regions/shares"])
-async def test_null_is_a_name_like_any_other(admin: httpx.AsyncClient, path: str) -> None:
+async def test_null_is_a_name_like_any_other(admin: httpx.AsyncClient) -> None:
     """It does not stand for all tenants."""
-    problem = refused(await admin.get(f"/admin/{path}?tenant=null"), 404, "not_found")
+    for path in ["keys", "usage", "regions/shares"]:
+        problem = refused(await admin.get(f"/admin/{path}?tenant=null"), 404, "not_found")
 
-    assert "`null`" in problem["detail"]
+        assert "`null`" in problem["detail"]
 
 
 async def test_a_key_that_would_have_expired_is_refused(

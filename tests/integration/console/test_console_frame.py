@@ -97,24 +97,19 @@ async def test_a_session_ends_after_its_life(operator: httpx.AsyncClient, clock:
     assert (before.status_code, after.status_code) == (200, 303)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+async def test_a_change_from_elsewhere_is_refused(operator: httpx.AsyncClient) -> None:
+    for headers in [
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": "http://admin", "sec-fetch-site": "cross-site"},
         {"origin": "http://admin", "sec-fetch-site": "same-site"},
         {"x-csrf-token": "other"},
         {"x-csrf-token": ""},
-    ],
-)
-async def test_a_change_from_elsewhere_is_refused(
-    operator: httpx.AsyncClient, headers: dict[str, str]
-) -> None:
-    refused = await operator.post("/console/logout", headers=headers)
+    ]:
+        refused = await operator.post("/console/logout", headers=headers)
 
-    assert refused.status_code == 403
-    assert (await operator.get("/console")).status_code == 200
+        assert refused.status_code == 403
+        assert (await operator.get("/console")).status_code == 200
 
 
 async def test_who_does_not_say_where_a_change_comes_from_is_refused(

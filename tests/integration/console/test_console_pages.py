@@ -267,23 +267,18 @@ async def test_a_shadow_is_added_and_all_is_rolled_back(
     assert ledger.plans.plan("mood").plan is None
 
 
-@pytest.mark.parametrize(
-    ("form", "status", "text"),
-    [
+async def test_a_split_that_cannot_be_served_is_refused(operator: httpx.AsyncClient) -> None:
+    for form, status, text in [
         ({"weight-1": "0"}, 400, "at least one revision"),
         ({"weight-1": "-1"}, 400, "whole numbers"),
         ({"weight-x": "1"}, 400, "numbers of folders"),
         ({"weight-3": "1"}, 422, "it is broken"),
         ({"weight-1": "9" * 30}, 400, "at most 9 digits"),
-    ],
-)
-async def test_a_split_that_cannot_be_served_is_refused(
-    operator: httpx.AsyncClient, form: dict[str, str], status: int, text: str
-) -> None:
-    refused = await operator.post("/console/models/mood/split", data=form, headers=_HTMX)
+    ]:
+        refused = await operator.post("/console/models/mood/split", data=form, headers=_HTMX)
 
-    assert refused.status_code == status
-    assert text in refused.text
+        assert refused.status_code == status
+        assert text in refused.text
 
 
 async def test_a_shadow_without_sense_is_refused(operator: httpx.AsyncClient) -> None:
