@@ -89,7 +89,7 @@ def run(*, duration: float, away: float) -> LimitsResult:
 
 
 def run_on(gateway: Gateway, state: Valkey, *, duration: float, away: float) -> LimitsResult:
-    """Run for `duration` seconds, `away` of them without Redis; return how well limits were kept."""
+    """Run for `duration` seconds, `away` of them without Redis; return how limits were kept."""
     # Computed before anything is sent: how long workers may believe that Redis is away.
     unaware = away + _BREAKER + _TIMEOUT if away else 0.0
     by_share = local_share(RULE, share=_SHARE, workers=WORKERS, away=unaware) if away else 0.0
