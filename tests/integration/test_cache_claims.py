@@ -118,6 +118,21 @@ async def test_a_claim_by_a_look_up_that_nobody_takes_ends_when_it_is_released(
         assert not cache.has_claimed(keys[:1])
 
 
+async def test_what_another_worker_has_claimed_or_stored_is_not_released(valkey: str) -> None:
+    claimed, stored = cache_key("claimed"), cache_key("stored")
+    async with cache_at(valkey) as cache, cache_at(valkey) as other:
+        assert await other.claim([claimed]) == [False]
+        other.store(stored, entry("stored", at=NOW))
+        await written(other, 1)
+
+        cache.release([claimed, stored])
+        tier = cache._remote
+        assert isinstance(tier, RedisTier)
+        await until(lambda: len(tier._tasks) == 0, what="it is released")
+
+        assert await cache.claim([claimed, stored]) == [True, True]
+
+
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_a_look_up_whose_caller_is_cancelled_leaves_no_claim(
     valkey: str, *, is_read: bool

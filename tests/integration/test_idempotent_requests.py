@@ -94,7 +94,10 @@ async def stage(
                 cache.url,
                 [stub],
                 state_url=state.url,
-                rules=(Rule(name="year", unit="requests", capacity=10_000, window=1e9),),
+                rules=(
+                    Rule(name="year", unit="requests", capacity=10_000, window=1e9),
+                    Rule(name="once", unit="requests", capacity=1, window=1e9, model="absent"),
+                ),
                 idempotency={"lease": _LEASE},
                 cache={"lease": 0},
             )
@@ -119,11 +122,12 @@ async def ask(
     key: str,
     *texts: str,
     path: str = "/v1/classify",
+    model: str = "stub",
     on_error: str = "",
     **headers: str,
 ) -> Response:
     named = {"idempotency-key": key} if key else {}
-    fields = {"on_error": on_error} if on_error else {}
+    fields = {"model": model} | ({"on_error": on_error} if on_error else {})
     body = classify(*(texts or (f"the text of {key}",)), **fields)
     async with worker.connect() as connection:
         await connection.send(post(path, body, headers=named | headers))
@@ -323,6 +327,16 @@ async def test_errors_that_a_retry_may_mend_are_not_replayed_and_others_are(
     assert again.body == bad.body
     assert again.headers["idempotency-replayed"] == "true"
     assert scene.billed(tmp_path) == 1
+
+
+async def test_neither_a_missing_model_nor_a_used_up_limit_is_replayed(
+    scene: Scene, key: str
+) -> None:
+    workers = (scene.one, scene.two, scene.one)
+    answers = [await ask(worker, key, model="absent") for worker in workers]
+
+    assert [answer.status for answer in answers] == [404, 429, 429]
+    assert not any("idempotency-replayed" in answer.headers for answer in answers)
 
 
 async def test_an_answer_that_lacks_items_is_neither_replayed_nor_the_bill_of_the_retry(

@@ -82,6 +82,22 @@ def test_looking_for_expired_keys_changes_nothing_where_none_is() -> None:
     assert (ring.find(lasting.encode()), ring.find(ending.encode())) == (ACME, None)
 
 
+@pytest.mark.parametrize("is_lasting_first", [True, False])
+def test_a_lasting_secret_is_not_that_of_a_key_which_had_it_before(
+    *, is_lasting_first: bool
+) -> None:
+    secret = new_key()
+    digest = bytes.fromhex(hash_key(secret))
+    former = msgspec.structs.replace(GLOBEX, expires=100)
+    pages = [{ACME.key: [(digest, ACME)]}, {former.key: [(digest, former)]}]
+    ring = KeyRing({})
+
+    for page in pages if is_lasting_first else reversed(pages):
+        ring.replace_keys(page)
+
+    assert ring.find(secret.encode()) is ACME
+
+
 def test_origins_and_bounds_are_those_of_the_keys_that_are_valid() -> None:
     a, b = "https://a.example", "https://b.example"
     texts = [new_key() for _ in range(3)]

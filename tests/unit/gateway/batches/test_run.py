@@ -1,6 +1,7 @@
 """A batch runs to its end, whatever some of its lines do."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.window import CongestionWindow
 from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
+from gateway.storage.base import Write
 from gateway.storage.build import file_object
 from gateway.storage.disk import DiskStorage
 from tests.support.batches import request_line
@@ -48,6 +50,18 @@ class Outage(Echo):
         elif self._others:
             return Reply(status=503, headers=_JSON, body=b"{}")
         return await super().ask(batch, request_id, body, late=late, left=left)
+
+
+class BrokenStorage(DiskStorage):
+    """Stores no part."""
+
+    @override
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Write]:
+        if name.startswith("parts/"):
+            raise ConnectionAbortedError("the storage has gone")
+        with super().writing(name) as write:
+            yield write
 
 
 class RunScene:
@@ -139,3 +153,14 @@ async def test_lines_that_wait_keep_no_others(scene: RunScene) -> None:
     content = b"".join(scene.storage.read(file_object(run.batch.output_file)))
     ids = [msgspec.json.decode(line)["custom_id"] for line in content.splitlines()]
     assert ids == [f"l-{number}" for number in range(10)]
+
+
+async def test_a_part_is_noted_only_once_its_results_are_stored(
+    scene: RunScene, tmp_path: Path
+) -> None:
+    scene.storage = BrokenStorage(tmp_path / "stored")
+
+    with pytest.raises(ConnectionAbortedError):
+        await scene.run([request_line("l-0", ["up"])], Echo())
+
+    assert scene.ledger.batches.get("acme", "batch_a").parts == ()

@@ -87,14 +87,18 @@ def test_seeking_goes_to_the_record_after(log: EventLog, tmp_path: Path) -> None
         assert read_sequences(reader) == list(range(sequence + 1, 101))
 
 
-def test_only_segments_that_are_committed_wholly_are_deleted(log: EventLog, tmp_path: Path) -> None:
+@pytest.mark.parametrize("committed", range(40, 80))
+def test_only_segments_that_are_committed_wholly_are_deleted(
+    log: EventLog, tmp_path: Path, committed: int
+) -> None:
     fill(log, 100)
     reader = LogReader(tmp_path / log.id)
 
-    reader.seek(60)
+    reader.seek(100)
     assert reader.committed_segments(0) == []
-    assert discard(reader, 60) > 0
-    assert read_sequences(reader) == list(range(61, 101))
+    assert discard(reader, committed) > 0
+    reader.seek(committed)
+    assert read_sequences(reader) == list(range(committed + 1, 101))
 
 
 def test_a_segment_is_not_deleted_before_the_reader_has_left_it(

@@ -18,7 +18,7 @@ from gateway.inference.interfaces import SharedCache
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.tasks import CallbackBatch
 from gateway.telemetry.tracing import Tracer
-from gateway.types import CacheDirectives, Caller, Criticality, ItemFailure, Source
+from gateway.types import CacheDirectives, Caller, Criticality, ItemFailure, KeyId, Source
 from testing.waiting import until
 from tests.integration.test_stored_answers_of_shared_models import ClaimedByNobody
 from tests.support.dispatching import dispatch
@@ -76,6 +76,19 @@ async def test_those_that_differ_are_works_of_their_own() -> None:
 
     bodies = [[item.body for item in work.items] for work in scene.runner.works]
     assert sorted(bodies) == [[b"a", b"h"], [b"b"], [b"c"], [b"d"], [b"e"], [b"f", b"g"]]
+
+
+async def test_the_work_of_each_key_is_charged_to_its_own_limits() -> None:
+    scene = Scene()
+    deadline = scene.loop_time() + 60.0
+    first, caller = scene.prepared("a", deadline=deadline)
+    second, _ = scene.prepared("b", deadline=deadline)
+    other = replace(caller, principal=replace(caller.principal, key=KeyId("other")))
+
+    await asyncio.gather(scene.inference.infer(first, caller), scene.inference.infer(second, other))
+
+    charged = [(work.principal, work.items[0].body) for work in scene.runner.works]
+    assert charged == [(caller.principal, b"a"), (other.principal, b"b")]
 
 
 async def test_they_are_as_many_works_as_calls_have_room_for() -> None:

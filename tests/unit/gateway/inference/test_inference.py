@@ -338,6 +338,21 @@ async def test_who_joined_is_shed_with_the_leader_unless_it_matters_more(
     assert [work.criticality for work in scene.runner.works[1:]] == [joins] * is_tried_again
 
 
+async def test_who_joined_is_not_refused_by_the_limit_of_the_leader(anyio_backend: str) -> None:
+    scene = Scene(runner=FailsOnce())
+    scene.runner.gate.clear()
+    scene.runner.failure = ItemFailure(status=429, code="rate_limited", detail="Later.")
+    leader = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+    joined = asyncio.create_task(scene.ask("a"))
+    await until(lambda: scene.flights.statistics().joined == 1)
+
+    scene.runner.gate.set()
+
+    assert sources(await leader) == [_FAILED]
+    assert sources(await joined) == [_COMPUTED]
+
+
 async def test_equal_items_of_a_request_that_is_over_its_limit_are_refused_together(
     scene: Scene,
 ) -> None:

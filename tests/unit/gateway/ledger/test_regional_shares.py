@@ -174,6 +174,17 @@ def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
     assert sum(used.values()) == QUOTA.capacity
 
 
+def test_workers_of_a_region_that_need_a_quota_are_granted_it_once(regions: Regions) -> None:
+    workers = [regions.worker("eu", "0"), regions.worker("eu", "1")]
+    for worker in workers:
+        worker.capacity("q", of=QUOTA)
+
+    for worker in workers:
+        worker.report()
+
+    assert [worker.capacity("q", of=QUOTA) for worker in workers] == [500, 500]
+
+
 def test_a_report_asks_for_so_many_quotas_and_the_next_for_the_rest(regions: Regions) -> None:
     worker = regions.worker("eu")
     names = [f"rl:{{tenant {number}}}:t:month" for number in range(700)]

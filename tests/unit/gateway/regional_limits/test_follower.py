@@ -84,6 +84,20 @@ async def test_without_the_store_the_share_holds_for_its_lease_and_then_little()
     assert shares.rule("b", LIMIT).capacity == 60
 
 
+def test_a_lease_counts_from_when_the_report_was_sent() -> None:
+    clock, store = Clock(), Store()
+    shares = shares_of(clock)
+
+    sent_at = clock()
+    answer = store.report(shares.report(), lease=LEASE, longest=1.0)
+    clock.advance(LEASE - 0.1)
+    shares.apply(answer, sent_at=sent_at)
+    before = shares.rule("b", LIMIT).capacity
+    clock.advance(0.1)
+
+    assert (before, shares.rule("b", LIMIT).capacity) == (60, 10)
+
+
 async def test_who_never_reached_the_store_admits_little() -> None:
     clock, store = Clock(), Store()
     shares = shares_of(clock)

@@ -84,6 +84,7 @@ async def test_calls_of_one_tick_travel_as_one_and_each_gets_its_own() -> None:
         {"task": Task.EMBED},
         {"parameters": b"\x81\xa5top_k\x01"},
         {"lane": "bulk"},
+        {"truncate": False},
     ],
 )
 async def test_calls_that_differ_travel_apart(unlike: dict[str, Any]) -> None:
