@@ -95,7 +95,7 @@ def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> 
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without variables that name the clone or configure the gateway."""
+    """Return the environment without what contains the clone's path or configures the gateway."""
     return {
         name: value
         for name, value in os.environ.items()  # noqa: TID251 - passed on to programs

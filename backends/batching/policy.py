@@ -112,8 +112,8 @@ class _Batch:
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
         """Add rows of `waiting` that are not in `without`, while the batch ends within `limit`.
 
-        The batch has its first row already. If `without` is empty, that row is in `waiting`, too, and
-        is skipped.
+        The batch has its first row already. If `without` is empty, that row is in `waiting`, too,
+        and is skipped.
         """
         anchor = self._anchor
         for _, length in sorted([(abs(length - anchor), length) for length in waiting]):

@@ -130,8 +130,8 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
 def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
     """Refuse a configuration with labels that the model does not have.
 
-    Such labels could never be flagged. The check is needed although publishing a document checks
-    its labels: the model may be served only after the publication.
+    Such labels could never be flagged. Publishing a document checks its labels, too, but
+    only if the model is already served then.
 
     Raises:
         InvalidRequest: the model does not have a label. The message names the first such label.

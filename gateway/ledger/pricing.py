@@ -32,7 +32,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The price's name on invoices. It does not depend on the document that has the price."""
+        """The price's name on invoices. It is the same in every version of the document."""
         kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
         return f"{self.entry.model}@{self.entry.since}{kind}"
 

@@ -30,7 +30,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
-        """Charge the computed `rows` and `tokens`, and return the rest of the reserved units."""
+        """Charge the computed `rows` and `tokens`; give the other units back to the limits."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
         for charge, reservation in zip(self.charges, self.reservations, strict=True):
             reservation.settle(spent[charge.rule.unit])

@@ -172,7 +172,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 
 
 def _models(run: SectionRun) -> None:
-    """Measure misses with several numbers of models, all heads of one encoder.
+    """Measure misses with few and with many models, each of which is a head of one encoder.
 
     Each request is for a random one of the models.
     """

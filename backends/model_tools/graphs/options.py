@@ -28,7 +28,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `gathered` uses `MultiHeadAttention`. All other nodes compute real tokens only. It suits CPUs,
       and must be in fp32.
     - `plain` uses only ONNX's own operators, which TensorRT and OpenVINO fuse. It must be in fp32,
-      because these runtimes round it themselves.
+      because these runtimes convert it themselves.
     - `packed` uses `PackedMultiHeadAttention`, which gets separate query, key and value without
       padding. It suits the flash kernels. It needs CUDA, and cannot become a CUDA graph.
     - `packed-qkv` is like `packed`, but query, key and value are one interleaved product.
