@@ -279,6 +279,16 @@ def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
     assert "`--new-tenant`" in result.output
 
 
+def test_a_second_key_needs_no_new_tenant() -> None:
+    conflict = b'{"status":409,"code":"conflict","detail":"the tenant `acme` exists already"}'
+
+    with listener(REFUSED.replace(b"400 Bad Request", b"409 Conflict") + conflict) as (there, _):
+        result = run("keys", "create", "acme", "--new-tenant", *there)
+
+    assert result.exit_code == 4
+    assert "`acme` exists already: leave out `--new-tenant`" in result.output
+
+
 def test_a_budget_is_set_shown_and_removed() -> None:
     budget = {"amount": "250.00", "currency": "EUR", "month": "2026-11"}
     shown = msgspec.json.encode(budget | {"spent": "1.5", "remaining": "248.5"})
