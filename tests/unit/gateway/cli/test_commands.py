@@ -137,6 +137,20 @@ def test_up_on_a_busy_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert line.endswith("`--port`")
 
 
+def test_a_gateway_on_a_busy_port_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        monkeypatch.setenv("SLUICEGATE_PORT", str(busy.getsockname()[1]))
+        monkeypatch.setenv("SLUICEGATE_CONFIG", str(CONFIG))
+        monkeypatch.setenv("SLUICEGATE_DATA_DIR", str(tmp_path))
+
+        result = run("gateway", "--workers", "1")
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith("choose another port with `SLUICEGATE_PORT`\n")
+
+
 def test_without_a_running_instance_a_command_says_how_to_name_one(tmp_path: Path) -> None:
     (tmp_path / "admin-key").write_text("kept-by-up-0123456789\n")
 
