@@ -91,6 +91,11 @@ class InvalidItem(InvalidRequest):
 class AuthenticationFailed(ApiError):
     """Reports an API key that is missing, unknown, revoked or expired."""
 
+    def __init__(self, problem: "Problem", response: httpx.Response) -> None:
+        super().__init__(problem, response)
+        if "Authorization" not in response.request.headers:
+            self.args = (f"{self}; set `SLUICEGATE_KEY` or pass `key`",)
+
 
 class BudgetExhausted(ApiError):
     """Reports that the tenant's monthly budget is used up."""

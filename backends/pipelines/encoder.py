@@ -367,8 +367,8 @@ class Encoder:
         if not self._truncate and characters > self._max_characters:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {characters} characters; `{self._name}` reads at most "
-                f"{self._max_tokens} tokens; shorten it",
+                f"the text has {characters} characters; the encoder `{self._name}` reads "
+                f"at most {self._max_tokens} tokens; shorten it",
             )
         if max(map(len, parts)) <= self._max_characters:
             return text
@@ -393,8 +393,8 @@ class Encoder:
             tokens = f"{truncated_from} tokens or more" if is_cut else f"{truncated_from} tokens"
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {tokens}; `{self._name}` reads at most {self._max_tokens}; shorten "
-                "it, or leave out `truncate`",
+                f"the text has {tokens}; the encoder `{self._name}` reads at most "
+                f"{self._max_tokens}; shorten it, or leave out `truncate`",
             )
         caller.truncated_from = max(caller.truncated_from, truncated_from)
 
@@ -402,8 +402,8 @@ class Encoder:
         if len(encoding.ids) > self._max_tokens:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(encoding.ids)} tokens; `{self._name}` reads at most "
-                f"{self._max_tokens}; shorten it",
+                f"the text has {len(encoding.ids)} tokens; the encoder `{self._name}` reads at "
+                f"most {self._max_tokens}; shorten it",
             )
         if is_cut and len(encoding.ids) < self._max_tokens:
             # The text after the cut may matter, but is too long to tokenize.

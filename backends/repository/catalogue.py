@@ -22,6 +22,8 @@ from backends.repository.model import Model, read_model
 from backends.repository.serving import FILE, read_serving
 from backends.repository.triton import FILE as TRITON, read_triton
 
+_MOST_NAMED = 10
+
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds all revisions of a model; `shares` has the traffic weights of revisions that answer.
@@ -248,7 +250,11 @@ def _check_revisions(
 ) -> None:
     for number in (*shares, *named_apart):
         if number not in numbers:
-            raise ModelProblem(f"{where}: there is no revision `{number}`")
+            newest = sorted(numbers, key=int)[-_MOST_NAMED:]
+            raise ModelProblem(
+                f"{where}: there is no revision `{number}`; choose from "
+                + ", ".join(f"`{each}`" for each in newest)
+            )
     if shadow is not None and shadow.revision in shares:
         raise ModelProblem(
             f"{where}: the `shadow` is revision `{shadow.revision}`, which serves answers too; "

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 
 _WORKERS_TIMEOUT = 5.0
+_MOST_NAMED = 10
 _REGION: Schema = {"description": "A region of the document.", "example": "eu"}
 _BACKEND: Schema = {
     "description": "The id of a backend, or of an entry with a DNS name.",
@@ -110,13 +112,10 @@ class BackendChanges(NamedTuple):
     async def _check(self, region: str, backend: str) -> None:
         """Raise `NotFound` unless the document has the backend or a DNS name of it."""
         document = await self.active.document()
-        entries = [
-            placed
-            for entry in document.regions
-            if entry.name == region
-            for pool in entry.pools
-            for placed in pool.backends
-        ]
+        regions = {entry.name: entry for entry in document.regions}
+        if region not in regions:
+            raise NotFound(f"there is no region `{region}`{_choices(regions)}")
+        entries = [placed for pool in regions[region].pools for placed in pool.backends]
         if any(placed.id == backend for placed in entries):
             return
         if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
@@ -125,7 +124,8 @@ class BackendChanges(NamedTuple):
             # same address gets items.
             if _views(seen, backend) or backend in await self.control.drained():
                 return
-        raise NotFound(f"there is no backend `{backend}` in region `{region}`")
+        known = _choices(placed.id for placed in entries)
+        raise NotFound(f"there is no backend `{backend}` in region `{region}`{known}")
 
 
 class RegionsController(Controller):
@@ -246,6 +246,13 @@ class RegionsController(Controller):
         The status is 200 if every worker has applied the change, and 202 if some have not yet.
         """
         return await backends.change(region, backend, drained=False, actor=operator.name)
+
+
+def _choices(names: Iterable[str]) -> str:
+    """Return the end of an error message that says which names exist."""
+    known = [f"`{name}`" for name in names]
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    return f"; choose from {', '.join(known[:_MOST_NAMED])}{more}" if known else ""
 
 
 def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:

@@ -8,9 +8,10 @@ import click
 import msgspec
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
-from gateway.cli.failures import Failure, UnconfirmedFailure
+from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
 from gateway.cli.key_states import key_state
 from gateway.cli.tables import print_table
+from gateway.errors import Conflict
 from gateway.supervisor.errors import ExitCode
 
 _AT_ONCE = 1000
@@ -54,7 +55,11 @@ def create(
 ) -> None:
     """Create a key of TENANT, and print its secret. The secret is not shown again."""
     if new_tenant:
-        client.request("POST", "/admin/tenants", body={"id": tenant})
+        answer = client.request(
+            "POST", "/admin/tenants", body={"id": tenant}, accept_code=Conflict.code
+        )
+        if answer.get("code") == Conflict.code:
+            raise Failure(f"{answer['detail']}: leave out `--new-tenant`", ADMIN_REFUSED)
     body: dict[str, object] = {"tenant": tenant, "name": name, "models": list(models) or None}
     # Left out if empty, because a listener of the previous version does not know these fields.
     body |= {"origins": origins} if origins else {}

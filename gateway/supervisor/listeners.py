@@ -43,7 +43,7 @@ def open_listeners(
         CannotStart: the port is in use.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(claim(port))
+        stack.enter_context(claim(port, option=option))
         check_free(host, port, option=option)
         opened = [stack.enter_context(_socket(host)) for _ in range(count)]
         try:
@@ -73,7 +73,7 @@ def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def claim(port: int) -> Iterator[None]:
+def claim(port: int, *, option: str) -> Iterator[None]:
     """While the context lasts, lock `port` against other supervisors.
 
     `check_free` does not notice sockets with `SO_REUSEPORT` that do not listen yet. Without this
@@ -88,7 +88,8 @@ def claim(port: int) -> Iterator[None]:
                 guard.bind(f"\0sluicegate-port-{port}")
             except OSError as error:
                 raise CannotStart(
-                    f"port {port} is used by another sluicegate; stop it or choose another port",
+                    f"port {port} is used by another sluicegate; stop it or choose another port "
+                    f"with `{option}`",
                     exit_code=ExitCode.BUSY,
                 ) from error
         yield

@@ -33,7 +33,7 @@ def run_gateway(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_directory(settings.data_dir, say))
         listeners = stack.enter_context(
-            open_listeners(settings.host, settings.port, workers, option="--port")
+            open_listeners(settings.host, settings.port, workers, option="SLUICEGATE_PORT")
         )
         stack.enter_context(
             reserve_port(settings.host, settings.grpc_port, option="SLUICEGATE_GRPC_PORT")
@@ -41,7 +41,7 @@ def run_gateway(
         admin_listeners: Sequence[socket] = ()
         if admin:
             opened = open_listeners(
-                settings.admin_host, settings.admin_port, 1, option="--admin-port"
+                settings.admin_host, settings.admin_port, 1, option="SLUICEGATE_ADMIN_PORT"
             )
             admin_listeners = stack.enter_context(opened)
         own = directory.settings_of_children(settings)

@@ -241,7 +241,7 @@ async def test_a_refusal_says_tokens_and_limit_and_never_the_text(backend: Backe
     outcome = await failure(backend, "mood", Task.CLASSIFY, "secret " * 40)
 
     assert outcome.code == "input_too_long"
-    assert "`tiny` reads at most 32" in outcome.detail
+    assert "the encoder `tiny` reads at most 32" in outcome.detail
     assert "secret" not in outcome.detail
 
 

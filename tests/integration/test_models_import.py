@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,20 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
     assert message in result.output
     assert len(result.output.splitlines()) == 1
     assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_a_folder_without_a_configuration_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(*_: object) -> None:
+        pytest.fail("the folder was searched")
+
+    monkeypatch.setattr(os, "walk", search)
+
+    result = run("import", tmp_path, "--models", tmp_path / "m", "--name", "large")
+
+    assert result.exit_code == 2
+    assert "has no `config.json`" in result.output
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ async def test_a_check_says_what_would_be_served_and_changes_nothing(models: Pat
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Serving(revisions={"7": 1}), "the operators' plan of `mood`: there is no revision `7`"),
+        (
+            Serving(revisions={"7": 1}),
+            "the operators' plan of `mood`: there is no revision `7`; choose from `1`, `2`, `3`",
+        ),
         (Serving(shadow=Shadow(revision="9")), "there is no revision `9`"),
         (Serving(revisions={"1": 1, "3": 1}), "it builds on `mood@3`, which is broken"),
     ],

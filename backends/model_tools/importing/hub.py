@@ -1,11 +1,11 @@
 """Fetches a model's files from the Hugging Face hub."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from backends.errors import StartProblem
-from backends.model_tools.importing.leftovers import files_of
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -29,10 +29,10 @@ _FILES = (
 
 
 class FoundFolder(NamedTuple):
-    """Holds a local folder, and the names of all the model's files, fetched or not."""
+    """Holds a local folder and, for a model on the hub, the names of all files, fetched or not."""
 
     path: Path
-    files: list[str]
+    files: Sequence[str] = ()
 
 
 def find_folder(source: str, *, revision: str | None) -> FoundFolder:
@@ -45,7 +45,7 @@ def find_folder(source: str, *, revision: str | None) -> FoundFolder:
     if folder.is_dir():
         if revision is not None:
             raise StartProblem(f"`--revision` is only for the hub, but `{source}` is a folder")
-        return FoundFolder(folder, files_of(folder))
+        return FoundFolder(folder)
     if folder.is_file():
         raise StartProblem(f"`{source}` is a file; name its folder")
     if not _NAME.fullmatch(source):

@@ -47,7 +47,7 @@ def import_model(
     *,
     name: str,
     given: Mapping[str, Any],
-    files: Sequence[str] | None = None,
+    files: Sequence[str] = (),
     ignored: Sequence[str] = (),
     variant: VariantOptions | None,
     dry_run: bool,

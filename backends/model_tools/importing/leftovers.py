@@ -5,6 +5,7 @@ or modules are an error. Exception: the operator may name files to ignore.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -50,11 +51,16 @@ _MOST_NAMED = 3
 
 
 def files_of(folder: Path) -> list[str]:
-    """Return the names of all files below a folder, except hidden files."""
-    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(
-        name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)
-    )
+    """Return the names of all files below a folder, except hidden files.
+
+    Entries that vanish meanwhile are left out.
+    """
+    found: list[str] = []
+    for place, folders, names in os.walk(folder):  # unlike `Path.rglob`, it skips what vanishes
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(place, name) for name in names if not name.startswith(".")]
+        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    return sorted(found)
 
 
 def check_leftovers(

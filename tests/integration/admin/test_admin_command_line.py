@@ -152,13 +152,16 @@ def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> N
     listed = run(listener, "regions", "list")
     restored = run(listener, "regions", "restore", "eu", "eu-0", "--json")
     unknown = run(listener, "regions", "drain", "eu", "eu-9")
+    elsewhere = run(listener, "regions", "drain", "us", "eu-0")
 
     assert drained.output.startswith("`eu-0` ")
     assert "eu-0" in listed.output
     assert "(drained)" in listed.output
     assert "by DNS from backends.us:8100" in listed.output
     assert msgspec.json.decode(restored.stdout)["drained"] is False
-    assert (unknown.exit_code, "no backend `eu-9`" in unknown.output) == (4, True)
+    assert (unknown.exit_code, elsewhere.exit_code) == (4, 4)
+    assert "no backend `eu-9` in region `eu`; choose from `eu-0`, `us`" in unknown.output
+    assert "no region `us`; choose from `eu`" in elsewhere.output
 
 
 def test_what_not_every_worker_follows_is_exit_code_1(listener: Settings) -> None:

@@ -22,6 +22,7 @@ from sluicegate import (
 )
 from sluicegate.base_client import BaseClient
 from sluicegate.calls import Outcome, exchange
+from sluicegate.errors import error_of
 from tests.support.clock import Clock
 
 CALL = routes.classify("sentiment", ["a"])
@@ -318,3 +319,15 @@ def test_a_name_that_leads_to_another_route_is_refused(name: str) -> None:
 
 def test_one_group_needs_no_list() -> None:
     assert routes.get_usage(group_by="day").query == routes.get_usage(group_by=["day"]).query
+
+
+def test_a_refusal_without_a_key_says_how_to_set_one() -> None:
+    refused = problem(401, "authentication_failed")
+    with_key = problem(401, "authentication_failed")
+    with_key.request.headers["Authorization"] = "Bearer sk-wrong"
+
+    plain, keyed = error_of(refused), error_of(with_key)
+
+    assert str(plain).endswith("; set `SLUICEGATE_KEY` or pass `key`")
+    assert plain.detail == keyed.detail == "Why."
+    assert "SLUICEGATE_KEY" not in str(keyed)

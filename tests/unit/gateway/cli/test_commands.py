@@ -137,6 +137,20 @@ def test_up_on_a_busy_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert line.endswith("`--port`")
 
 
+def test_a_gateway_on_a_busy_port_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        monkeypatch.setenv("SLUICEGATE_PORT", str(busy.getsockname()[1]))
+        monkeypatch.setenv("SLUICEGATE_CONFIG", str(CONFIG))
+        monkeypatch.setenv("SLUICEGATE_DATA_DIR", str(tmp_path))
+
+        result = run("gateway", "--workers", "1")
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith("choose another port with `SLUICEGATE_PORT`\n")
+
+
 def test_without_a_running_instance_a_command_says_how_to_name_one(tmp_path: Path) -> None:
     (tmp_path / "admin-key").write_text("kept-by-up-0123456789\n")
 
@@ -277,6 +291,16 @@ def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
     assert result.exit_code == 4
     assert "no model `x`. The tenant `acme` is created" in result.output
     assert "`--new-tenant`" in result.output
+
+
+def test_a_second_key_needs_no_new_tenant() -> None:
+    conflict = b'{"status":409,"code":"conflict","detail":"the tenant `acme` exists already"}'
+
+    with listener(REFUSED.replace(b"400 Bad Request", b"409 Conflict") + conflict) as (there, _):
+        result = run("keys", "create", "acme", "--new-tenant", *there)
+
+    assert result.exit_code == 4
+    assert "`acme` exists already: leave out `--new-tenant`" in result.output
 
 
 def test_a_budget_is_set_shown_and_removed() -> None:
