@@ -123,7 +123,9 @@ class Accounts:
     def create_keys(
         self, specs: Sequence[KeySpec], *, new_tenants: bool = False, actor: str = "system"
     ) -> list[Key]:
-        """Create all keys in one transaction. If `new_tenants` is set, create missing tenants, too.
+        """Create the keys that `specs` describe, in one transaction.
+
+        If `new_tenants` is set, tenants that do not exist are created, too.
 
         Raises:
             NotFound: a tenant does not exist, and `new_tenants` is not set.
@@ -148,7 +150,7 @@ class Accounts:
         return [_key(SimpleNamespace(**row)) for row in rows]
 
     def keys(self, tenant: str | None = None) -> list[Key]:
-        """Return the keys of `tenant`, or of all tenants if it is `None`, oldest first.
+        """Return the keys of `tenant`, the oldest first. `None` stands for all tenants.
 
         Revoked and expired keys are included.
         """
@@ -189,13 +191,15 @@ class Accounts:
     def rotate(
         self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
     ) -> Key:
-        """Give a key a new secret for a caller that authenticated with the present secret.
+        """Give a key a new secret, at the request of a caller that sent a valid secret of the key.
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
         caller sent. The sent secret stays valid for `keep` seconds, or until its own expiry or the
-        key's expiry if that is earlier. Any other secret of the key becomes invalid immediately.
-        The key has such a third secret if a caller repeats a rotation because it never received the
-        response with the new secret.
+        key's expiry if that is earlier.
+
+        Any other secret of the key becomes invalid immediately. For example, a caller that never
+        received the response with the new secret rotates again with its old secret. The secret in
+        the lost response then becomes invalid.
 
         Raises:
             NotFound: the key does not exist.
@@ -221,8 +225,8 @@ class Accounts:
     def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
         """Give a key a new secret, at the request of an operator.
 
-        The secret that was newest until now stays valid for `keep` seconds. Any older secret
-        becomes invalid immediately.
+        The present secret stays valid for `keep` seconds, but not beyond the key's expiry. An older
+        secret becomes invalid immediately.
 
         Raises:
             NotFound: the key does not exist.
@@ -367,7 +371,7 @@ def _key(row: Row[Any] | SimpleNamespace) -> Key:
 
 
 def _is_valid(row: Row[Any], key_hash: str, now: int) -> bool:
-    """Return whether `key_hash` belongs to a secret of the key that is valid at `now`."""
+    """Return whether `key_hash` is the hash of a secret of the key, and is valid at `now`."""
     if row.revoked is not None or (row.expires is not None and row.expires <= now):
         return False
     is_former = row.former_hash == key_hash and (row.former_expires or 0) > now

@@ -1,4 +1,4 @@
-"""Counts the tenants that a change of limits or prices would affect, before it is published."""
+"""Counts the tenants that a change of limits or prices will affect once it is published."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class AffectedTenants:
     def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
         """Return the tenants that have used one of `models` this month (UTC).
 
-        With `all_but`, the result also includes the tenants that have used any model outside
+        With `all_but`, the result also includes the tenants that have used a model that is not in
         `all_but`.
         """
         if not models:

@@ -39,7 +39,7 @@ def back_up(url: str, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    # The copy contains hashes of secrets, so at no time may anybody but the owner read it.
+    # Only the owner can ever read the copy, because it contains hashes of secrets.
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     with (
         contextlib.closing(
@@ -47,7 +47,7 @@ def _copy(source: Path, target: Path) -> None:
         ) as old,
         contextlib.closing(sqlite3.connect(target)) as new,
     ):
-        # Copies all pages in one step. SQLite restarts a backup in several steps after every write.
+        # Copies all pages in one step, because SQLite restarts a stepwise backup after every write.
         old.backup(new)
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":

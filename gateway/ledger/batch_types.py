@@ -38,7 +38,7 @@ class BatchState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the state may still change."""
+        """Whether the state can still change."""
         return self not in _ENDED
 
 
@@ -70,7 +70,7 @@ class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     completed: int
     failed: int
     expired: int = 0
-    """How many of the failed lines had not run when the batch job expired."""
+    """How many of the failed lines had not been processed when the batch job expired."""
     size: int = 0
     """The size of the results in bytes."""
 

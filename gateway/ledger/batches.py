@@ -39,11 +39,11 @@ class BatchStore:
         return self._store.clock() // SECOND
 
     def create(self, batch: RequestBatch, *, most_open: int, most_bytes: int) -> None:
-        """Add a batch job. It waits until a process claims it.
+        """Add a batch job, which waits until a process claims it.
 
         Raises:
-            RateLimited: the tenant already has `most_open` open batch jobs or `most_bytes` of
-                files.
+            RateLimited: the tenant already has `most_open` open batch jobs, or more than
+                `most_bytes` bytes of files.
             NotFound: the input file does not exist any more.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
@@ -109,9 +109,10 @@ class BatchStore:
     ) -> RequestBatch | None:
         """Take the lease of an open batch job that no process runs.
 
-        `running` are the batch jobs that the holder already runs. The holder gets a batch job of
-        the tenant with the fewest running batch jobs: the tenant's oldest open one. If `most` or
-        more batch jobs are running, only tenants without a running batch job get one.
+        `running` are the batch jobs that the holder already runs. Among the tenants with available
+        batch jobs, the holder chooses the tenant with the fewest batch jobs in `running`, and takes
+        the tenant's oldest batch job. If `running` has `most` or more batch jobs, the holder takes
+        only a batch job of a tenant that has none in `running`.
 
         Returns:
             The batch job, or `None` if no batch job is available.
@@ -145,7 +146,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew the leases that `holder` still has; return the leased batch jobs' states by id."""
+        """Renew the leases on `batches` that `holder` still has; return those jobs' states by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)
@@ -157,7 +158,7 @@ class BatchStore:
     def change(
         self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
     ) -> RequestBatch:
-        """Replace a stored batch job by the result of calling `change` with it.
+        """Replace a stored batch job by the batch job that `change` returns for it.
 
         Raises:
             LeaseLost: `holder` does not have the lease.

@@ -54,8 +54,8 @@ class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Budgets:
     """Reads and changes budgets. All calls block. Only one thread at a time may call `watch`.
 
-    A tenant's cost is the sum of its invoice before rounding. Only costs in the budget's currency
-    count.
+    A tenant's cost is the sum of its invoice before rounding. Costs in other currencies than the
+    budget's currency are ignored.
     """
 
     def __init__(self, store: Store, audit: Audit, prices: PublishedPrices) -> None:
@@ -77,12 +77,13 @@ class Budgets:
     ) -> Tenant:
         """Replace a tenant's budget; `None` removes it.
 
-        If the former budget was used up, the tenant's requests were refused. They are now admitted
-        again, at least until `watch` runs next.
+        If the tenant's requests were refused because the former budget was used up, they are now
+        admitted again, at least until the next call of `watch`.
 
         Raises:
             NotFound: the tenant does not exist.
-            InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
+            InvalidRequest: the amount or a threshold is invalid, or no price has the budget's
+                currency.
         """
         wanted = None if budget is None else self.checked(budget, prices)
         text = None if wanted is None else msgspec.json.encode(wanted).decode()
@@ -112,10 +113,10 @@ class Budgets:
             return tenant_of(changed)
 
     def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
-        """Return what is left of a tenant's budget this month, or `None` if it has no budget.
+        """Return what is left of a tenant's budget this month, or `None` if there is no budget.
 
-        If a usage event arrives more than an hour late, up to 15 minutes may pass until the status
-        includes its cost.
+        If a usage event arrives more than an hour late, up to 15 minutes can pass until the status
+        includes the event's cost.
         """
         with self._store.reading() as connection:
             text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))
@@ -142,8 +143,8 @@ class Budgets:
         """Compare this month's costs with all budgets; return the newly reached thresholds.
 
         A threshold is recorded the first time it is reached in a month, and a webhook is queued in
-        the same transaction. If a tenant's budget is used up, the tenant is marked, and workers
-        then refuse its requests.
+        the same transaction. If a tenant's budget is used up and has `refuse` set, the tenant is
+        marked, and workers then refuse the tenant's requests.
         """
         now = self._store.clock()
         month = _month(now)
@@ -184,7 +185,7 @@ class Budgets:
         Nothing is recorded if the budget has changed since the costs were computed.
 
         Returns:
-            The thresholds that no other process has recorded before.
+            The thresholds that were not recorded before.
         """
         own = _tenants.c.id == tenant
         with self._store.writing() as connection:
@@ -257,7 +258,7 @@ class Budgets:
         month: str,
         entries: tuple[PriceConfig, ...],
     ) -> Costs:
-        """Return a month's costs: the `former` costs, and the costs since their end."""
+        """Return a month's costs: the `former` costs plus the costs since the end of their time."""
         since, costs = former
         recent = self._costs(tenants, since, month_bounds(month)[1], PriceList(entries))
         return {key: costs.get(key, 0) + recent.get(key, 0) for key in {*costs, *recent}}
@@ -281,10 +282,11 @@ class Budgets:
         return costs
 
     def checked(self, budget: Budget, prices: Sequence[PriceConfig]) -> Budget:
-        """Check a budget; return it with sorted thresholds and its currency filled in.
+        """Check a budget; return a copy with sorted thresholds and with a currency.
 
         Raises:
-            InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
+            InvalidRequest: the amount or a threshold is invalid, or no price has the budget's
+                currency.
         """
         if not _AMOUNT.fullmatch(budget.amount) or not _nanos(budget.amount):
             raise InvalidRequest(
@@ -310,8 +312,8 @@ class Budgets:
 def _later(mark: int | None, other: int | None, now: int) -> int | None:
     """Return the later of two times until which requests are refused, or `None` if both are past.
 
-    Within a month, the cost only grows. A process that has read fewer events than another process
-    computes a lower cost. It must not end the refusal that the other process has begun.
+    A process that has read fewer events than another process computes a lower cost. It must not end
+    a refusal that the other process has begun, because a month's cost only grows.
     """
     later = max(mark or 0, other or 0)
     return later if later > now else None

@@ -1,4 +1,4 @@
-"""Lists dead letters (usage records that could not be counted), and counts or discards them."""
+"""Lists dead letters (usage records that billing rejected), and records or discards them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -64,16 +64,16 @@ class DeadLetters:
             return bytes(_get(connection, number).payload)
 
     def count_events(self, number: int, events: Sequence[RequestEvent], *, actor: str) -> int:
-        """Count the `events` of a dead letter and remove it, in one transaction.
+        """Record the `events` of a dead letter and delete the dead letter, in one transaction.
 
-        Events whose ids have been counted before are skipped.
+        Events whose ids are already recorded are skipped.
 
         Returns:
-            The number of requests that were counted.
+            The number of requests in the newly recorded events.
 
         Raises:
             NotFound: the dead letter does not exist any more.
-            InvalidRequest: a number in an event is too large for the ledger.
+            InvalidRequest: a value in an event does not fit into the ledger.
         """
         if not all(map(is_valid, events)):
             raise InvalidRequest("the numbers of an event are out of range; nothing was counted")
@@ -85,13 +85,16 @@ class DeadLetters:
         return counted
 
     def remove_replayed(self, number: int, *, counted: int, actor: str) -> None:
-        """Remove a dead letter whose events the caller has recorded as a block."""
+        """Delete a dead letter after the caller has recorded its events.
+
+        `counted` is the number of their requests. The audit log states it.
+        """
         with self._store.writing() as connection:
             detail: dict[str, object] = {"counted": counted}
             self._remove(connection, number, actor, "dead_letter.replay", detail)
 
     def discard(self, number: int, *, actor: str) -> DeadLetter:
-        """Delete a dead letter without counting it; return its description.
+        """Delete a dead letter without recording its events; return its description.
 
         Raises:
             NotFound: the dead letter does not exist any more.

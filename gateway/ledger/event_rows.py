@@ -14,8 +14,8 @@ _used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
-"""The most units or requests that one event may have. A 64-bit column then holds the sum of
-millions."""
+"""The most units or requests of one event. A 64-bit column can hold the sum of millions of such
+events."""
 
 
 def is_valid(event: RequestEvent) -> bool:
@@ -45,7 +45,7 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 
 
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
-    """Return rows for `events`; each row holds a run of events.
+    """Return one row for each run of similar `events`.
 
     Events form a run if their ids are consecutive, their times lie in the same second, and their
     values of all columns in `_KIND` are equal. The row of a run has the first event's id, the
@@ -77,7 +77,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
 
 
 def _following(first: str, count: int) -> str:
-    """Return the id `count` places after `first`, if ids are consecutive numbers.
+    """Return the id whose number is higher by `count` than the number at the end of `first`.
 
     The result is empty if `first` does not end in a hexadecimal number.
     """

@@ -83,8 +83,8 @@ class FileStore:
     def hide(self, tenant: str, file: str) -> None:
         """Hide a file before the caller deletes its content and calls `forget`.
 
-        If deleting the content fails, `expired` returns the file later, and its caller deletes the
-        content again.
+        If the caller cannot delete the content, `expired` later returns the file, so that the
+        deletion is tried again.
 
         Raises:
             NotFound: the tenant has no such file.

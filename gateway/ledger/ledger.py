@@ -34,11 +34,11 @@ from gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:
-    """Gives access to the ledger in the SQL database at `url`. Several threads may use it.
+    """Gives access to the ledger in the SQL database at `url`. Several threads can use it.
 
     All calls block. Every call raises `DependencyUnavailable` if the database cannot be reached.
-    The caller may then repeat the call. If the database has no ledger, `create` makes one, and
-    every other call raises `LedgerEmpty`. A statement may take at most `timeout` seconds.
+    The caller can then repeat the call. If the database has no ledger, `create` makes one, and
+    every other call raises `LedgerEmpty`. A statement fails after `timeout` seconds.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Ledger:
         models: Collection[str] | None = None,
         tenants: Collection[str] | None = None,
     ) -> list[GroupUsage]:
-        """Return the usage of one tenant, or of several, from `since` to before `until`.
+        """Return the usage of one or several tenants, from `since` to before `until`.
 
-        If `tenant` is `None`, the usage of `tenants` is returned. `None` for `tenants` or `models`
-        stands for all of them. If usage is grouped by model, requests that were refused before
-        their model was known are left out. Cost is computed with the published prices, or with
-        `prices` if no price is published.
+        If `tenant` is `None`, the result is the usage of `tenants`. If `tenants` is `None`, too, it
+        is the usage of all tenants. If `models` is `None`, the result includes all models. If usage
+        is grouped by model, requests that were refused before their model was known are left out.
+        Cost is computed with the published prices, or with `prices` if no price is published.
 
         Raises:
             InvalidRequest: a time has no time zone, or `since` is after `until`.
@@ -130,13 +130,17 @@ class Ledger:
     def request(
         self, tenant: str, request_id: str, *, models: Collection[str] | None = None
     ) -> RecordedRequest | None:
-        """Return the recorded request with this id if `tenant` sent it, to one of `models`."""
+        """Return the recorded request with this id.
+
+        Return `None` if no request has this id, if another tenant sent it, or if its model is not
+        in `models`.
+        """
         return find_request(self._store, tenant, request_id, models=models)
 
     def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
     ) -> list[RevisionCost]:
-        """Return usage and cost of each revision that served items while `model` was at `revision`.
+        """Return usage and cost of each revision (`arm`) in the events of `model` and `revision`.
 
         Cost is computed with the published prices, or with `prices` if no price is published.
         """
@@ -148,7 +152,7 @@ class Ledger:
         Cost is computed with the published prices, or with `prices` if no price is published.
 
         Raises:
-            InvalidRequest: `month` does not have this form.
+            InvalidRequest: `month` does not have the form of `2026-09`.
             NotFound: the tenant does not exist.
         """
         since, until = month_bounds(month)

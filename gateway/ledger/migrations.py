@@ -3,7 +3,7 @@
 A change of the schema takes two releases ("expand and contract"). The first release adds tables, or
 columns with a default value. Older programs ignore the additions, so `compatible_from` does not
 change. A later release removes tables or columns that no supported program uses, and raises
-`compatible_from`. A new table is not listed here, because `schema.metadata` creates it.
+`compatible_from`. `MIGRATIONS` does not list new tables, because `schema.metadata` creates them.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class LedgerEmpty(DependencyUnavailable):
 class Migration(NamedTuple):
     """Adds the columns that are new in the schema's `version`.
 
-    After the migration, programs made for version `compatible_from` or later may use the tables.
+    After the migration, programs made for version `compatible_from` or later can use the tables.
     """
 
     version: int
@@ -149,7 +149,8 @@ def migrate(
 def _definitions(database: str) -> tuple[list[str], list[str]]:
     """Return the statements that create the tables, and those that create their indexes.
 
-    They are compiled once for each kind of database, which takes longer than running them.
+    The statements are compiled only once for each kind of database, because compiling them takes
+    longer than executing them.
     """
     dialect = sqlalchemy.make_url(f"{database}://").get_dialect()()
     tables = schema.metadata.sorted_tables
@@ -173,7 +174,7 @@ def _tables(connection: Connection) -> set[str]:
 
 
 def _newest(connection: Connection, tables: set[str]) -> int | None:
-    """Return the recorded schema version of the tables, or `None` if there is none."""
+    """Return the recorded schema version of the tables, or `None` if no version is recorded."""
     for table in (schema.schema_migrations, schema.schema_version):
         if table.name in tables:
             newest = connection.scalar(select(func.max(table.c.version)))

@@ -35,7 +35,10 @@ class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The hash of a valid secret, which expires at a Unix time in nanoseconds (`None`: never)."""
+    """Holds the hash of a valid secret of an operator.
+
+    The secret expires at `expires`, a Unix time in nanoseconds. `None` means never.
+    """
 
     key_hash: str
     operator: str

@@ -26,8 +26,8 @@ _CONNECTING: Final = {
     "tcp_user_timeout": 10_000,
 }
 _SESSION: Final = {
-    # PostgreSQL overestimates the cost of the ledger's queries. It would compile them, and
-    # compiling takes longer than running them.
+    # PostgreSQL overestimates the cost of the ledger's queries, and would compile them. Compiling a
+    # query takes longer than executing it.
     "jit": "off",
     # Timeouts for the server, so that it releases the locks of a client that the network cut off.
     "idle_in_transaction_session_timeout": "15s",
@@ -55,10 +55,10 @@ _READ_ONLY: Final = "25006"
 
 
 def parse_url(text: str) -> URL:
-    """Parse a ledger's URL. It may name several PostgreSQL servers: `host:port,host:port`.
+    """Parse a ledger's URL, which can name several PostgreSQL servers: `host:port,host:port`.
 
-    If the URL names several servers, the program uses the one that accepts writes.
-    `target_session_attrs` in the URL can select another server.
+    If the URL names several servers, the program uses the server that accepts writes. The parameter
+    `target_session_attrs` of the URL can change this choice.
 
     Raises:
         ConfigurationError: `text` is not a database URL.
@@ -78,7 +78,7 @@ def parse_url(text: str) -> URL:
 
 
 def _parse(text: str) -> URL:
-    """Parse a URL. Unlike libpq, SQLAlchemy does not accept several servers in a URL."""
+    """Parse a URL. Move several servers to its query, because SQLAlchemy accepts only one server."""
     several = _SEVERAL_HOSTS.fullmatch(text)
     if several is None:
         return make_url(text)
@@ -98,8 +98,8 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
 
     The server cancels a statement that takes longer. If the server does not respond, the engine
     shuts the connection down. After a connection has ended, or a server has become a standby, the
-    engine replaces each of its connections before the next use of that connection. It has at most
-    `CONNECTIONS` connections.
+    engine replaces each of its connections before the connection is used again. The engine has at
+    most `CONNECTIONS` connections.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
@@ -117,7 +117,7 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
 
 
 def lift_limits(connection: Connection) -> None:
-    """Remove the time limits of this transaction. A migration may change large tables."""
+    """Remove the time limits of a transaction, because a migration can take long."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     _stop(connection.connection)
 
@@ -164,7 +164,7 @@ def _on_checkout(
     *,
     longest: float,
 ) -> None:
-    """Check that the connection works, and start the timer that ends its use."""
+    """Check that the connection works, and start the timer that shuts the connection down."""
     try:
         with _in_time(connection):
             with connection.cursor() as cursor:

@@ -23,11 +23,11 @@ _LOCK: Final = "prices"
 class PublishedPrices:
     """Stores the prices of published configuration documents.
 
-    Usage and invoices are computed only with these prices.
+    If there are published prices, usage and invoices are computed only with these.
 
-    A price that has taken effect cannot be edited or removed. A new price may start in the past if
-    it does not change the cost of recorded usage. A newly published document replaces the future
-    prices of the document before it.
+    A price that has taken effect cannot be edited or removed. A new price can start in the past if
+    it does not change the cost of recorded usage. The future prices of a newly published document
+    replace the future prices of the former document.
     """
 
     def __init__(self, store: Store) -> None:
@@ -39,10 +39,11 @@ class PublishedPrices:
             return _stored(connection)
 
     def check(self, wanted: Sequence[PriceConfig]) -> None:
-        """Check that a configuration document with the prices `wanted` may be published.
+        """Check that a configuration document with the prices `wanted` can be published.
 
         Raises:
-            ConfigurationError: publishing it would change the cost of past usage.
+            ConfigurationError: the document would change a price that is in effect, or the cost of
+                past usage.
         """
         with self._store.reading() as connection:
             _check(connection, _stored(connection), wanted, self._store.clock())
@@ -54,17 +55,19 @@ class PublishedPrices:
         former: Sequence[PriceConfig] = (),
         agreed: int | None = None,
     ) -> None:
-        """Store the prices of a document that replaces a document with the prices `former`.
+        """Store `wanted`, the prices of a configuration document that is being published.
 
-        Future prices that are in `former` but not in `wanted` are deleted. Other future prices
-        stay, because another gateway region published them.
+        `former` are the prices of the region's former document. Future prices that are in `former`
+        but not in `wanted` are deleted. Other future prices stay, because another gateway region
+        published them.
 
         `agreed` is the time at which the document was first published. After the ledger was
         restored from a backup, a gateway publishes its document again. Prices that were in the
-        future at the time `agreed` are then accepted.
+        future at the time `agreed` are then accepted, even if they have taken effect since.
 
         Raises:
-            ConfigurationError: the cost of past usage would change. Nothing was stored.
+            ConfigurationError: the document would change a price that is in effect, or the cost of
+                past usage. Nothing was stored.
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:

@@ -32,7 +32,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The price's name on invoices. It is the same in every version of the document."""
+        """The price's name on invoices. A new configuration document does not change the name."""
         kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
         return f"{self.entry.model}@{self.entry.since}{kind}"
 
@@ -69,8 +69,8 @@ def starts_at(entry: PriceConfig) -> int:
 class PriceList:
     """Finds the price of a model at a time.
 
-    That is the latest price of the model itself. If the model has no price, it is the latest price
-    of `*`.
+    This is the model's latest price that has taken effect by then. If the model has no price, it is
+    the latest price of `*`.
     """
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:
@@ -111,7 +111,7 @@ def amount(units: Units, price: PriceConfig) -> int:
 
 
 def round_amount(exact: int, currency: str) -> int:
-    """Round an amount to the smallest unit of `currency`; halves are rounded to even.
+    """Round an amount to the smallest unit of `currency` (half to even).
 
     The amount and the result are in 10^-9 of a currency unit.
     """

@@ -9,8 +9,8 @@ A worker remembers the number of the last change that it has read. It then reads
 tenants that later rows name. It reads everything again in two cases:
 
 - A row is missing. Programs before schema 7 write no rows, and old rows are deleted.
-- The row with the remembered number has another random token. Then the ledger was replaced, or
-  restored from a backup.
+- The row with the remembered number has a different random token than before, because the ledger
+  was replaced, or restored from a backup.
 """
 
 import secrets
@@ -62,9 +62,9 @@ class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     version: AccountsVersion
     is_everything: bool
-    """Whether `principals` are all principals. The reader must then drop those that it has."""
+    """Whether `principals` are all principals. The reader must then drop its old principals."""
     keys: frozenset[KeyId] = frozenset()
-    """The changed keys. The reader must drop the principals that it has of these keys."""
+    """The changed keys. The reader must drop its old principals of these keys."""
     principals: Iterator[tuple[str, Principal]]
     """Pairs of a secret's hash and the new principal that the secret belongs to. Iterating reads
     the ledger."""
@@ -84,8 +84,8 @@ class PrincipalReader:
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.
 
-        If the store does not know what has changed, it returns all principals. The expiry of a key
-        does not count as a change, so readers must check it themselves.
+        If the ledger does not show what has changed, the result has all principals. The expiry of a
+        key is not a change, so readers must themselves check whether a key has expired.
         """
         with self._store.reading() as connection:
             # The version is read first, so that the principals are at least as new as the version.

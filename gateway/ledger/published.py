@@ -16,17 +16,17 @@ _KEPT = 50
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the number of a gateway region's newest document, and the region's drained backends."""
+    """Holds the number of a region's newest configuration document, and its drained backends."""
 
     generation: int = 0
-    """The generation (number) of the newest document, or 0 if there is none."""
+    """The generation (number) of the newest configuration document, or 0 if there is none."""
     drains: int = 0
     """The version of the list `drained`."""
     drained: frozenset[str] = frozenset()
 
 
 class PublishedState:
-    """Reads and writes documents and drained backends by gateway region. All calls block."""
+    """Reads and writes what each gateway region has published. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,16 +45,17 @@ class PublishedState:
         return RecordedState(generation=generation, drains=row.version, drained=drained)
 
     def documents(self, region: str) -> list[str]:
-        """Return the stored documents of `region`, the newest first."""
+        """Return the stored configuration documents of `region`, the newest first."""
         table = schema.published_documents
         query = select(table.c.content).where(table.c.region == region)
         with self._store.reading() as connection:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store those documents that are not stored yet. `documents` maps generations to documents.
+        """Store those configuration documents that are not stored yet.
 
-        Documents 50 or more generations older than the region's newest document are deleted.
+        `documents` maps the generation (number) of each document to its content. Documents that are
+        50 or more generations older than the region's newest document are deleted.
         """
         table = schema.published_documents
         rows = [

@@ -1,7 +1,7 @@
 """Records each usage event exactly once.
 
-One transaction stores events and, for each event log, the number up to which records are stored
-(the high-water mark).
+A transaction stores events together with the high-water mark of each event log. All records of the
+log up to this sequence number are stored.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _ranges_of_log: Final = (
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the sequence numbers of the records of an event log that the ledger has stored.
+    """Holds the sequence numbers of those records of an event log that the ledger has stored.
 
     These are all numbers up to `mark`, and the numbers in `ranges`, which lie beyond `mark`.
 
@@ -106,7 +106,7 @@ class EventRecorder:
         """Insert events that are not recorded yet; return the number of their requests.
 
         Similar events with consecutive ids become one row, which has only the first event's id.
-        Sequence numbers show that the other events are recorded, too.
+        The sequence numbers of their records show that the other events are recorded, too.
         """
         rows = self._insert(connection, events)
         add_hours(self._store, connection, rows)
@@ -115,7 +115,7 @@ class EventRecorder:
     def _insert(
         self, connection: Connection, events: Sequence[RequestEvent]
     ) -> list[dict[str, Any]]:
-        """Insert new events. Return their rows; the caller must add these to `usage_hours`."""
+        """Insert new events; return their rows, which the caller must pass to `add_hours`."""
         if not events:
             return []
         table = schema.usage_events
@@ -137,7 +137,7 @@ class EventRecorder:
 
     def _record(self, connection: Connection, blocks: Sequence[EventBlock]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        # The marks of the sums are locked before any log, so that all transactions lock in one
+        # The marks of the sums are locked before any log, so that all transactions lock in the same
         # order.
         now = self._store.clock()
         oldest = min((e.time for block in blocks for e in block.events), default=now)
@@ -155,8 +155,8 @@ class EventRecorder:
             counted += new
             duplicates += sum(e.count for e in block.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
-            # If the block was recorded before, its dead letters are not stored again: an operator
-            # may have removed them since.
+            # If the block was recorded before, its dead letters are not stored again, because an
+            # operator may have removed them since.
             wrong = [] if _holds_all(recorded, block) else block.wrong
             dead += self._add_dead_letters(connection, block.log_id, "not an event", wrong)
             dead += self._add_dead_letters(

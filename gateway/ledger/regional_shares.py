@@ -66,7 +66,7 @@ class RegionalShareStore:
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         """Record a worker's demand; return its region's shares, valid for `lease` seconds.
 
-        A request may take up to `longest` seconds. Its units may stay reserved for that time.
+        A request takes at most `longest` seconds. Its units can stay reserved for that time.
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
@@ -168,7 +168,7 @@ class RegionalShareStore:
         )
 
     def _entries(self, connection: Connection, report: ShareReport, now: int) -> _Entries:
-        """Add entries for new buckets. Return the entries of all buckets with recent demand."""
+        """Insert entries for new buckets; return the entries of all buckets with recent demand."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
         wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
@@ -221,10 +221,10 @@ class RegionalShareStore:
     def _grant(
         self, connection: Connection, report: ShareReport, regions: int, now: int
     ) -> dict[str, int]:
-        """Grant more units of quotas to the region; return its total units for each quota.
+        """Grant the region more units of quotas; return all its granted units of each quota.
 
-        One call usually grants at most 5 % of a quota. As fewer units of the quota remain, each
-        call grants fewer, so that some remain for other regions.
+        One call usually grants at most 5 % of a quota. When few units of the quota are left, a call
+        grants fewer, so that other regions can get some, too.
         """
         table = schema.quota_grants
         granted: dict[str, int] = {}
@@ -233,7 +233,7 @@ class RegionalShareStore:
             query = select(table.c.region, table.c.granted).where(of_period)
             known = {entry.region: entry.granted for entry in connection.execute(query)}
             own = known.get(report.region, 0)
-            # Otherwise the region has units that the worker does not know of.
+            # If `own` is larger, the region already has units that the worker does not know of.
             if own <= demand.granted:
                 own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
                 mine = {"bucket": bucket, "period": demand.period, "region": report.region}
@@ -253,7 +253,7 @@ def _own(entries: _Entries, region: str) -> dict[str, ShareEntry]:
 
 
 def _count(entries: _Entries, report: ShareReport, now: int, longest: float) -> None:
-    """Add the demand in `report` to the region's entries."""
+    """Increase the demand in the region's entries by the demand in `report`."""
     for bucket, demand in report.demand.items():
         counted = entries[bucket][report.region].with_demand(demand.units, now)
         linger = longest if demand.is_held else 0.0

@@ -43,5 +43,5 @@ def _csv(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def _escape_formula(cell: object) -> object:
-    """Put a prefix before text that a spreadsheet would otherwise run as a formula."""
+    """Put `'` before text that a spreadsheet would otherwise evaluate as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "\t") else cell

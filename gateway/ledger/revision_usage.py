@@ -21,7 +21,7 @@ _table: Final = schema.revision_usage
 def add_revision_usage(
     store: Store, connection: Connection, events: Iterable[RequestEvent]
 ) -> None:
-    """In the transaction that records `events`, add the usage to the sums of each revision."""
+    """In the transaction that records `events`, update the sums of usage of each revision."""
     sums: dict[tuple[Any, ...], Counter[str]] = {}
     for event in events:
         for usage in event.arms:
@@ -39,7 +39,7 @@ def add_revision_usage(
 def revision_costs(
     store: Store, model: str, revision: str, prices: PriceList
 ) -> list[RevisionCost]:
-    """Return usage and cost of each revision that served items while `model` was at `revision`."""
+    """Return usage and cost of each revision (`arm`) in the events of `model` and `revision`."""
     key = (_table.c.time, _table.c.arm)
     query = (
         select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))

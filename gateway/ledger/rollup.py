@@ -1,9 +1,9 @@
 """Replaces past hours' usage events by sums: one row for each hour and kind of usage.
 
-A row of sums in `usage_events` looks like the row of a run of requests. All queries, including
-queries of older programs, therefore return the same usage as before. The replacement discards the
-requests' ids and their times within the hour. After it, only the marks and ranges of event logs can
-show that an event was recorded before (see `EventRecorder`).
+A row of sums in `usage_events` has the same form as a row that holds several similar requests. All
+queries, including queries of older programs, therefore return the same usage as before. The
+replacement discards the requests' ids and their times within the hour. From then on, only the marks
+and ranges of event logs can show that an event was recorded (see `EventRecorder`).
 """
 
 import hashlib
@@ -19,21 +19,23 @@ from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
 
 _HOURS: Final = 100
-"""The most hours that one transaction scans. After a very late event, it has to scan the hours of a
-long time."""
+"""The most hours that one transaction scans. After a very late event, the roll-up has to scan all
+hours since the event again."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 
 
 class Rollup:
-    """Replaces the events of past hours by sums. Several processes may run it at the same time."""
+    """Replaces the events of past hours by sums. Several processes can do so at the same time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Replace at most `limit` rows of one hour that ended by `before` (Unix nanoseconds).
+        """Replace at most `limit` rows of events of one hour by sums.
+
+        The hour ended at or before `before`, a Unix time in nanoseconds.
 
         Returns:
             The number of rows that were replaced. It is 0 if the scanned hours had no rows to
@@ -60,7 +62,7 @@ class Rollup:
             return len(rows)
 
     def sum_day(self) -> bool:
-        """Add one day to `usage_sums`; return whether another day may be due."""
+        """Write the sums of one day to `usage_sums`; return whether another day may be due."""
         return sum_day(self._store)
 
     def keep_hours(self) -> bool:
@@ -85,15 +87,15 @@ def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMap
 
 
 def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
-    """Return the sums of `rows`, as rows. All of `rows` are in the hour that begins at `start`."""
+    """Return rows that hold the sums of `rows`. The hour of all `rows` begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
         kind = tuple(row[name] for name in _KIND)
         is_summed = row["is_summed"]
         if is_summed:
-            # A row whose events are in `usage_hours` (`is_summed`) gets another id than a row whose
-            # events are not. Older programs do not know `is_summed`: they add to the row whose id
-            # depends only on the kind of usage.
+            # Events that are in `usage_hours` (`is_summed`), and events that are not, need rows
+            # with different ids. Older programs do not know `is_summed`, and increase the row
+            # whose id depends only on the kind of usage.
             kind = (*kind, is_summed)
         sums = found.get(kind)
         if sums is None:

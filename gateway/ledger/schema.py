@@ -189,7 +189,7 @@ usage_rollups: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("until", BigInteger, nullable=False),
 )
-"""The times up to which events were added up by hour and by day; see `usage_marks`."""
+"""The times up to which events were summed by hour and by day; see `usage_marks`."""
 
 
 def _table_of_sums(name: str, begin: str) -> Table:
@@ -278,7 +278,7 @@ published_prices: Final = Table(
     Column("published", BigInteger, nullable=False),
     *_price_columns(),
 )
-"""The prices of usage and invoices. A price that is in effect is never changed or deleted."""
+"""The prices for usage and invoices. A price that is in effect is never changed or deleted."""
 
 published_documents: Final = Table(
     "published_documents",
@@ -307,7 +307,7 @@ region_workers: Final = Table(
     Column("expires", BigInteger, nullable=False),
 )
 """The gateway workers of each region. A worker's lease ends at `expires`. The worker applies the
-shares that it got in response to its report at the time `seen`."""
+shares that the store returned at the time `seen`."""
 
 region_shares: Final = Table(
     "region_shares",

@@ -1,4 +1,7 @@
-"""Stores operators' plans. A plan says which revisions serve a model, in place of its folder."""
+"""Stores operators' serving plans. A plan says which revisions of a model serve its requests.
+
+If a model has no plan, the model's folder decides which revisions serve it.
+"""
 
 from typing import Any, Final
 

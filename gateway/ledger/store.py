@@ -44,7 +44,7 @@ _MISSING_IN_SQLITE: Final = ("no such table", "no such column", "has no column n
 class Store:
     """Opens transactions, and migrates older tables before the first transaction.
 
-    Several threads may use a store.
+    Several threads can use a store.
 
     Only `create` makes the tables of a new ledger. All other methods raise `LedgerEmpty` if there
     are no tables, even if the tables or the SQLite file disappear while the program runs.
@@ -99,7 +99,8 @@ class Store:
     def reading(self) -> Iterator[Connection]:
         """Open a transaction for reading.
 
-        Each statement sees one consistent state, but two statements may see two different states.
+        Each statement sees one consistent state. But another transaction can commit between two
+        statements, which then see different states.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -160,13 +161,16 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert `rows`. If a row with the primary key exists, add to its columns `summed`."""
+        """Insert `rows`, or increase the rows that already have the primary keys.
+
+        In an existing row, only the columns `summed` are increased. The other columns stay.
+        """
         if not rows:
             return
         columns = tuple(rows[0])
         if self._is_sqlite:
-            # SQLAlchemy is not used here: it takes longer to bind a row than SQLite takes to insert
-            # it.
+            # SQLAlchemy is not used here, because it takes longer to bind a row than SQLite takes
+            # to insert the row.
             statement, values_of = _add_in_sqlite(table, columns, tuple(summed))
             connection.exec_driver_sql(statement, list(map(values_of, rows)))
             return
@@ -196,7 +200,7 @@ class Store:
             return _server_time(connection)
 
     def close(self) -> None:
-        """Close the connections. A connection in use is closed when its thread returns it."""
+        """Close the connections. A connection in use is closed as soon as its thread releases it."""
         self._is_closed = True
         self._engine.dispose()
 
@@ -247,7 +251,7 @@ class Store:
     def _migrate(self, connection: Connection, *, creates: bool) -> None:
         if not self._is_sqlite:
             # The lock is needed because `IF NOT EXISTS` can fail if two processes create a table at
-            # once.
+            # the same time.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
@@ -341,7 +345,8 @@ def _add_in_postgresql(
 def _unbounded(column: Any) -> Any:  # Any: of any type of value
     """Return the column's type without a length.
 
-    A cast to a type with a length would silently shorten a long string. An insert must refuse it.
+    A cast to a type with a length would silently shorten a long string. An insert must refuse such
+    a string instead.
     """
     return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 
@@ -356,7 +361,7 @@ def _lacks_something(reason: BaseException) -> bool:
 def _unavailable(reason: BaseException) -> str:
     """Return a message that says why the ledger cannot be used.
 
-    It leaves out the driver's details.
+    The message contains the driver's own text only if SQLite cannot use the ledger's file.
     """
     code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
     if code in _NO_ROOM:
@@ -412,9 +417,9 @@ def _on_connect(
 def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskReserve) -> None:
     """Enable the write-ahead log; retry while another process creates the database.
 
-    The function retries because SQLite's own timeout does not apply to this statement: it fails
-    immediately if the database is locked. If the disk is full, the function frees the reserved
-    space and tries once more.
+    The function itself retries, because SQLite's own timeout does not apply to this statement. If
+    the database is locked, the statement fails immediately. If the disk is full, the function frees
+    the reserved space and tries once more.
     """
     while True:
         try:
@@ -423,7 +428,7 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
             code = error.sqlite_errorcode & _PRIMARY
             if code in _NO_ROOM and reserve.release():
                 continue
-            # A full disk is no reason to wait: it is reported at once.
+            # A full disk is no reason to wait, so the error is raised immediately.
             busy = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() >= until:
                 raise
@@ -433,9 +438,9 @@ def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskRe
 
 
 def _on_begin(connection: Connection) -> None:
-    """Take SQLite's write lock at once.
+    """Begin a transaction. If it will write, take SQLite's write lock immediately.
 
-    A transaction that reads before it takes the lock may fail to get the lock.
+    A transaction that first reads and then takes the lock can fail.
     """
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

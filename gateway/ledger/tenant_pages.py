@@ -49,9 +49,9 @@ class TenantPages:
         self._store = store
 
     def page(self, *, search: str = "", offset: int = 0, limit: int = 50) -> TenantPage:
-        """Return `limit` tenants whose id or name contains `search`.
+        """Return at most `limit` tenants whose id or name contains `search`, sorted by id.
 
-        They are sorted by id. The first `offset` tenants are left out.
+        The first `offset` of these tenants are left out.
         """
         now = self._store.clock()
         is_valid = or_(_keys.c.expires.is_(None), _keys.c.expires > now)

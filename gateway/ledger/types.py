@@ -113,7 +113,10 @@ class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how many records were counted, already counted (`duplicates`), unreadable or lost."""
+    """Says how many requests were newly recorded (`counted`) or already recorded (`duplicates`).
+
+    `dead` is the number of new dead letters. `lost` is the number of events that a crash destroyed.
+    """
 
     counted: int
     duplicates: int

@@ -34,8 +34,8 @@ _events: Final = schema.usage_events.c
 class _Sums(NamedTuple):
     """Describes a table of sums: its columns, and the column that holds the time (`start`).
 
-    `groups` maps a grouping by day or hour to the length of a day or an hour, in the unit of
-    `start`.
+    `groups` maps `GroupBy.DAY` to the length of a day, in the unit of `start`. If the table has a
+    sum for each hour, `groups` also maps `GroupBy.HOUR` to the length of an hour.
     """
 
     columns: ReadOnlyColumnCollection[str, Column[Any]]
@@ -120,7 +120,7 @@ def _units(  # in the order of `SUMMED`
 
 
 class _Labels(dict[Any, str]):
-    """Caches the label of each value of a group."""
+    """Caches the label of each value by which usage is grouped, such as the date of a day."""
 
     def __init__(self, group: GroupBy) -> None:
         super().__init__()
@@ -238,10 +238,10 @@ def _added_up(
 def _labelled(
     query: Select[Any], labels: Sequence[str], model: int, named: Collection[str] | None
 ) -> Select[Any]:
-    """Return `query` with labelled columns.
+    """Return `query` with its columns renamed to `labels`.
 
-    The column at the index `model` holds a model's name if the model is in `named`. It is empty for
-    all other models.
+    The column at the index `model` holds names of models. If `named` is set, the column is empty
+    for models that are not in `named`.
     """
     columns: list[ColumnElement[Any]] = list(query.selected_columns)
     if named is not None:

@@ -1,11 +1,11 @@
-"""Sums the usage events of the last days by hour and by day.
+"""Sums the usage events of the last ten days by hour and by day.
 
-The transaction that records events adds them to the sums.
+The transaction that records events also updates the sums.
 
-An older program does not update the sums, and its rows in `usage_events` have `is_summed = 0`. The
-sum of an hour or a day is correct if none of its rows has `is_summed = 0`. The roll-up recomputes
-the incorrect hours, from the newest to the oldest. It deletes sums that are too old for the
-console.
+A program of an older version does not update the sums. Its rows in `usage_events` therefore have
+`is_summed = 0`. The sum of an hour or a day is correct if no row of that time has `is_summed = 0`.
+The roll-up recomputes the incorrect hours, from the newest to the oldest. It also deletes sums that
+are older than ten days, which the console does not show.
 """
 
 import secrets
@@ -53,10 +53,10 @@ _Units = tuple[int, ...]  # in the order of `SUMMED`
 
 
 def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add new rows of `usage_events` to the sums, in the transaction that inserts the rows.
+    """Update the sums for new rows of `usage_events`, in the transaction that inserts the rows.
 
-    Call this function at the end of a transaction. Concurrent transactions change the same sums.
-    From this call until the commit, they therefore wait for each other.
+    Call this function at the end of the transaction, because concurrent transactions change the
+    same sums. From this call until the commit, they wait for each other.
     """
     sums: dict[_Place, _Units] = {}
     for row in rows:
@@ -86,10 +86,13 @@ def summed_since(connection: Connection, marks: Marks) -> int:
 
 
 def keep_hours(store: Store) -> bool:
-    """Delete one old hour or recompute the newest incorrect one; return whether more may be due.
+    """Delete the sums of one old hour, or recompute the sums of the newest incorrect hour.
 
-    An hour is recomputed only after the roll-up has replaced its events by sums. Before that, the
-    hour may have too many rows to be read in one transaction.
+    An hour is recomputed only after the roll-up has replaced its events by sums, because before
+    that, the hour can have too many rows for one transaction.
+
+    Returns:
+        Whether the sums of another hour may have to be deleted or recomputed.
     """
     with store.writing(in_bulk=True) as connection:
         now = store.lock_subject(connection, LOCK)
@@ -144,7 +147,11 @@ def _sum_day(connection: Connection, day: int) -> None:
 
 
 def _delete_hour(connection: Connection, *, before: int) -> bool:
-    """Delete the oldest hour's sums if that hour is before `before`; return whether it is."""
+    """Delete the sums of the oldest hour or day that begins before the hour `before`.
+
+    Returns:
+        Whether there was such an hour or day.
+    """
     for length in HOUR_LENGTHS:
         first = select(func.min(_hours.hour)).where(_hours.length == length)
         hour = connection.scalar(first)

@@ -1,4 +1,4 @@
-"""Stores the times (marks) up to which usage events were added up by hour and by day.
+"""Stores the times (marks) up to which usage events were summed by hour and by day.
 
 Programs up to schema 8 know only the mark named `usage`. Their roll-up moves this mark forward, and
 their late events set it back. This program sets the mark `usage` to a time that is never reached.
@@ -45,7 +45,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the marks. They are Unix times in nanoseconds."""
 
     hours: int
-    """The roll-up has added up all events before this time."""
+    """The roll-up has replaced all events before this time by hourly sums."""
     days: int
     """The sums by day cover all events before this time."""
     kept_hours: int
@@ -86,17 +86,17 @@ def locked_marks(connection: Connection) -> Marks:
 
 
 def move_hours(connection: Connection, until: int) -> None:
-    """Set the mark up to which the roll-up has added up all events."""
+    """Set the time before which the roll-up has replaced all events by hourly sums."""
     _move(connection, _HOURS, until)
 
 
 def move_days(connection: Connection, until: int) -> None:
-    """Set the mark up to which the sums by day cover all events."""
+    """Set the time before which the sums by day cover all events."""
     _move(connection, _DAYS, until)
 
 
 def move_kept_hours(connection: Connection, since: int) -> None:
-    """Set the mark before which the sums by hour are deleted."""
+    """Set the time before which the sums by hour are deleted."""
     _move(connection, _KEPT_HOURS, since)
 
 

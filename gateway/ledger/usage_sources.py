@@ -25,7 +25,7 @@ _Span = tuple[int, int]  # nanoseconds: the start, and the end (exclusive)
 class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
     """Lists what to read to cover a time: spans of events, blocks of days and blocks of hours.
 
-    They do not overlap.
+    The listed spans and blocks do not overlap.
     """
 
     events: list[_Span]
@@ -71,9 +71,9 @@ def sources_of(
 def _end_of_hours(connection: Connection, until: int, length: int) -> tuple[int, int]:
     """Return the hour where stored sums must end, and the time from which events must be read.
 
-    A block has `length` nanoseconds. The last block may end after `until` if no event lies between
-    `until` and its end. A query up to the present can therefore use the sum of the block that is
-    still in progress.
+    A block has `length` nanoseconds. The last block is allowed to end after `until` if no event
+    lies between `until` and the block's end. A query up to the present can therefore use the sum of
+    the block that contains the present.
     """
     newest = connection.scalar(select(func.max(_events.time)))
     if newest is None or newest < until:

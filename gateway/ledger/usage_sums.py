@@ -1,8 +1,8 @@
 """Sums usage by day and by blocks of 2 to 128 days, so that queries over a year are fast.
 
-Each transaction sums one day. It runs after `rollup` has replaced the day's events by hourly sums.
-When an event arrives for a day that is already summed, the sums of that day and of all later days
-become invalid. Until these days are summed again, queries read their events instead (see
+A transaction sums one day, after `rollup` has replaced the day's events by hourly sums. When an
+event arrives for a day that is already summed, the sums of that day and of all later days become
+invalid. Until these days are summed again, queries read the days' events instead of the sums (see
 `usage_marks`).
 """
 

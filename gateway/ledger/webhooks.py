@@ -57,7 +57,7 @@ class DeliveryStore:
     def postpone(self, delivery: Delivery, *, after: float) -> None:
         """Schedule the next attempt in `after` seconds.
 
-        The present attempt does not count as failed.
+        The number of attempts stays as it was before the present attempt.
         """
         values = {
             "due": self._store.clock() + int(after * _SECOND),
