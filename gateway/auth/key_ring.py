@@ -39,7 +39,7 @@ class PrincipalTable:
         return None if digest is None else self.by_digest.get(digest)
 
     def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> bool:
-        """Replace the principals of each key in `keys`; return whether any were replaced."""
+        """Replace the principals of each key in `keys`; return whether any key was known before."""
         had_others = False
         for key, principals in keys.items():
             had_others |= self._remove(key)
@@ -103,8 +103,8 @@ class PrincipalTable:
 class KeyRing:
     """Maps the secret of every valid key to its principal.
 
-    A lookup hashes the sent secret, which takes 0.4 µs, and looks up the digest. Therefore the
-    duration of a lookup reveals nothing about stored keys, and no secret is held in memory.
+    A lookup hashes the sent secret, which takes 0.4 µs, and looks up the digest. Because only
+    digests are stored and compared, the duration of a lookup reveals nothing about stored secrets.
 
     `PrincipalsFollower` updates the principals. They contain the limits of the tenant and the key.
     While the ledger is down, the present principals stay in use. `generation` changes whenever a

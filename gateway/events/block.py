@@ -13,8 +13,8 @@ from gateway.types import RequestEvent
 
 STREAM: Final = "sg:events"
 SHIPPED: Final = "{sg:events}:shipped"
-"""The key of a Redis hash with the last sequence number of each log that was shipped. It is in the
-same hash slot as the stream."""
+"""The key of a Redis hash that holds the last shipped sequence number of each log. The key is in
+the same hash slot as the stream."""
 
 _packer = msgspec.msgpack.Encoder().encode
 
@@ -81,7 +81,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
 
 
 class PartialBlock(NamedTuple):
-    """Holds the readable events of a malformed block, their sequence numbers, and other records."""
+    """Holds a malformed block's events, their sequence numbers, and its other records (`wrong`)."""
 
     events: list[RequestEvent]
     numbers: list[int]

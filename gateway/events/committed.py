@@ -1,4 +1,4 @@
-"""Stores the mark up to which the ledger has committed a log, beside the log's segments."""
+"""Stores, beside an event log's segments, up to which record the ledger has committed the log."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ _MARK: Final = struct.Struct("<Q")
 class CommittedMark:
     """Stores the last sequence number that the ledger is known to have committed, for one log.
 
-    A lower mark in the ledger shows that the ledger was restored from a backup. If the file in the
-    log's `directory` cannot be written, only this process knows `value`.
+    If the ledger later has committed less, the ledger was restored from a backup. If the file in
+    the log's `directory` cannot be written, only this process knows `value`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -24,7 +24,7 @@ class CommittedMark:
             (self.value,) = _MARK.unpack(self._path.read_bytes())
 
     def set(self, value: int) -> None:
-        """Store `value`. It may be lower than the stored value."""
+        """Store `value`, even if it is lower than the stored value."""
         if value == self.value:
             return
         self.value = value

@@ -154,7 +154,10 @@ class EventLog:
         )
 
     def refusal_reason(self) -> str:
-        """Return why events are refused, or "". After a full disk, try to start a segment again."""
+        """Return why events are refused, or "" if they are accepted.
+
+        If the disk was full, first try again to start a segment.
+        """
         if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):
                 self._start_segment()

@@ -30,7 +30,7 @@ class LogPosition(NamedTuple):
 class RecordBatch(NamedTuple):
     """Holds records with consecutive sequence numbers. The first record has the number `first`.
 
-    `end` is the position after the records. `more` says whether further records follow there.
+    `end` is the position after the records. `more` says whether the log has records after `end`.
     """
 
     first: int
@@ -91,7 +91,7 @@ class LogReader:
         return self._directory.name
 
     def read(self, limit: int) -> RecordBatch | None:
-        """Return at most `limit` next records.
+        """Return the next records, at most `limit`, or `None` if there are none now.
 
         Until `accept` is called with a batch, `read` returns the same records again.
         """
@@ -124,10 +124,10 @@ class LogReader:
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Return the last sequence number that an ended log had, or 0 if no record was lost.
+        """Estimate the last sequence number that a log had when its machine crashed.
 
-        A crash of the machine destroys records that were not synced. The result is an estimate, and
-        is higher than the number of the last record that could be read.
+        The crash has destroyed all records between the last record that can be read and the result.
+        The result is 0 if the log has not ended, or if no crash can have destroyed records.
         """
         if not self.ended or self._is_finished:
             return 0
@@ -137,9 +137,9 @@ class LogReader:
         return mark.expected
 
     def unread_bytes(self) -> int:
-        """Return the bytes of records after the present position.
+        """Return the size in bytes of all records after the present position.
 
-        For a long backlog, it is an estimate.
+        For a long backlog, the result is an estimate.
         """
         if self.ended:
             return 0

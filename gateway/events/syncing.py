@@ -21,8 +21,8 @@ import msgspec
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MAX_FILES: Final = 64
-"""The most segments that wait for a sync. Older segments are left to the kernel, which writes them
-to the disk at some time."""
+"""The most segments that wait for a sync. Older segments are left to the kernel, which decides when
+to write them to the disk."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
 """A process that ends waits at most this many seconds for its last sync."""

@@ -1,4 +1,4 @@
-"""Encodes events quickly if they repeat an earlier event, except id, time, duration and count.
+"""Quickly encodes events that differ from an earlier event only in id, time, duration and count.
 
 A cache hit in memory often repeats an earlier hit, with the same tenant, key, model and usage. The
 event is encoded once. After that, only the fields that differ are encoded.

@@ -146,7 +146,7 @@ class BatchStore:
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
-        """Renew the leases on `batches` that `holder` still has; return those jobs' states by id."""
+        """Renew the leases on `batches` that `holder` still has; return the jobs' states by id."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
             own = and_(_table.c.id.in_(batches), _table.c.holder == holder)

@@ -78,7 +78,7 @@ def parse_url(text: str) -> URL:
 
 
 def _parse(text: str) -> URL:
-    """Parse a URL. Move several servers to its query, because SQLAlchemy accepts only one server."""
+    """Parse a URL. Move several servers to its query, because SQLAlchemy accepts only one."""
     several = _SEVERAL_HOSTS.fullmatch(text)
     if several is None:
         return make_url(text)

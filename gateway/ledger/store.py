@@ -200,7 +200,7 @@ class Store:
             return _server_time(connection)
 
     def close(self) -> None:
-        """Close the connections. A connection in use is closed as soon as its thread releases it."""
+        """Close the connections. A connection in use is closed when its thread releases it."""
         self._is_closed = True
         self._engine.dispose()
 

@@ -10,7 +10,7 @@ from gateway.types import Rule
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Charges `amount` units of `rule` to the bucket named `bucket`."""
+    """Says that a request takes `amount` units from the bucket named `bucket`, under `rule`."""
 
     rule: Rule
     bucket: str
@@ -24,12 +24,12 @@ class UnitReservation(Protocol):
     """Units that are reserved for admitted work until the work ends."""
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units, and return the rest of the reserved units to the bucket."""
+        """Charge `spent` units, and give the other reserved units back to the bucket."""
         ...
 
 
 class PolicyState(msgspec.Struct, frozen=True, gc=False):
-    """Holds the number of units that this worker believes to remain in a rule's bucket.
+    """Holds this worker's estimate of the units that are left in a rule's bucket (`remaining`).
 
     `reset` is the number of seconds until the bucket is full. If the rule refused a request,
     `reset` is the number of seconds until the rule would admit that request.
@@ -41,12 +41,12 @@ class PolicyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Says whether the limiter admitted a request and took all its charges.
+    """Says whether the limiter admitted a request (`allowed`).
 
-    A refusal takes no units.
+    If so, the limiter took all charges of the request, otherwise none.
 
-    If several rules refused, `violated` is the rule that would admit the request last.
-    `retry_after` is infinite if the request can never be admitted.
+    If several rules refused, `violated` is the rule with the longest wait. `retry_after` is
+    infinite if the request can never be admitted.
     """
 
     allowed: bool
@@ -85,7 +85,7 @@ class LimiterStatistics(msgspec.Struct, kw_only=True):
     reserved: int = 0
     """Units that are reserved now."""
     lapsed: int = 0
-    """Units whose lease expired before the worker spent or returned them."""
+    """Units whose lease expired before the worker spent them or gave them back."""
     breaker: str = "closed"
     breaker_opened: int = 0
 
@@ -132,7 +132,7 @@ class RateLimiter(Protocol):
 
 
 class RegionalLimits(Protocol):
-    """Gives this region's share of each limit, and records the demand that sets the shares."""
+    """Reduces limits to this region's share, and records the demand on which shares depend."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         """Return `rule` with its capacity reduced to this region's share of the limit."""
@@ -144,7 +144,7 @@ class RegionalLimits(Protocol):
         """Record that callers requested `units` units, including units that were refused.
 
         `level` is the bucket's level after the request. For a quota, `ends` is the number of
-        seconds until its period ends.
+        seconds until the quota's period ends.
         """
         ...
 

@@ -1,12 +1,12 @@
-"""Computes the charges of a request, and the buckets that they are charged to.
+"""Computes how many units a request takes, and from which buckets (its charges).
 
-A changed limit applies from the next request on. The configuration document has the default limits
-and the limits of models; `RuntimeFollower` loads it. `PrincipalsFollower` loads the limits of
-tenants and API keys. Charges use the rules at the moment of the request.
+A changed limit applies from the next request on, because charges use the rules at the moment of the
+request. The configuration document has the default limits and the limits of models;
+`RuntimeFollower` loads the document. `PrincipalsFollower` loads the limits of tenants and API keys.
 
 A lease belongs to the rule under which it was requested (`Lease.is_under`). If the rule has changed
-since then, Redis decides about the request. It raises or lowers the bucket's level by as much as
-the limit has changed.
+since then, Redis decides about the request, and changes the bucket's level by as much as the limit
+has changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ def charges_for(
 ) -> tuple[Charge, ...]:
     """Return the charges to the tenant and the API key of `principal`.
 
-    The default rules apply to a tenant or a key without rules. The charge to a rule on rows or
-    tokens is 0 units here; it makes response headers show the state of the rule. This function
+    The default rules apply to a tenant or a key without rules. For a rule on rows or tokens, there
+    is a charge of 0 units, so that response headers show the state of the rule. This function
     caches its results. Rules and principals cache their hashes, so that a lookup in the cache costs
     less than building one charge.
     """
@@ -49,7 +49,7 @@ def charges_for(
 class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the configuration document's rules on computed work.
 
-    They apply to tenants, to API keys and to one model.
+    `tenant` and `key` apply to tenants and API keys without rules. `model` applies to one model.
     """
 
     tenant: tuple[Rule, ...] = ()

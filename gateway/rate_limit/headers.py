@@ -23,7 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def rate_limit_lines(decision: Decision) -> bytes:
-    """Return the header lines of a response that `decision` admitted or refused."""
+    """Return the header lines for the response to a request that `decision` admits or refuses."""
     policies = decision.policies
     template = lines_for(tuple([state.rule for state in policies])) if decision.allowed else b""
     if not template:
@@ -37,7 +37,7 @@ def rate_limit_lines(decision: Decision) -> bytes:
 
 
 def rate_limit_headers(decision: Decision) -> Headers:
-    """Return the header fields of a response that `decision` admitted or refused."""
+    """Return the header fields for the response to a request that `decision` admits or refuses."""
     policies = decision.policies
     headers: Headers = []
     if policies:

@@ -9,8 +9,8 @@ from gateway.rate_limit.bucket import policy, rate, refusal
 from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
-"""Seconds that a lease lasts in Redis. Units that the worker does not spend, renew or return within
-this time are lost."""
+"""Seconds that a lease lasts in Redis. Units that the worker does not spend, renew or give back
+within this time are lost."""
 _USABLE = 1.8
 """Seconds after its request for a lease during which a worker may spend the lease.
 
@@ -24,7 +24,7 @@ _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
 """Seconds for which a worker repeats a refusal without a call to Redis.
 
-The time is short because other workers may return units to Redis meanwhile."""
+The time is short because other workers may give units back to Redis meanwhile."""
 
 
 # A dataclass with slots, not a `msgspec.Struct`: each cache hit writes to leases, and a write to a
@@ -280,7 +280,8 @@ class LeaseReservation:
     def settle(self, spent: int) -> None:
         """Charge `spent` units.
 
-        The rest of the reserved units becomes available or goes back to Redis.
+        If the lease is still valid, its other reserved units become available again. Units of a
+        limit on concurrent requests then go back to Redis.
         """
         lease, amount = self._lease, self._amount
         self._amount = 0

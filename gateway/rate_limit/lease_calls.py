@@ -1,4 +1,7 @@
-"""Allows each tenant one call for leases at a time, and counts units that callers wait for."""
+"""Tracks each tenant's call to Redis for leases, and the units that callers wait for.
+
+A tenant has at most one call in flight.
+"""
 
 import asyncio
 import contextlib
@@ -38,7 +41,7 @@ class LeaseCalls(dict[str, LeaseCall]):
         self._patience = patience
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
-        # Seconds of the slowest recent response. Long at first, until Redis has responded.
+        # Seconds of the slowest recent response. The value is large until Redis has responded once.
         self._worst = _INITIAL_WORST
         self._is_redis_late = False
 
@@ -54,7 +57,7 @@ class LeaseCalls(dict[str, LeaseCall]):
         self._is_redis_late = duration > _ON_TIME
 
     def end(self, tenant: str, decision: Decision | None) -> None:
-        """Set the result of the call for `tenant`."""
+        """End the call for `tenant` with the result `decision`."""
         del self._began[tenant]
         self._late.discard(tenant)
         call = self.pop(tenant)
@@ -87,7 +90,7 @@ class AwaitedUnits(Counter[str]):
 
     @contextlib.contextmanager
     def counting(self, charges: Sequence[Charge]) -> Iterator[None]:
-        """Count the units of `charges` while the context lasts."""
+        """Include the units of `charges` while the context lasts."""
         for charge in charges:
             self[charge.bucket] += charge.amount
         try:

@@ -36,9 +36,9 @@ class _Bucket(msgspec.Struct, gc=False):
 
 
 class MemoryRateLimiter:
-    """Decides without Redis, with buckets of `fraction` of each rule's capacity.
+    """Decides without Redis. The size of each bucket is `fraction` of its rule's capacity.
 
-    `wall` returns the seconds since the epoch. They determine the periods of quotas.
+    `wall` returns the seconds since the epoch, which determine when the periods of quotas end.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MemoryRateLimiter:
         self._fraction = max(fraction, _MIN_FRACTION)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide at once; never return `None`."""
+        """Decide immediately; never return `None`."""
         now = self._monotonic()
         buckets = [self._bucket(charge, now) for charge in charges]
         over = [
@@ -139,7 +139,7 @@ class MemoryRateLimiter:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
     def _drop_full(self, now: float) -> None:
-        """Drop buckets that are full at `now`. A bucket that is created anew is full as well."""
+        """Drop buckets that are full at `now`, because a newly created bucket is full, too."""
         if len(self._buckets) < self._sweep_at:
             return
         kept = {
@@ -162,7 +162,7 @@ class _BucketReservation:
         self._amount = amount
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units, and return the rest of the reserved units to the bucket."""
+        """Charge `spent` units, and give the other reserved units back to the bucket."""
         amount, self._amount = self._amount, 0
         if not amount:
             return

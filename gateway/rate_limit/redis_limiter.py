@@ -90,7 +90,8 @@ class RedisRateLimiter:
         self._holder = holder
         self._monotonic = monotonic
         self._wall = wall
-        # A slow Redis does not count as down: its decisions apply as long as it responds at all.
+        # With an infinite `slow`, a slow Redis does not open the circuit breaker, because the
+        # decisions of Redis apply as long as it responds.
         self._breaker = breaker or CircuitBreaker(slow=inf)
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
         """The limiter that decides while Redis is down. Its fraction may be changed."""
@@ -169,8 +170,8 @@ class RedisRateLimiter:
         ]
         call = self._take(tenant, requests)
         # If the call spends units, Redis charges them even if its response is late. If the call
-        # reserves units and is late, `give_back_reservations` returns them, so they count as an
-        # overdraft.
+        # reserves units and is late, `give_back_reservations` gives them back. The units that this
+        # worker spends meanwhile are then an overdraft.
         overdraft = charges if charges[0].is_reserved else ()
         decision = None
         try:
@@ -204,7 +205,7 @@ class RedisRateLimiter:
         if is_late and (decision := self._decide_locally(charges)).allowed:
             self._leases.overdraw(overdraft)
             return decision
-        # Other callers wait for this call too. `wait` keeps a cancellation from reaching it.
+        # `wait` keeps a cancellation from reaching the call, for which other callers wait, too.
         await asyncio.wait((call,))
         return call.result()
 
@@ -282,9 +283,9 @@ class RedisRateLimiter:
         )
 
     def _refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
-        """Refuse charges that exceed a limit as a whole, or that Redis refused a moment ago.
+        """Refuse charges that are larger than a whole limit, or that Redis refused a moment ago.
 
-        Returns `None` if neither is the case.
+        Return `None` if there are no such charges.
         """
         if not self._leases.must_refuse(charges, now):
             return None
@@ -310,7 +311,7 @@ class RedisRateLimiter:
         )
 
     def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give a unit of a limit on concurrent requests back at once.
+        """Give a settled unit of a limit on concurrent requests back to Redis immediately.
 
         Another worker may need the unit.
         """
@@ -361,8 +362,8 @@ class RedisRateLimiter:
         except _FAILURES as error:
             self._counts.failures += 1
             self._counts.lapsed += sum(request.back for request in requests)
-            # One timeout opens the circuit breaker, because every further call would have to time
-            # out, too.
+            # One timeout opens the circuit breaker, because otherwise further calls would have to
+            # time out, too.
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
         finally:
@@ -387,8 +388,8 @@ class RedisRateLimiter:
                 over.append(request.charge)
             if units < 0 or (not allowed and amount > level + TOLERANCE):
                 lease.record_refusal(amount, level=level, now=now)
-            # Needed even without granted units: it extends the lease of the units that the worker
-            # kept.
+            # This call is needed even without granted units, because it extends the lease of the
+            # units that the worker kept.
             lease.add_grant(max(0, int(units)), sent_at=sent_at, now=now)
         if not allowed:
             self._counts.refused += 1

@@ -26,7 +26,7 @@ def is_plain(charge: Charge) -> bool:
 class DelegatedCharge:
     """Implements `RepeatedCharge` with the function `try_admit`, which must not count refusals.
 
-    After a refusal, the caller asks the limiter, and the limiter counts the refusal. If one of the
+    After a refusal, the caller calls the limiter, which then counts the refusal. If one of the
     rules is in shadow mode, `charge` takes nothing.
     """
 
@@ -49,9 +49,9 @@ class DelegatedCharge:
 class LeasedCharge:
     """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
-    It counts admissions in `counts`, and calls `renew` when a lease runs low. `lines` is the
-    template of the header lines. They leave out rules in shadow mode. If the limiter drops one of
-    the leases, the lease stays empty, and `charge` returns `None` from then on.
+    It counts admissions in `counts`, and calls `renew` when a lease has few units left. `lines` is
+    the template of the header lines, without rules in shadow mode. If the limiter drops one of the
+    leases, the lease stays empty, and `charge` returns `None` from then on.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class LeasedCharge:
 class RepeatedCharges:
     """Keeps a `RepeatedCharge` for each tuple of charges that was admitted at least twice.
 
-    The key is the identity (`id`) of the tuple, because `charges_for` returns the same tuple object
-    for equal requests. Call `clear` when a rule may have changed, because another lease may then
+    Tuples are compared by identity (`id`), because `charges_for` returns the same tuple object for
+    equal requests. Call `clear` when a rule may have changed, because a different lease may then
     apply.
     """
 
@@ -151,7 +151,8 @@ class RepeatedCharges:
 
     def add(self, charges: Sequence[Charge]) -> None:
         """Record that the limiter has admitted `charges`."""
-        # The first admission only marks the tuple. With many callers, few tuples come again soon.
+        # The first admission only marks the tuple, because with many callers, few tuples are
+        # charged again soon.
         is_repeated = id(charges) in self._known
         if len(self._known) >= _MAX_KNOWN and not is_repeated:
             self._known.clear()

@@ -1,8 +1,8 @@
-"""Reserves units before a call to a backend, and settles them when the call has ended.
+"""Reserves units of limits before a call to a backend, and charges the used units after the call.
 
 The rows and tokens of a call are not known in advance, so an upper bound is reserved. A row has at
-most two tokens more than its text has bytes, and at most as many tokens as the model reads. Cache
-hits and coalesced items reserve nothing.
+most two tokens more than its text has bytes, and at most as many tokens as the model reads of a
+row. Cache hits and coalesced items reserve nothing.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _choose = msgspec.msgpack.Decoder(ChooseItem)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the reserved units of a call, or the reason why the call may not begin (`refusal`)."""
+    """Holds the reserved units of a call, or the reason why the call must not begin (`refusal`)."""
 
     refusal: ItemFailure | None = None
     charges: tuple[Charge, ...] = ()
@@ -30,7 +30,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
-        """Charge the computed `rows` and `tokens`; give the other units back to the limits."""
+        """Charge the computed `rows` and `tokens`; give the other reserved units back."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
         for charge, reservation in zip(self.charges, self.reservations, strict=True):
             reservation.settle(spent[charge.rule.unit])
@@ -41,15 +41,15 @@ async def reserve(
 ) -> Reservation:
     """Reserve the units of a call to `model`; `most` holds their upper bounds.
 
-    The model's limits are charged first, then the limits of the tenant and the key. If the tenant's
-    or the key's limits refuse, the model's units are returned.
+    Units of the model's limits are reserved first, then units of the tenant's and the key's limits.
+    If a limit of the tenant or the key refuses, the units of the model's limits are given back.
     """
     reservations: tuple[UnitReservation, ...] = ()
     both = work_charges_for(principal, limits, model=model, most=most)
     for charges in filter(None, both):
         try:
             decision = await limiter.admit(charges)
-        except BaseException:  # includes a cancellation: reserved units must be returned
+        except BaseException:  # even after a cancellation, reserved units must be given back
             for reservation in reservations:
                 reservation.settle(0)
             raise
@@ -64,9 +64,10 @@ async def reserve(
 def estimate(
     task: Task, parameters: bytes, items: Sequence[bytes], *, longest_row: int
 ) -> Estimate:
-    """Return upper bounds for `items` and a model that reads `longest_row` tokens of a row.
+    """Return upper bounds of the items, rows and tokens that a call with `items` can use.
 
-    The bounds assume that a row contains one item and the request's parameters.
+    The bounds assume that a row contains one item and the request's parameters. The model reads at
+    most `longest_row` tokens of a row; 0 means that this number is unknown.
     """
     parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]

@@ -6,33 +6,34 @@ A bucket is a hash with these fields:
 - `t`: the time on the Redis server when the bucket had that level.
 - `e`: when a quota's period ends.
 - `c`: the bucket's capacity at time `t`.
-- `f`: the excess, as `<units>:<refill rate>:<time>`. That is how many more units were in use than a
-  lowered capacity allows. The excess shrinks at the refill rate.
+- `f`: the excess, as `<units>:<refill rate>:<time>`. The excess is how many more units were in use
+  than a lowered capacity allows. It shrinks at the refill rate.
 - `h:<holder>`: the units that a worker holds, leased or reserved, and when they expire, as
   `<units>:<end>`.
 
-Held units count towards the capacity until the worker reports that they are spent: the level and
-the held units together never exceed the capacity. Otherwise a full bucket and a full lease together
-would admit twice the limit at once.
+The level and the held units together never exceed the capacity. A worker holds units until it
+reports that they are spent. If the level alone were limited, a full bucket and a full lease
+together would admit twice the limit at the same time.
 
 The argument `refill` determines the kind of the bucket. It has one of three forms:
 
 - a number of seconds: an empty bucket fills in this time.
 - `<time>:<time>`: the bucket is a quota. This period and the next one end at these times.
-- `0`: the bucket does not refill; units come back when workers return them. The bucket expires with
-  the last held units.
+- `0`: the bucket does not refill; units come back when workers give them back. The bucket expires
+  with the last held units.
 
 When a limit changes, used units stay used: the level changes by as much as the capacity, but does
 not fall below zero. The part of the decrease that would lead below zero is the excess (`f`). If the
-limit is raised again, the excess is first deducted from the units that the raise adds. This matters
-when workers learn of a change at different times: their calls alternate between the old and the new
-limit. Without the excess, each such pair of calls could add units to the bucket.
+limit is raised again, the excess is first deducted from the units by which the level would rise.
+This matters when workers learn of a change at different times, because their calls then alternate
+between the old and the new limit. Without the excess, each change back to the higher limit could
+put new units into the bucket.
 
-A change of a region's share of a limit has other effects. The bucket's level does not change at
-once, so that all regions together stay within the limit. The first call with the new share computes
-the refill since the previous call. It refills the bucket only up to the smaller of the old and the
-new share. A quota has its own rule: when a region is granted more units of a quota, the level rises
-by these units.
+A change of a region's share of a limit has different effects than a change of the limit. The
+bucket's level does not change immediately, so that all regions together stay within the limit. The
+first call with the new share computes the refill since the previous call. It refills the bucket
+only up to the smaller of the old and the new share. Exception: when a region is granted more units
+of a quota, the level rises by these units.
 
 The script's keys are the buckets. Its first two arguments are the holder and the lifetime of held
 units in seconds. Ten arguments follow for each bucket:

@@ -16,9 +16,9 @@ class CircuitBreaker:
 
     A call that is slower than `slow` seconds is a failure, too.
 
-    After `open_for` seconds, one call is allowed as a probe. If it succeeds, the breaker closes. If
-    it fails, the breaker opens for another `open_for` seconds. Callers pass the present time as
-    `now`.
+    After `open_for` seconds, one call is allowed as a probe. If the probe succeeds, the breaker
+    closes. If the probe fails, the breaker opens for another `open_for` seconds. Callers pass the
+    present time as `now`.
     """
 
     def __init__(self, *, failures: int = 5, slow: float = 0.05, open_for: float = 1.0) -> None:
@@ -35,7 +35,7 @@ class CircuitBreaker:
     def allows(self, now: float) -> bool:
         """Return whether a call is allowed at `now`.
 
-        If half-open, only the first call is allowed.
+        While the breaker is half-open, only the probe is allowed.
         """
         if self.state is BreakerState.CLOSED:
             return True

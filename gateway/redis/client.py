@@ -29,8 +29,8 @@ from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
-"""The longest wait for a new connection, in seconds. A longer wait is useless: after a lost packet,
-the kernel retransmits at growing intervals, and a new attempt is faster."""
+"""The longest wait for a new connection, in seconds. A longer wait is useless, because after a lost
+packet, the kernel retransmits at growing intervals, and a new attempt is faster."""
 _LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
 _LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
 """Words in the errors of servers that have lost their role. They identify errors that have no class
@@ -38,7 +38,7 @@ of their own, or that come from a script."""
 
 
 class _LossDetectingConnection(AbstractConnection):
-    """Detects lost connections, which redis-py may mistake for replies that have not arrived yet.
+    """Detects lost connections, which redis-py can mistake for replies that have not arrived yet.
 
     If TCP keep-alive fails, the error is `ETIMEDOUT`, which Python raises as `TimeoutError`.
     redis-py takes this error for a read timeout, and every later read returns `None` immediately. A
@@ -97,8 +97,8 @@ class _KeepaliveConnection(_LossDetectingConnection):
     @override
     def _raise_loss(self) -> None:
         super()._raise_loss()
-        # All connections to the server are closed. A server that hangs does not close them itself,
-        # and each of them would cost another timeout.
+        # All connections to the former server must be replaced, because a server that hangs does
+        # not close them, and each of them would cost another timeout.
         if self._locator.latest not in (None, (self.host, self.port)):
             raise RedisConnectionError("another server has the keys now")
 
@@ -157,12 +157,13 @@ def connect(
     """Return a client of the Redis at `url`, which is one server, Sentinels or a cluster.
 
     With Sentinels, the client connects to the primary that they name. In a cluster, it connects to
-    the node that owns the slot of `key`, and cannot reach other keys.
+    the node that owns the slot of `key`, and cannot reach keys on other nodes.
 
-    Waiting for a free connection, and each read, may take `timeout` seconds. Connecting may take 2
-    s. No command is retried. By default, redis-py would repeat a command up to ten times, but a
-    script that takes tokens or appends events must not run twice. If a server has lost its role,
-    its connection is closed, and the next connection goes to the server that then has the keys.
+    Waiting for a free connection takes at most `timeout` seconds, and so does each read. Connecting
+    takes at most `timeout` seconds or 2 seconds, whichever is less. No command is retried. By
+    default, redis-py would repeat a command up to ten times, but a script that takes tokens or
+    appends events must not run twice. If a server has lost its role, its connection is closed, and
+    the next connection goes to the server that then has the keys.
 
     Never cancel an await of this client. Run the command in a task that is not cancelled, and wait
     for the task.

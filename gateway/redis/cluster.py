@@ -31,9 +31,10 @@ class _Node:
 class ClusterClient:
     """Runs commands on a cluster. The first key of a command or script determines the node.
 
-    The keys of an `MGET` may be in several slots. Therefore each node gets a pipeline of `GET`
-    commands for its own keys. If a node fails, only its keys fail. If all nodes fail, the call
-    fails. A call that is slower than `slow` seconds counts as a failure.
+    The keys of an `MGET` can be in several slots. Therefore each node gets a pipeline of `GET`
+    commands for its own keys. If a node fails, only the commands for its keys fail. If all nodes
+    fail, the call fails. If a node takes longer than `slow` seconds, its circuit breaker records a
+    failure.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class ClusterClient:
         return replies
 
     async def _refresh_owners(self) -> None:
-        """Read the slot map. If there is a slot map already, read it at most once a second."""
+        """Read the slot map. If the client has a slot map already, do so at most once a second."""
         async with self._refreshing:
             now = asyncio.get_running_loop().time()
             if not self._is_stale or (self._owners and now < self._refresh_at):
@@ -164,7 +165,7 @@ class ClusterClient:
 class SlotRange(NamedTuple):
     """Holds a range of slots and the node that owns them.
 
-    An empty host is the node that replied.
+    An empty host means the node that replied.
     """
 
     first: int
@@ -192,7 +193,7 @@ def _split_command(command: Command) -> list[Command]:
 
 
 def _key_at(command: Command) -> int:
-    """Return the index of a command's first key. In a script, it follows the number of keys."""
+    """Return the index of a command's first key. A script's keys follow the number of keys."""
     return 3 if command[0] in (b"EVAL", b"EVALSHA") else 1
 
 

@@ -11,7 +11,10 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class PipelinedClient(Protocol):
-    """Runs commands. Raises `OSError` if Redis is unreachable. A reply may be a command's error."""
+    """Runs commands. Raises `OSError` if Redis is unreachable.
+
+    The reply to a command that failed is an error object.
+    """
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""
@@ -34,7 +37,9 @@ class PipelinedClient(Protocol):
 def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> PipelinedClient:
-    """Return a client of the Redis at `url`. Each call may take `timeout` seconds.
+    """Return a client of the Redis at `url`.
+
+    Connecting takes at most `timeout` seconds, and so does the wait for the replies to a call.
 
     In a cluster, a call that is slower than `slow` seconds counts as a failure of its node.
 

@@ -62,9 +62,9 @@ class QueryingLocator:
         self._urls = list(urls)
         self._command = command
         self._parse = parse
-        # Each query gets a part of `timeout`, so that time is left for others if a server hangs.
-        # All queries share a TLS context: creating one takes at least 10 ms, because it reads the
-        # system's certificates.
+        # Each query gets a part of `timeout`, so that time is left for the other servers if a
+        # server hangs. All queries share a TLS context, because creating a context reads the
+        # machine's certificates, which takes at least 10 ms.
         self._open = partial(
             StandaloneClient,
             timeout=timeout / (len(self._urls) + 1),

@@ -1,8 +1,8 @@
 """Pipelines commands over one connection to Redis.
 
-It is meant for commands that run thousands of times a second. redis-py needs 100 µs for a command,
-and this module needs 15 µs. It still uses redis-py to parse URLs, and `hiredis`, as redis-py does,
-to parse replies.
+This module is meant for commands that run thousands of times a second. redis-py needs 100 µs for a
+command, and this module needs 15 µs. It uses redis-py only to parse URLs. Like redis-py, it parses
+replies with `hiredis`.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignm
 class StandaloneClient:
     """Runs commands on the Redis at `url`. Connects on first use, and again after a failure.
 
-    A call may take `timeout` seconds, including the time to connect. A caller may be cancelled at
-    any time; the replies to its commands are then read and discarded. Only one event loop may use
-    the client. If `tls` is `None`, a TLS connection creates its own context.
+    Connecting takes at most `timeout` seconds, and so does the wait for the replies to a call. A
+    caller can be cancelled at any time, because the replies to its commands are then still read,
+    and discarded. Only one event loop may use the client. If `tls` is `None`, a TLS connection
+    creates its own context.
     """
 
     def __init__(
@@ -156,8 +157,7 @@ class _Connection(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._sent_batches: deque[_SentCommands] = deque()
         self._arrived: list[Any] = []
-        """Those replies to the oldest batch of commands that have arrived, until all have
-        arrived."""
+        """The replies to the oldest batch of commands that have arrived so far."""
         self.is_closed = False
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command], on_done: Callable[[Replies], object]) -> None:
         """Send commands. If their replies do not arrive in time, close the connection."""
-        # Encoding comes first: if commands are invalid, nobody must wait for their replies.
+        # Commands are encoded first, because nobody must wait for replies to invalid commands.
         self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
         self._sent_batches.append(_SentCommands(len(commands), on_done, timer))

@@ -1,6 +1,6 @@
 """Runs Lua scripts in the state Redis.
 
-In a cluster, it runs them on the node that owns their keys.
+In a cluster, each script runs on the node that owns its keys.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
-    """Runs a script once. If it raises `RedisError` or `OSError`, the script may still have run."""
+    """Runs a script once. Even if it raises `RedisError` or `OSError`, the script may have run."""
 
     async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
         """Return the script's reply."""
@@ -44,7 +44,7 @@ def open_scripts(
 ) -> ScriptClient:
     """Return a client for scripts with keys of any slot.
 
-    Unless `url` is a cluster, the result is `state`, the existing client for `url`.
+    If `url` is not a cluster, the result is `state`, the existing client for `url`.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

@@ -12,7 +12,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class SentinelClient(StandaloneClient):
-    """Asks the Sentinels before each connection, and reconnects after a `READONLY` error."""
+    """Asks the Sentinels for the primary before each connection; reconnects after `READONLY`."""
 
     def __init__(
         self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE

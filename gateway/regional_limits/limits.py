@@ -60,9 +60,9 @@ class _QuotaState(msgspec.Struct):
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
-    A share is valid until its lease expires. It expires if the store stops responding. Until the
-    store responds again, the region applies at most the fraction `alone()` of a limit. Grants of
-    quotas do not expire. The region refuses requests that exceed its grants.
+    A share is valid until its lease expires. The lease expires if the store stops responding. Until
+    the store responds again, the region applies at most the fraction `alone()` of a limit. Grants
+    of quotas do not expire. The region refuses requests that exceed its grants.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class DividedLimits:
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
     ) -> None:
-        """Add demand to the next report. If a quota is low, request more units."""
+        """Include demand in the next report. If a quota is low, request more units."""
         if rule.period:
             quota = self._quota(bucket, rule)
             if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
@@ -144,7 +144,7 @@ class DividedLimits:
             busiest = sorted(demand, key=lambda bucket: demand[bucket].units, reverse=True)
             demand = {bucket: demand[bucket] for bucket in busiest[:_MAX_REPORTED]}
         self._demand = {}
-        # If more quotas are low than fit, the others are reported next time.
+        # If more quotas are low than fit into a report, the other low quotas are reported later.
         low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
         return ShareReport(
             region=self.region,
@@ -214,8 +214,8 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
 def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
     """Return `share` with `raised` converted to this process's clock.
 
-    It is unknown how long the response was in transit. The result is therefore the latest time that
-    `raised` can be.
+    It is unknown how long the store's response was in transit, so the time `raised` cannot be
+    converted exactly. The result has the latest possible time.
     """
     age = max(0.0, now / 1e9 - share.raised)
     return BucketShare(used=share.used, before=share.before, raised=received_at - age)

@@ -4,10 +4,10 @@ Each region has one entry for a bucket, and writes only this entry. Regions writ
 an entry, `used` is the share that the region applies. `held` is the share that other regions must
 leave to the region; it is never less than `used`.
 
-A region raises both values at once, by at most the share that no region holds. It lowers the values
-in two steps. First it lowers `used`. After all its workers have applied the lower share, and their
-leases of units have expired, it lowers `held`. At any time, the used shares of all regions
-therefore add up to at most 1.
+A region raises both values in one step, by at most the share that no region holds. It lowers the
+values in two steps. First it lowers `used`. After all its workers have applied the lower share, and
+their leases of units have expired, it lowers `held`. At any time, the sum of the used shares of all
+regions is therefore at most 1.
 
 Either all regions have an entry for a bucket, or none has. Otherwise, a region without an entry
 would apply its share of `REST` to the bucket, and that share can grow regardless of what other
@@ -41,8 +41,8 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket. Times are in nanoseconds on the store's clock.
 
     Until the time `raised`, the share was `before`. `lowered` is the time when `used` fell below
-    `held`. `lowers` is the time from which `held` may be lowered, too. Both are 0 if `used` equals
-    `held`. `demand` is in units a second, as computed at the time `counted`. Admitted units may
+    `held`. `lowers` is the time from which `held` can be lowered, too. Both are 0 if `used` equals
+    `held`. `demand` is in units a second, as computed at the time `counted`. Admitted units can
     stay reserved for `linger` seconds.
     """
 
@@ -71,8 +71,8 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
     """Names all live regions.
 
-    Each worker of this region applies the shares that the store last returned to it. `seen` is the
-    earliest time at which the store returned such shares.
+    Each worker of this region applies the shares that the store last returned to the worker. `seen`
+    is when the store returned the oldest of the shares that are still applied.
     """
 
     regions: frozenset[str]
@@ -112,7 +112,7 @@ def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dic
 
 
 def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
-    """Return `entry`. Its `held` is lowered if the time for this second step has come."""
+    """Return `entry`, with `held` lowered if the time for this second step has come."""
     if entry.used == entry.held or not entry.lowered:
         return entry
     if not entry.lowers:

@@ -11,7 +11,7 @@ class BucketDemand(msgspec.Struct, kw_only=True):
 
     units: int = 0
     is_held: bool = False
-    """Whether units stay reserved until the work ends. That may take as long as a request."""
+    """Whether units stay reserved until the work ends, which can take as long as a request."""
 
 
 class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +42,8 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
     """Reports a worker's demand to the store, and says which shares the worker applies.
 
-    `seen` is when the store returned these shares, in nanoseconds on its clock. It is 0 if the
-    worker has no shares.
+    `seen` is when the store returned these shares, in nanoseconds on the store's clock. It is 0 if
+    the worker has no shares.
     """
 
     region: str

@@ -1,4 +1,4 @@
-"""Provides waits that a stop event ends, and makes calls rarer and smaller after failures."""
+"""Provides pauses that a stop event ends, and waits and batch sizes for retries after failures."""
 
 import asyncio
 import random

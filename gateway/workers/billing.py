@@ -51,8 +51,8 @@ class Billing:
     """Reads stream entries from `group`, and commits them to the ledger with `writer`.
 
     While Redis or the ledger is down, it retries. An entry that was committed but not acknowledged
-    is delivered again, but not counted again. Several instances may run at the same time, in one
-    process or in several.
+    is delivered again, but its events are not recorded again. Several instances can run at the same
+    time, in one process or in several.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Billing:
     async def run(self, stop: asyncio.Event) -> None:
         """Bill until `stop` is set.
 
-        Then bill the rest of the stream, for at most the drain time.
+        Then bill the entries that are left in the stream, for at most five seconds.
         """
         clock = asyncio.get_running_loop().time
         while not stop.is_set():

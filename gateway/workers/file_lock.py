@@ -7,7 +7,7 @@ from typing import Self
 
 
 class FileLock:
-    """Locks the file `path` until the process ends.
+    """Locks the file `path`, from `take` until the end of the context or of the process.
 
     `held` says whether this process has the lock.
     """
@@ -18,7 +18,7 @@ class FileLock:
         self.held = False
 
     def take(self) -> bool:
-        """Take the lock if it is free; return whether this process has it."""
+        """Take the lock if it is free; return whether this process has the lock."""
         if not self.held:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,8 @@ class LedgerMarks:
     """Reads high-water marks in a thread, with one query at a time.
 
     The caller waits at most `timeout` seconds for a query. The function `high_water` returns the
-    mark of each log, which is 0 if the ledger has no records of the log. The function may raise
-    `DependencyUnavailable`.
+    mark of each log, which is 0 if the ledger has no records of the log. While the ledger is down,
+    the function raises `DependencyUnavailable`.
     """
 
     def __init__(
@@ -22,10 +22,10 @@ class LedgerMarks:
         self._high_water = high_water
         self._timeout = timeout
         self._query: asyncio.Future[dict[str, int]] | None = None
-        """The last query. It may still run, even if it has timed out."""
+        """The last query. After its timeout, its thread can still be waiting for the ledger."""
 
     async def read(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the mark of each log, or nothing if the ledger is down or too slow.
+        """Return the mark of each log, or an empty dictionary if the ledger is down or too slow.
 
         A result that arrives late is discarded, because the stream has changed in the meantime.
         """

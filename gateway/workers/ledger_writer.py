@@ -19,10 +19,10 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(blocks: Sequence[EventBlock]) -> list[EventBlock]:
-    """Return `blocks`. Consecutive blocks of the same log are merged into one.
+    """Return `blocks`, with consecutive blocks of the same log merged into one block.
 
-    This speeds up a billing process that lags: it gets many small blocks, and writing a large block
-    takes hardly longer than writing a small one.
+    A billing process that lags gets many small blocks. Merging them makes it faster, because
+    writing a large block takes hardly longer than writing a small block.
     """
     found: list[EventBlock] = []
     ends: dict[str, int] = {}
@@ -48,14 +48,14 @@ def _is_complete(block: EventBlock) -> bool:
 
 
 class LedgerWriter:
-    """Writes entries to `ledger`. Methods block."""
+    """Writes entries of the event stream to `ledger`. Methods block."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._recorder = ledger.recorder
         self._unpacker = Unpacker()
 
     def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
-        """Commit `entries`. After this has returned, the caller may acknowledge them.
+        """Commit `entries`. From the end of this call on, the caller can acknowledge them.
 
         Raises:
             DependencyUnavailable: some entries were not committed. The caller should write all

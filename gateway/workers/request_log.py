@@ -28,8 +28,8 @@ GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 2.0
 _REMEMBERED: Final = 64
-"""How many written entries are remembered, in case an acknowledgement is lost and they are
-delivered again. A read returns fewer entries than this."""
+"""How many written entries are remembered, in case an acknowledgement is lost and the entries are
+delivered again. A read returns fewer entries than this number."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -70,7 +70,7 @@ class RequestLog:
     async def run(self, stop: asyncio.Event) -> None:
         """Write until `stop` is set.
 
-        Then write the rest of the stream, for at most the drain time.
+        Then write the entries that are left in the stream, for at most two seconds.
         """
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
@@ -159,7 +159,7 @@ def _second(seconds: int) -> str:
 
 
 def request_lines(event: RequestEvent) -> bytes:
-    """Return JSON lines for `event`. An event may stand for a run of requests; each gets a line."""
+    """Return a JSON line for each request that `event` stands for."""
     seconds, rest = divmod(event.time, 1_000_000_000)
     micros = rest // 1_000
     fields = _Line(

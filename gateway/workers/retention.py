@@ -1,6 +1,6 @@
 """Keeps committed segments of event logs for a while.
 
-If the ledger is restored from a backup, the events in these segments can be counted again.
+If the ledger is restored from a backup, the events in these segments can be shipped again.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class SegmentRetention:
     def record_commit(self, log: RetainedLog, mark: int) -> None:
         """Record that the ledger has committed `log` up to `mark`.
 
-        The retention time of the committed segments starts now.
+        The retention time of the newly committed segments starts now.
         """
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
@@ -131,7 +131,7 @@ class SegmentRetention:
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
     """Yield the committed segments of a log.
 
-    The newest segment comes first. The times never increase.
+    The newest segment comes first. The time of each later one is earlier, or equal.
     """
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):

@@ -43,7 +43,7 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     - `unconsumed` is the number of blocks in the stream.
     - `full` says that the stream accepts no more blocks.
     - `lost` is the known number of events that a power cut or a machine crash destroyed.
-    - `dropped` is the number of blocks that never reached the request log.
+    - `dropped` is the number of blocks that were deleted before the request log had read them.
     - `lagging` estimates how many events each consumer has not acknowledged, from the average size
       of a block.
     - `lag` is for how many seconds the oldest unshipped events have waited.
@@ -82,14 +82,14 @@ class _ShippedLog(RetainedLog):
 class Shipper:
     """Ships all logs in `directory`, including the logs of writers that have died.
 
-    Only one process at a time ships the logs of a directory. While Redis is down or full, or a
-    consumer is dead, events wait on disk. While the ledger is down or does not respond, nothing is
-    deleted, but shipping continues.
+    Only one process at a time ships the logs of a directory. While Redis is down or the stream is
+    full, events wait on disk. While the ledger is down or does not respond, nothing is deleted, but
+    shipping continues.
 
     At every other poll, the shipper compares the logs with the stream. If Redis has lost events,
-    the shipper ships all events after the ledger's mark again. If the ledger was restored from a
-    backup, the shipper ships the events that the ledger lacks again, as far as `retention` still
-    has them.
+    the shipper again ships all events after the ledger's mark. If the ledger was restored from a
+    backup, the shipper again ships the events that the ledger lacks, as far as `retention` has kept
+    them.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Shipper:
         self._busy = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ship until `stop` is set. Then ship the rest, for at most the drain time."""
+        """Ship until `stop` is set. Then ship the remaining events, for at most five seconds."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await pause(stop, await self.run_once())
@@ -179,7 +179,7 @@ class Shipper:
         )
 
     def _waiting(self) -> dict[float, int]:
-        """Return the number of unshipped bytes for each waiting time in seconds."""
+        """Return the unshipped bytes of all logs, by the seconds for which the logs have waited."""
         now = time.monotonic()
         found: dict[float, int] = {}
         for log in self._logs.values():
@@ -334,7 +334,8 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive
     )
     async with aclosing(redis):
-        # The marks alone: a whole ledger would add a sixth to the start.
+        # Only the store is opened, because opening the whole ledger would prolong the start by a
+        # sixth.
         with (
             FileLock(settings.data_dir / LOCK_NAME) as lock,
             closing(Store(settings.ledger, clock=time.time_ns)) as store,

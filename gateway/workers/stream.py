@@ -40,7 +40,7 @@ class AppendOutcome(Enum):
 
 
 class TrimCounts(NamedTuple):
-    """Counts the remaining blocks, and the blocks that were deleted before every group read them.
+    """Counts the remaining blocks, and the blocks deleted before every group had read them.
 
     `lagging` counts the blocks that each group has not acknowledged.
     """
@@ -53,8 +53,8 @@ class TrimCounts(NamedTuple):
 class EventStream:
     """Writes to the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
 
-    The stream holds at most `max_blocks` blocks. Billing loses no block, even if it has not read
-    any of them. Any other group loses blocks if it lags by more than half of `max_blocks`.
+    The stream holds at most `max_blocks` blocks. Billing loses no block, however far it lags.
+    Exception: other groups can lose blocks when they lag by half of `max_blocks` or more.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:
@@ -67,8 +67,8 @@ class EventStream:
         """Append `block` if it continues its log.
 
         The block continues its log if `after` is the last sequence number of the log in the stream.
-        Otherwise, nothing is appended, and the result is `MOVED`. If the stream is full, the result
-        is `FULL`.
+        Otherwise, nothing is appended, and the result is `MOVED`. If the stream is full, nothing is
+        appended, and the result is `FULL`.
         """
         expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
@@ -87,7 +87,11 @@ class EventStream:
         await self._redis.hdel(SHIPPED, log_id)
 
     async def trim(self) -> TrimCounts:
-        """Delete the blocks that every group has acknowledged."""
+        """Delete the blocks that every group has acknowledged.
+
+        If the stream is then still half full or more, delete all blocks that billing has
+        acknowledged.
+        """
         done, lagging = await self._acknowledged()
         if BILLING not in done:
             left = await self._redis.xlen(STREAM)
