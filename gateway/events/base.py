@@ -9,7 +9,7 @@ class EventPublisher(Protocol):
     """Records an event for each answered request, in order, without waiting for a network."""
 
     def publish(self, event: RequestEvent) -> None:
-        """Record `event`. From the end of this call on, the event survives the end of the process.
+        """Record `event`. Once this call has returned, the event survives a crash of the process.
 
         Raises:
             EventLogUnavailable: the event was not recorded, so the response must not be sent.

@@ -13,8 +13,8 @@ _MARK: Final = struct.Struct("<Q")
 class CommittedMark:
     """Stores the last sequence number that the ledger is known to have committed, for one log.
 
-    If the ledger later has committed less, the ledger was restored from a backup. If the file in
-    the log's `directory` cannot be written, only this process knows `value`.
+    If the ledger later reports a lower number, the ledger was restored from a backup. If the file
+    in the log's `directory` cannot be written, only this process knows `value`.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -13,7 +13,7 @@ class HitRun:
     """Counts hits that have the same caller, route, task, model, revision and cache tier.
 
     Request ids are consecutive from `first` on. `count` is the number of hits in the present
-    event-loop iteration, and `max_count` is the most hits that an iteration may have. `started` is
+    event-loop iteration, and `max_count` is the most hits that an iteration can have. `started` is
     the time when the iteration's first hit began, on the event loop's clock. `began` is the same
     moment on a finer clock. `route` and `source` are labels of metrics.
 

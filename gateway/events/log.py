@@ -60,7 +60,7 @@ class EventLog:
     events are soon synced to the disk. Without `sync`, the kernel decides when to write them.
 
     Raises:
-        EventLogUnavailable: the log cannot be created, and the reason is not a full disk.
+        EventLogUnavailable: the log cannot be created for a reason other than a full disk.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class EventLog:
     def _open(self) -> tuple[int, mmap.mmap]:
         """Create the folder.
 
-        The folder has a hidden name until it is locked, so that no reader sees it before that.
+        The folder has a hidden name until it is locked, so that no reader sees an unlocked folder.
         """
         hidden = self._root / f".{self.id}"
         lock = -1

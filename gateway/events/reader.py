@@ -68,7 +68,7 @@ class LogReader:
     """Reads batches of records from the log in `directory`, and deletes the log's segments.
 
     Raises:
-        UnreadableLog: the files have another format.
+        UnreadableLog: the files have a format that this version cannot read.
     """
 
     def __init__(self, directory: Path, *, boot: Callable[[], str] = boot_id) -> None:

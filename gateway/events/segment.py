@@ -1,15 +1,15 @@
 """Defines the format of an event log's files. `log` writes the files, and `reader` reads them.
 
 A log is a folder of segments `00000000.log`, `00000001.log` and so on. Each segment has a fixed
-size. The rest after its content is zeros:
+size, and zeros fill the space after its content. A segment consists of:
 
     header  64 bytes: magic, version, segment number, first sequence number, log id
     record  length, checksum, sequence number, then `length` bytes: a msgpack `RequestEvent`
     ...
     mark    in place of a length: the log continues in the next segment, or ends here
 
-A length of zero means that no record is written there yet. The checksum covers the whole record. It
-shows whether the record was incomplete when its process or machine died.
+A length of zero means that no record is written there yet. The checksum covers the whole record,
+and shows whether the record was incomplete when its process or machine died.
 """
 
 import struct
@@ -64,7 +64,7 @@ def file_name(number: int) -> str:
 
 
 def file_number(name: str) -> int | None:
-    """Return the number of the segment with this file name, or `None` for another file."""
+    """Return the number of the segment with this file name, or `None` if it is not a segment."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and stem.isdecimal() else None
 

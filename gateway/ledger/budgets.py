@@ -244,8 +244,8 @@ class Budgets:
     ) -> tuple[int, Costs]:
         """Return the month's costs until an hour before `slot`.
 
-        The result's first value is the time until which the costs are summed. It is the end of an
-        hour, or the beginning of the month.
+        The result's first value is the time until which the costs are summed. This time is the end
+        of an hour, or the beginning of the month.
         """
         since = month_bounds(month)[0]
         until = max(since, slot - slot % HOUR - HOUR)

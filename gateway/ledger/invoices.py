@@ -63,7 +63,7 @@ def month_bounds(month: str) -> tuple[int, int]:
     """Return when a month such as `2026-09` begins and ends, as Unix times in nanoseconds.
 
     Raises:
-        InvalidRequest: `month` does not have this form.
+        InvalidRequest: `month` does not have the form of `2026-09`.
     """
     # Only one spelling of a month is accepted, because `2026-9` would look like another invoice.
     if not _MONTH.fullmatch(month):

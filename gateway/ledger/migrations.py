@@ -22,7 +22,7 @@ InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 
 
 class LedgerEmpty(DependencyUnavailable):
-    """The database has no ledger. It was emptied, or nobody ever ran `sluicegate ledger init`."""
+    """The database has no ledger. Either it was emptied, or no ledger was ever created."""
 
 
 class Migration(NamedTuple):
@@ -93,7 +93,7 @@ EMPTY: Final = (
 
 
 def is_current(connection: Connection) -> bool:
-    """Return whether this program can use the tables without a migration. Writes nothing.
+    """Return whether this program can use the tables without a migration. The check only reads.
 
     Raises:
         LedgerEmpty: there are no tables.
@@ -168,7 +168,7 @@ def _add_columns(connection: Connection, migration: Migration, existing: set[str
 
 
 def _tables(connection: Connection) -> set[str]:
-    """Return the names of the ledger's tables; the database may hold other tables, too."""
+    """Return the names of the ledger's tables; the database can hold other tables, too."""
     found = sqlalchemy.inspect(connection).get_table_names()
     return set(found) & set(schema.metadata.tables)
 

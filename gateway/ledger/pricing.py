@@ -44,7 +44,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return Price(entry=entry, since=self.since, is_batch=True)
 
     def for_tokens(self) -> "Price":
-        """Return the price for tasks that run no model, such as counting tokens. They are free."""
+        """Return the price for tasks that use no model, such as counting tokens: they are free."""
         entry = msgspec.structs.replace(self.entry, **dict.fromkeys(_PRICED, 0))
         return Price(entry=entry, since=self.since, is_free=True)
 
@@ -69,8 +69,8 @@ def starts_at(entry: PriceConfig) -> int:
 class PriceList:
     """Finds the price of a model at a time.
 
-    This is the model's latest price that has taken effect by then. If the model has no price, it is
-    the latest price of `*`.
+    The price at a time is the model's latest price that has taken effect by then. If there is none,
+    it is the latest such price of `*`.
     """
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:

@@ -33,7 +33,7 @@ class Rollup:
         self._store = store
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Replace at most `limit` rows of events of one hour by sums.
+        """Replace at most `limit` rows, all of one hour, by their sums.
 
         The hour ended at or before `before`, a Unix time in nanoseconds.
 

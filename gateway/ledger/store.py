@@ -126,7 +126,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
-        """Open a transaction for writing. An exception in the block rolls it back.
+        """Open a transaction for writing. An exception in the block rolls the transaction back.
 
         With `in_bulk`, the transaction first waits for short transactions of other writers.
 
@@ -161,9 +161,9 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert `rows`, or increase the rows that already have the primary keys.
+        """Insert `rows`. If the primary key of a row exists, increase the existing row instead.
 
-        In an existing row, only the columns `summed` are increased. The other columns stay.
+        The columns `summed` increase by the values of the new row. The other columns stay.
         """
         if not rows:
             return

@@ -93,9 +93,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the events that were decoded from the records `first` to `last` of one event log.
 
-    `numbers` holds the events' sequence numbers. It is empty if these are consecutive from `first`
-    on. `wrong` holds the bytes of records that are not valid events. `lost` says that a crash
-    destroyed the records.
+    `numbers` holds the events' sequence numbers. It is empty if the sequence numbers are
+    consecutive and begin with `first`. `wrong` holds the bytes of records that are not valid
+    events. `lost` says that a crash destroyed the records.
     """
 
     log_id: str

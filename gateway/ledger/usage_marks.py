@@ -2,9 +2,10 @@
 
 Programs up to schema 8 know only the mark named `usage`. Their roll-up moves this mark forward, and
 their late events set it back. This program sets the mark `usage` to a time that is never reached.
-If it later finds another time in this mark, an older program has changed the ledger. The sums by
-day may then lack an event, and are not used until they are recomputed. Sums by hour need no such
-check, because each row of `usage_events` says whether it is in them (see `usage_hours`).
+If this program later finds a different time in the mark, an older program has changed the ledger.
+The sums by day may then lack an event, and are not used until they are recomputed. Sums by hour
+need no such check, because each row of `usage_events` says whether the sums include the row (see
+`usage_hours`).
 """
 
 from typing import Final

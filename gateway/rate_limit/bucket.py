@@ -1,6 +1,6 @@
 """Computes the levels of token buckets with pure functions.
 
-The Lua script in `gateway.rate_limit.script` computes levels in Redis by the same rules.
+The Lua script in `gateway.rate_limit.script` computes levels in Redis in the same way.
 """
 
 from collections.abc import Sequence

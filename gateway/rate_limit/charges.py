@@ -1,4 +1,4 @@
-"""Computes how many units a request takes, and from which buckets (its charges).
+"""Computes the charges of a request: how many units it takes, and from which buckets.
 
 A changed limit applies from the next request on, because charges use the rules at the moment of the
 request. The configuration document has the default limits and the limits of models;

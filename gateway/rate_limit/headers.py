@@ -1,8 +1,8 @@
 """Writes the state of a caller's limits as HTTP header fields.
 
 `RateLimit` and `RateLimit-Policy` (IETF draft) list every policy. `x-ratelimit-*` fields show, for
-each unit, the policy with the fewest remaining units. Their times are Go durations, as OpenAI's
-clients expect. `Retry-After` is at most 120 s, because clients do not wait longer.
+each unit, the policy with the fewest remaining units. The times in these fields are Go durations,
+as OpenAI's clients expect. `Retry-After` is at most 120 s, because clients do not wait longer.
 `x-ratelimit-reset-*` has no such bound.
 """
 

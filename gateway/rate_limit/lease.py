@@ -75,7 +75,7 @@ class Lease:
         return self.requested_rule is rule or self.requested_rule == rule
 
     def set_rule(self, rule: Rule) -> None:
-        """Replace the rule after the configuration or the region's share may have changed."""
+        """Replace the rule, because the configuration or the region's share may have changed."""
         if rule is not self.rule:
             self.rule = rule
             self.refill = rate(rule)
@@ -223,7 +223,7 @@ class Leases(dict[str, Lease]):
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Return whether a charge exceeds its whole limit, or Redis refused it a moment ago."""
+        """Return whether a charge exceeds its whole limit, or was refused by Redis a moment ago."""
         for charge in charges:
             if charge.rule.shadow:
                 continue

@@ -1,6 +1,6 @@
 """Limits rates across workers with Redis.
 
-Workers lease a few units at a time, which saves most calls.
+Workers lease a few units at a time, which saves most calls to Redis.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """With one call, take `charges`, give the old leases back, and request new ones.
+        """With one call, take `charges`, give the old leases back, and request new leases.
 
         If the caller stops waiting, the units that the call reserved for the caller are given back.
         """

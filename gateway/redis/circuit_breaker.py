@@ -56,7 +56,7 @@ class CircuitBreaker:
         self.state = BreakerState.CLOSED
 
     def failed(self, *, now: float, is_certain: bool = False) -> None:
-        """Record a failed or slow call. With `is_certain`, open the circuit breaker at once."""
+        """Record a failed or slow call. With `is_certain`, open the breaker immediately."""
         self._bad_in_a_row += 1
         if self.state is BreakerState.OPEN:
             return

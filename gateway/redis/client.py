@@ -79,8 +79,9 @@ def _is_lost_role(error: ResponseError) -> bool:
 class _KeepaliveConnection(_LossDetectingConnection):
     """Sets `keepalive` on TCP connections. Discards unsent commands when a connection closes.
 
-    It connects with `connector` to the server that `locator` then returns. The connector is needed
-    because redis-py itself would try the addresses of a name one after the other.
+    Each time it connects, `locator` returns the server, and `connector` connects to it. The
+    connector is needed because redis-py itself would try the addresses of a name one after the
+    other.
     """
 
     host: str

@@ -53,8 +53,8 @@ def read_servers(url: str) -> Servers | None:
     """Parse a URL that names several servers. Return `None` for any other URL.
 
     Raises:
-        ConfigurationError: the URL names no servers, has no name of a primary, or names a database
-            of a cluster.
+        ConfigurationError: the URL names no servers, does not name the primary for Sentinels, or
+            names a database other than 0 for a cluster.
     """
     scheme, _, rest = url.partition(":")
     base, _, kind = scheme.lower().partition("-")

@@ -18,10 +18,10 @@ class FileStorage(Protocol):
     """
 
     def writing(self, name: str) -> AbstractContextManager[Write]:
-        """Return a context that writes an object. It replaces an object that already has this name.
+        """Return a context that writes an object.
 
-        The object becomes visible when the context ends. If the context ends with an exception,
-        nothing is stored.
+        The object becomes visible when the context ends, and replaces an object that already has
+        this name. If the context ends with an exception, nothing is stored.
         """
         ...
 

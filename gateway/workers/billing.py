@@ -106,7 +106,7 @@ class Billing:
                     extra={"reason": reason},
                 )
             await pause(stop, self._backoff.failed())
-            # Once `stop` is set, the wait above ends at once. This wait keeps the loop from
+            # Once `stop` is set, the wait above ends immediately. This wait keeps the loop from
             # spinning.
             await asyncio.sleep(0.05 if stop.is_set() else 0)
             return True

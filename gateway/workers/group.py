@@ -37,7 +37,8 @@ class GroupReader:
 
     Entries are returned in this order:
 
-    - Pending entries of this consumer, which a crash, an error or a restart has left.
+    - Pending entries of this consumer, which it has not acknowledged because of a crash, an error
+      or a restart.
     - Entries that have been pending for another consumer for `claim_after` seconds. That consumer
       may be dead.
     - New entries.
@@ -71,7 +72,7 @@ class GroupReader:
         until = loop.time() + wait
         entries = await self._read_group(wait)
         if not entries and (left := until - loop.time()) > 0:
-            # An empty reply may arrive early. The caller must not call again at once.
+            # An empty reply may arrive early. The caller must not call again immediately.
             await asyncio.sleep(left)
         return entries
 

@@ -21,8 +21,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
 def merged(blocks: Sequence[EventBlock]) -> list[EventBlock]:
     """Return `blocks`, with consecutive blocks of the same log merged into one block.
 
-    A billing process that lags gets many small blocks. Merging them makes it faster, because
-    writing a large block takes hardly longer than writing a small block.
+    A billing process that lags gets many small blocks. Merging the blocks makes billing faster,
+    because writing a large block takes hardly longer than writing a small block.
     """
     found: list[EventBlock] = []
     ends: dict[str, int] = {}
@@ -55,7 +55,7 @@ class LedgerWriter:
         self._unpacker = Unpacker()
 
     def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
-        """Commit `entries`. From the end of this call on, the caller can acknowledge them.
+        """Commit `entries`, so that the caller can acknowledge them afterwards.
 
         Raises:
             DependencyUnavailable: some entries were not committed. The caller should write all

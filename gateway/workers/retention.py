@@ -49,7 +49,10 @@ class _Segment(NamedTuple):
 
 
 def missing_bytes(directory: Path) -> int:
-    """Return how many bytes must be freed on the disk of `directory`; 0 or less if none."""
+    """Return how many bytes must be freed on the disk of `directory`.
+
+    If enough space is free, the result is 0 or negative.
+    """
     try:
         disk = shutil.disk_usage(directory)
     except OSError:  # if the free space is unknown, it counts as sufficient
@@ -61,8 +64,8 @@ class SegmentRetention:
     """Deletes committed segments, from the oldest on.
 
     A segment is deleted `keep` seconds after its commit. It is deleted earlier in two cases: all
-    segments together use more than `keep_bytes`, or the disk has less than 1 GiB of free space. On
-    a disk smaller than 10 GiB, a tenth of the disk must be free.
+    segments together use more than `keep_bytes`, or the disk has less than 1 GiB of free space.
+    Exception: on a disk smaller than 10 GiB, a free tenth of the disk is enough.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class SegmentRetention:
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
     """Yield the committed segments of a log.
 
-    The newest segment comes first. The time of each later one is earlier, or equal.
+    The newest segment comes first. No segment has a later time than the segment before it.
     """
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):

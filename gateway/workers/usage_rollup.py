@@ -86,7 +86,7 @@ class UsageRollup:
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Sum some rows. If there are none, sum a day; if there is no day, update an hour's sums.
+        """Sum some rows. If there are none, sum a day, or recompute or delete an hour's sums.
 
         Returns:
             The seconds to wait before the next call.
