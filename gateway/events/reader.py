@@ -175,8 +175,8 @@ class LogReader:
     def committed_segments(self, committed: int) -> list[int]:
         """Return, in order, the segments whose records are all read and committed."""
         self._list()
-        # The current segment may be among them, because the reader may have read all its records
-        # before its mark was written.
+        # The result can include the current segment, because the reader may have read all records
+        # of the segment before the segment's mark was written.
         numbers = sorted(n for n in self._firsts if n <= self._position.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
         if self.ended and self.sequence <= committed:

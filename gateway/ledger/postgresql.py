@@ -171,8 +171,8 @@ def _on_checkout(
                 cursor.execute("SELECT 1")
             connection.rollback()
     except Exception as error:  # every driver has its own errors; the pool opens new connections
-        # All connections of the pool lead to the same server. Checking each one would take as long
-        # as this check did.
+        # All connections of the pool lead to the same server, so all are replaced without a check.
+        # Each further check could take as long as this check did.
         raise exc.InvalidatePoolError from error
     _keep(entry, _timer(connection, longest))
 

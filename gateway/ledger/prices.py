@@ -103,7 +103,7 @@ def _check(
     late = [entry for entry in {*wanted} ^ {*stored} if starts_at(entry) <= past]
     if not late:
         return
-    # No event is older than 1970, and the column cannot hold all times before.
+    # No event is from before 1970, and the column cannot hold all earlier times.
     since = max(0, min(map(starts_at, late)))
     model = _affected(connection, stored, wanted, since=since, until=now + 1)
     if model is not None:
@@ -122,7 +122,7 @@ def _check_in_effect(
     by_date = {(entry.model, entry.since): entry for entry in wanted}
     for old in stored:
         new = by_date.get((old.model, old.since))
-        # A document without prices has the price 0, which may be replaced.
+        # A configuration document without prices has the price 0, which can be replaced.
         if old in (new, _FREE) or starts_at(old) > now:
             continue
         change = "removed" if new is None else f"changed ({_difference(old, new)})"

@@ -66,8 +66,8 @@ class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
     keys: frozenset[KeyId] = frozenset()
     """The changed keys. The reader must drop its old principals of these keys."""
     principals: Iterator[tuple[str, Principal]]
-    """Pairs of a secret's hash and the new principal that the secret belongs to. Iterating reads
-    the ledger."""
+    """Pairs of a secret's hash and the new principal that the secret belongs to. The pairs are read
+    from the ledger during the iteration."""
 
 
 class PrincipalReader:

@@ -23,7 +23,7 @@ from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
-# These statements are built only once, because building one takes as long as running it.
+# These statements are built only once, because building one takes as long as executing it.
 _marks: Final = schema.high_water
 _of_log: Final = _marks.c.log_id == bindparam("of_log")
 _locked_mark: Final = select(_marks.c.sequence).where(_of_log).with_for_update()

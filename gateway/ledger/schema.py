@@ -125,7 +125,7 @@ budget_alerts: Final = Table(
     Column("amount", BigInteger, nullable=False),
     Column("currency", String(8), nullable=False),
 )
-"""Thresholds of budgets that were reached. Each of them has queued a webhook."""
+"""Thresholds of budgets that were reached. A webhook was queued for each of them."""
 
 usage_events: Final = Table(
     "usage_events",
@@ -287,7 +287,7 @@ published_documents: Final = Table(
     Column("generation", BigInteger, primary_key=True),
     Column("content", Text, nullable=False),
 )
-"""The last documents that were published in each gateway region, as JSON."""
+"""The last configuration documents that were published in each gateway region, as JSON."""
 
 drained_backends: Final = Table(
     "drained_backends",

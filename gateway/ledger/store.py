@@ -315,7 +315,7 @@ def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is priv
     return postgresql.insert(table).on_conflict_do_nothing().returning(first)
 
 
-# Cached, because building a statement takes as long as running it.
+# Cached, because building a statement takes as long as executing it.
 @cache
 def _add_in_sqlite(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]

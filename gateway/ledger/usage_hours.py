@@ -120,8 +120,8 @@ def _newest_not_summed(connection: Connection) -> int | None:
 def _sum_hour(connection: Connection, hour: int) -> None:
     of_hour = (_events.time >= hour * HOUR, _events.time < (hour + 1) * HOUR)
     # First the rows are marked as summed, then they are summed. A row that an older program inserts
-    # in between stays unmarked, so the hour is recomputed once more. Rows of the roll-up get new
-    # ids, so that the roll-up of an older program cannot add events to them.
+    # between these steps stays unmarked, so the hour is recomputed once more. Rows of the roll-up
+    # get new ids, so that the roll-up of an older program cannot increase them.
     is_sum = _events.id.startswith(ROLLUP_PREFIX, autoescape=True)
     renamed = case((is_sum, _events.id + f"-{secrets.token_hex(8)}"), else_=_events.id)
     marked = update(schema.usage_events).where(*of_hour, _is_not_summed)

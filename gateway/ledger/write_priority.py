@@ -17,7 +17,7 @@ from typing import Final
 from typing_extensions import override
 
 _LONGEST: Final = 1.0
-"""Maximum seconds that a bulk writer waits. Short transactions must not stop billing entirely."""
+"""Maximum seconds that a bulk writer waits, because short transactions must not stop billing."""
 _PAUSE: Final = 0.002
 
 

@@ -94,7 +94,7 @@ class RedisRateLimiter:
         # decisions of Redis apply as long as it responds.
         self._breaker = breaker or CircuitBreaker(slow=inf)
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
-        """The limiter that decides while Redis is down. Its fraction may be changed."""
+        """The limiter that decides while Redis is down. Callers can change its fraction."""
         self._leases = Leases()
         self._calls = LeaseCalls(patience=patience)
         self._awaited = AwaitedUnits()

@@ -27,7 +27,7 @@ LEASE = 2.0
 bucket."""
 DECAY = 10.0
 """The time constant with which demand decays, in seconds. A unit that was requested this long ago
-counts 1/e."""
+contributes 1/e to the demand."""
 EVEN = 0.1
 """This fraction of each limit is divided evenly among regions, regardless of demand."""
 _STEP = 0.02

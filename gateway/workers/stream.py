@@ -12,9 +12,9 @@ from gateway.events.block import SHIPPED, STREAM, Block
 
 BILLING: Final = "billing"
 
-# The script changes the hash of positions and the stream together. So the two agree even after a
-# restart or failover that lost recent writes. The script also makes retries safe: if the reply to a
-# call was lost, the retry returns `moved`.
+# The script changes the hash of positions and the stream together, so that the two agree even after
+# a restart or failover that lost recent writes. The script also makes retries safe, because a retry
+# returns `moved` if the first call was executed, but its reply was lost.
 _SHIP: Final = """
 local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
 if shipped ~= ARGV[3] then return 'moved' end
