@@ -58,7 +58,7 @@ class GatewayError(Exception):
 
     @override
     def __init_subclass__(cls) -> None:
-        """Derive the title of a class from its code, unless the class declares a title."""
+        """Derive the title of an error class from its code, unless the class has its own title."""
         if "code" in cls.__dict__ and "title" not in cls.__dict__:
             cls.title = cls.code.replace("_", " ").capitalize()
 
@@ -319,7 +319,7 @@ class ConfigurationError(GatewayError):
 
 
 class ModelsBroken(GatewayError):
-    """Models were reloaded, but some cannot be served as their folders define."""
+    """Some models cannot be served after a reload, because their folders are invalid."""
 
     status = 422
     code = "models_broken"

@@ -1,4 +1,4 @@
-"""Decodes the entries in values from Redis, and counts the outcomes."""
+"""Decodes values that were read from Redis, and counts entries, claims and damaged values."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Describes endpoints for operators and for the readiness route."""
+"""Describes the state of endpoints, for operators and for the readiness route."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from gateway.types import BackendId, RegionName
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the state and the counts of one endpoint. `in_flight` counts items."""
+    """Holds the state and the counts of one endpoint. `in_flight` is a number of items."""
 
     backend: BackendId
     region: RegionName

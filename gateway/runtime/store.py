@@ -8,7 +8,7 @@ from gateway.runtime.runtime import Runtime
 class RuntimeStore:
     """Holds the current runtime.
 
-    `on_prepare` hooks run before a change. They may wait, and may refuse the change by raising an
+    `on_prepare` hooks run before a change. A hook can wait, and can refuse the change by raising an
     error. `on_swap` callbacks run right after the change, in the order of their registration. They
     must not fail.
     """

@@ -1,8 +1,8 @@
 """Counts a worker's requests and items, and publishes the statistics of its components.
 
-On the request path, methods only add to Python numbers, because incrementing an instrument takes as
-long as a cache lookup. `flush` later adds these numbers to the instruments. Exception: refusals by
-limits are rare, so they increment the instruments directly.
+On the request path, methods only increment Python numbers, because incrementing an instrument takes
+as long as a cache lookup. `flush` later adds these numbers to the instruments. Exception: refusals
+by limits are rare, so they increment the instruments directly.
 """
 
 from bisect import bisect_left
@@ -118,7 +118,7 @@ class GatewayMetrics:
             self._tokens[model] += tokens
 
     def revision_items(self, model: str, usage: RevisionUsage) -> None:
-        """Count items of `model` by the revision that computed them."""
+        """Count items of `model` for each revision that computed some of them."""
         for source in Source:
             if count := getattr(usage, source):
                 self._revision_items[model, usage.arm, source] += count

@@ -29,14 +29,14 @@ MARK: Final = b"raceparent: 00-"
 def split_context(request: bytes) -> tuple[str, bytes]:
     """Return a request's trace context, and the request without it.
 
-    Requests that differ only in their trace context are equal without it. If the head has an
-    unusual form, the function returns an empty context and the unchanged request. A parser then
-    reads the head, and `context_of` finds the context among the header fields.
+    Two requests that differ only in their trace context are equal once it is removed. If the head
+    has an unusual form, the function returns an empty context and the unchanged request. A parser
+    then reads the head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
     # The field must be in the head, because removing bytes of the body would change the body's
-    # length. The blank line may end right where the field begins.
+    # length. In the search, the field's first bytes can be the end of the blank line.
     if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
