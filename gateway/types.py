@@ -173,8 +173,8 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     is_overload: bool = False
     """Whether the item had no time left because backends were busy with other items.
 
-    The item's request is then refused because of overload. Another request that was coalesced with
-    this request, because it has an equal item, tries again if its deadline allows.
+    The item's request is then refused because of overload. If another request has an equal item and
+    was coalesced with this request, the other request tries again if its own deadline allows.
     """
 
     @classmethod
@@ -264,8 +264,8 @@ class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     only_if_cached: bool = False
     max_age: float | None = None
     max_stale: float | None = None
-    """The caller accepts results that have been stale for up to this time. It is infinite if the
-    directive has no value."""
+    """The caller accepts results that expired up to this many seconds ago. The number is infinite
+    if the directive has no value."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

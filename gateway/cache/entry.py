@@ -51,7 +51,7 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     revision: str = ""
     """The revision that computed the result, if the cache key does not contain a revision."""
     owner: str = ""
-    """If tenants share results: the tenant whose request computed this one, as `tenant:<id>`."""
+    """If tenants share results, the tenant whose request computed the result, as `tenant:<id>`."""
     owner_epoch: int = 0
     """The cache epoch of `owner` when the result was computed. Purging the tenant's results raises
     the epoch."""

@@ -111,7 +111,7 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count a revision's items with the outcome `source`, and computed rows and tokens."""
+        """Count a revision's items with the outcome `source`, and their rows and tokens."""
         self._items[model, revision, source] += count
         if rows:  # this is the code of `work`, inlined to save a call
             self._rows[model] += rows

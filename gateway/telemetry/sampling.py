@@ -47,10 +47,11 @@ class HeadSampler:
     def gap(self) -> int:
         """Return a random number that says which request is recorded: 1 means the next request.
 
-        Only requests without a trace context count.
+        The number counts only requests without a trace context. 2 means the second of the next
+        requests.
 
-        The caller counts these requests down. This takes half as long as drawing random bits for
-        each request, and records each request with the same probability.
+        The caller counts the number down with each request. Counting down takes half as long as
+        drawing random bits for each request, and records each request with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize

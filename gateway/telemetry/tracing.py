@@ -48,8 +48,8 @@ class Tracer:
         self.samples: Callable[[str], bool] = _samples_none
         """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Draws which request without a trace context is recorded next: 1 is the next request, 2
-        the request after it."""
+        """Returns a random number that says which of the next requests without a trace context is
+        recorded: 1 means the next request, and 2 the request after the next."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request with the trace context `context`."""
