@@ -18,7 +18,7 @@ def money(amount: str | float | Decimal) -> str:
 
 
 def moment(value: datetime | float | None) -> str:
-    """Format a time in UTC as `2026-11-02 10:30`; `None` becomes a dash."""
+    """Format a time in UTC as `2026-11-02 10:30`. Format `None` as a dash."""
     if value is None:
         return "-"
     if not isinstance(value, datetime):

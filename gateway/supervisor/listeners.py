@@ -58,7 +58,7 @@ def open_listeners(
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
-    """While the context lasts, reserve `port` for children, which open sockets on it themselves.
+    """While the context lasts, reserve `port` for children that open their own sockets on it.
 
     If `port` is 0, nothing is reserved.
 

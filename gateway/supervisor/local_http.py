@@ -13,7 +13,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class Preface(NamedTuple):
-    """What a client sends before HTTP: the bytes `prefix`, then a TLS handshake if `is_tls`."""
+    """What a client sends before HTTP: the bytes `prefix`, and if `is_tls`, a TLS handshake."""
 
     is_tls: bool = False
     prefix: bytes = b""

@@ -69,7 +69,7 @@ def start_of(pid: int) -> int:
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill the children that a killed supervisor left running; return their number.
+    """Kill the children that a killed supervisor left running. Return how many there were.
 
     A process is killed only if an entry of the table has its pid and its start time, because the
     pid of a child that has ended can belong to another process by now.

@@ -126,7 +126,7 @@ class Supervisor:
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Wait until no connection waits in a backlog of the group's listeners; close the listeners."""
+    """Wait until the backlogs of the group's listeners are empty, and close the listeners."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return

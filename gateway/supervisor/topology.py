@@ -200,7 +200,7 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the address at which this machine's processes reach a listener bound to `host`."""
+    """Return the address for calls from this machine to a listener that is bound to `host`."""
     return _ANYWHERE.get(host, host)
 
 

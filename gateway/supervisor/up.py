@@ -140,7 +140,7 @@ def _described(broken: dict[str, str]) -> str:
 
 
 class _Up:
-    """Starts all processes. Each starts as soon as the processes that it needs are ready."""
+    """Starts all processes. A process starts as soon as the processes that it needs are ready."""
 
     def __init__(
         self,
