@@ -10,7 +10,7 @@ _DIGITS = 3
 
 
 def money(amount: str | float | Decimal) -> str:
-    """Format an amount with two decimal places; below 0.01, with three significant digits."""
+    """Format an amount with two decimal places, or three significant digits if it is below 0.01."""
     value = Decimal(str(amount))
     if value and abs(value) < _CENT:
         return f"{value:.{_DIGITS - 1 - value.adjusted()}f}"

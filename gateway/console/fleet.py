@@ -112,7 +112,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until no worker ejects the backend any longer."""
+        """Seconds until all workers' ejections of the backend have ended."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
@@ -157,7 +157,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends, in the order of the document, and the workers that report about them."""
+    """All backends in the order of the document, and the workers that report about backends."""
 
     regions: dict[str, list[Backend]]
     workers: list[str]

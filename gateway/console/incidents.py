@@ -45,7 +45,7 @@ async def find_incidents(
     ledger: Ledger,
     cache_redis: PipelinedClient,
 ) -> list[Incident]:
-    """Return all incidents, the worst first. `fleet` is `None` if the reports cannot be read."""
+    """Return all incidents, the worst first. `fleet` is `None` if there are no reports."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
         *(backend_incidents(fleet, traffic) if fleet is not None else ()),

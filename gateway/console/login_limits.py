@@ -14,7 +14,7 @@ _MOST_ADDRESSES = 4096
 
 
 class _Bucket(msgspec.Struct):
-    """A token bucket: how many wrong keys an IP address may still send at the time `at`."""
+    """A token bucket: how many wrong keys an IP address could send at the time `at`."""
 
     tokens: float
     at: float

@@ -33,7 +33,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarginReader:
-    """Computes the cost of backends. It caches parsed documents, because documents never change."""
+    """Computes the cost of backends. Caches parsed documents, because they never change."""
 
     def __init__(self, *, placement: Path | None) -> None:
         self._placement = placement

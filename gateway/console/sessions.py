@@ -55,7 +55,7 @@ class Sessions:
         self._open: OrderedDict[bytes, Session] = OrderedDict()
 
     async def open(self, credential: str) -> str | None:
-        """Open a session, and return its cookie, or `None` if no operator has the key `credential`.
+        """Open a session and return its cookie, or `None` if no operator has this key.
 
         Raises:
             DependencyUnavailable: the key cannot be checked now.

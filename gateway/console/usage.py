@@ -147,7 +147,7 @@ def wanted_of(request: AnyRequest) -> UsageQuery:
 
 
 def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
-    """Return the member of the enumeration `kind` that `text` names, or else the default."""
+    """Return the member of `kind` that `text` names. If there is none, return the default."""
     found = next((one for one in among or kind if one.value == text), None)
     return default if found is None else found
 

@@ -176,7 +176,7 @@ def breakdown_chart(
     wanted: UsageQuery,
     buckets: Buckets,
 ) -> Chart:
-    """Return a series for each tenant or model in `names`, and one for all others together."""
+    """Return a series for each tenant or model in `names`, and one series for all others."""
 
     def value(row: GroupUsage) -> float:
         return measured(row, wanted.measure)
@@ -212,7 +212,7 @@ def group_of(row: GroupUsage, by: GroupBy) -> str:
 def margin_chart(
     charged: Sequence[float], costs: Sequence[int] | None, buckets: Buckets, currency: str
 ) -> Chart:
-    """Return the charges. If the `costs` of backends are known, add the costs and the margin."""
+    """Return a chart of charges, and of costs and margin if the `costs` of backends are known."""
     series = [Series(label="charged", values=list(charged))]
     if costs is not None:
         spent = [cost / 1e9 for cost in costs]

@@ -64,7 +64,7 @@ class ProblemAndError(Problem, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OpenAIErrorFormat(ErrorFormat):
-    """Writes errors of OpenAI's routes. On these, the status for an invalid item is 400."""
+    """Writes errors of OpenAI's routes. The status for an invalid item is 400 on these routes."""
 
     media = "application/json"
     type = OpenAIError
