@@ -319,7 +319,7 @@ class ConfigurationError(GatewayError):
 
 
 class ModelsBroken(GatewayError):
-    """Some models cannot be served after a reload, because their folders are invalid."""
+    """Models were reloaded, but some cannot be served as their folders define."""
 
     status = 422
     code = "models_broken"

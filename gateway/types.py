@@ -186,7 +186,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
         """Return the error of a request that fails because of its `index`-th item.
 
         The code determines the class of the error. If the code is unknown, the status determines
-        the class. Backends choose both.
+        the class. Backends choose the code and the status.
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)

@@ -86,7 +86,7 @@ class RemoteTier(Protocol):
     """Stores entries that all workers share.
 
     Its methods raise no errors. A key that cannot be read is a miss. Entering the tier's context
-    starts the tier. On exit, it writes queued entries and closes its connections.
+    starts the tier. Leaving the context writes queued entries and closes the tier's connections.
     """
 
     name: str

@@ -7,7 +7,7 @@ often than the entries that it would evict.
 Reads and writes of an entry are first counted in the entry's node. The node's count is added to a
 frequency sketch when the clock hand passes the node, or when the entry leaves the window while the
 main part is full. A cache with room for all entries therefore never uses the sketch. Decision 0004
-explains why this is not a library.
+explains why no library is used.
 """
 
 from collections import deque

@@ -129,7 +129,7 @@ class RedisTier:
 
     async def __aenter__(self) -> Self:
         # The loop is stored, because `get_running_loop` makes a system call in Python 3.11. The
-        # system call would take 5 % of a hit's time.
+        # system call would take 5 % of the time of a cache hit.
         self._loop = asyncio.get_running_loop()
         return self
 
@@ -167,7 +167,7 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`. Return for each whether another worker computes or just stored it."""
+        """Claim `keys`. Return for each whether another worker computes or has its result."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)

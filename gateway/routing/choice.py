@@ -56,7 +56,7 @@ class ChoiceContext(msgspec.Struct, frozen=True):
 def score(endpoint: EndpointState, affinity: bytes, context: ChoiceContext) -> float:
     """Return the weighted rendezvous hashing score of `endpoint` for items with this affinity.
 
-    Items go to the endpoint with the highest score.
+    Items prefer the endpoint with the highest score.
     """
     digest = xxhash.xxh3_64_intdigest(affinity, endpoint.seed)
     weight = (

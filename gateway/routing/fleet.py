@@ -19,8 +19,8 @@ from gateway.routing.regions import Availability, Tier, availability, choose_tie
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
-# A request's items are divided among more backends the more items it has: one more backend for
-# every `ITEMS_PER_BACKEND` items.
+# The number of backends among which a request's items are divided is the number of items divided by
+# `ITEMS_PER_BACKEND`, rounded up.
 ITEMS_PER_BACKEND = 16
 # The shortest `Retry-After` in seconds.
 _SOONEST = 0.5
@@ -144,7 +144,7 @@ class Fleet:
     def candidates(
         self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
     ) -> list[Endpoint]:
-        """Return the endpoints that may serve `model` at its revision, in the order to try them.
+        """Return the endpoints that can serve `model` at its revision, in the order for attempts.
 
         The chosen endpoint comes first. The other available endpoints follow, by region and
         predicted finish time. Then come ejected endpoints. With `with_silent`, endpoints that are

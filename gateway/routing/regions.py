@@ -1,4 +1,4 @@
-"""Chooses an item's region: the preferred region, or another region if the preferred is busy.
+"""Chooses the region for an item: the preferred region, or another region if that is busy.
 
 Regions are in order of preference, and overflow pools come after all regions. An item goes to the
 preferred region if its wait in that region would be short. All other items are divided among the
@@ -19,9 +19,10 @@ Tier = Sequence[EndpointState]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model's available endpoints in tiers. The result is valid until the time `until`.
+    """Holds a model's available endpoints in tiers.
 
-    `is_whole` says whether all endpoints of the preferred region are available.
+    `is_whole` says whether all endpoints of the preferred region are available. `until` is the time
+    at which the next ejection ends, and until which the struct is valid.
     """
 
     tiers: Sequence[Tier]
@@ -51,9 +52,9 @@ def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bo
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
     """Return the available endpoints of each tier. Empty tiers are left out.
 
-    If the fraction of available endpoints is below the panic threshold, ejections are ignored. The
-    reason for so many ejections may be a problem of this process. Otherwise, the few remaining
-    endpoints would be overloaded.
+    If the fraction of available endpoints is below the panic threshold, ejections are ignored. So
+    many ejections can mean that this process itself has a problem. If it has none, the few
+    remaining endpoints would be overloaded.
     """
     found = [
         [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers

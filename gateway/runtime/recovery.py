@@ -60,7 +60,7 @@ class LedgerRecovery(Recovery):
 
     @override
     async def reconcile(self) -> None:
-        """Compare the state in Redis with the ledger's. The newer state replaces the older one.
+        """Compare Redis with the ledger. The newer state replaces the older state.
 
         If both are unchanged since they last agreed, the comparison costs one Redis command.
         """
