@@ -92,7 +92,7 @@ class ApplicationRunner:
 
 
 def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the withheld usage event of a line that keeps its failed items for good."""
+    """Publish the withheld usage event of a line whose failed items are not tried again."""
     try:
         if line.publish is not None:
             line.publish()

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Reads API keys from the ledger. Blocks. Raises `DependencyUnavailable` on failure."""
+    """Reads API keys from the ledger. Calls block, and raise `DependencyUnavailable` on failure."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.

@@ -76,7 +76,7 @@ class AdminClient:
         target = quote(parts.path.rstrip("/"), safe="/%") + path
         try:
             # The URL is built from its parts without a user name. A user name in the URL would
-            # replace the API key.
+            # replace the operator's key.
             url = httpx.URL(
                 scheme=parts.scheme, host=parts.hostname or "", port=parts.port, path=target
             )

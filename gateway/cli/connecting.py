@@ -17,7 +17,7 @@ _OTHERWISE = (
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
 ) -> tuple[str, str, str]:
-    """Return the listener's URL, the API key, and the path of the listener's certificate or "".
+    """Return the listener's URL, the key to send, and the path of the listener's certificate or "".
 
     If both `url` and `key` are given, the result contains both. Otherwise, the result describes the
     listener that runs on `data_dir`. If only the URL or only the key is given, it must belong to
@@ -62,7 +62,7 @@ def _check_url(url: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    # The message does not contain the value, because the value may be an API key with a line break.
+    # The message does not contain the value, because the value may be a key with a line break.
     if key and not is_sendable(key):
         raise click.UsageError(
             "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: remove line breaks, and spaces at"

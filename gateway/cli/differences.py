@@ -11,7 +11,7 @@ _LONGEST = 400
 
 
 def print_difference(difference: Mapping[str, Any]) -> None:
-    """Print a line for each changed field, and then the affected models, limits and so on."""
+    """Print the changed fields, and then the affected models, limits, prices and tenants."""
     for change in difference["changes"]:
         print_field_change(change)
     if omitted := difference["omitted"]:

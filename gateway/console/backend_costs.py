@@ -44,7 +44,7 @@ def backend_costs(
 
     Costs are in 10^-9 of a currency unit. `edges` are Unix times in seconds.
 
-    `documents` are sorted by time. The cost before the first document is 0.
+    `documents` are sorted by time. The cost is 0 before the time of the first document.
     """
     ends = [document.since for document in documents[1:]] + [edges[-1]]
     rates = [hourly_rate(each.document, resolved) for each in documents]

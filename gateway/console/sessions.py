@@ -1,6 +1,6 @@
 """Keeps operators' sessions in the memory of the process.
 
-A session holds the operator's API key. The key is checked again at every request, so a session ends
+A session holds the operator's key. The key is checked again at every request, so a session ends
 when the key is revoked. A restart of the process ends all sessions.
 """
 

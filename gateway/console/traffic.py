@@ -75,7 +75,7 @@ class Samples:
 
 
 class RestartCause(msgspec.Struct, frozen=True, kw_only=True):
-    """The role of a restarted process, and the reason of the restart."""
+    """The role of a restarted process, and the reason for the restart."""
 
     role: str
     reason: str

@@ -130,7 +130,7 @@ def encoded_list(values: Iterable[Any]) -> bytes:
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return index and score of the best documents in a `rerank` response, at most `most`."""
+    """Return the index and the score of the `most` best documents in a `rerank` response."""
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

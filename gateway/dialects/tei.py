@@ -187,7 +187,8 @@ class TeiHostRoute(TeiRoute):
 
     The route exists because some clients drop the path of their base URL, which names the model.
 
-    The API key determines the model, because exactly one of the key's models must have the task.
+    The API key determines the model. Exactly one of the models that the key permits must have the
+    task.
     """
 
     below = ""

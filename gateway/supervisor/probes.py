@@ -47,7 +47,7 @@ async def valkey_answers(path: str) -> bool:
 
 
 async def _ping(path: str) -> bytes:
-    """Return the response to PING, or empty bytes if no response arrives within a second."""
+    """Return the response to PING, or empty bytes if there is no response within a second."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(path)

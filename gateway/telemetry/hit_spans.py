@@ -88,8 +88,8 @@ class HitTemplate:
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return the encoded spans of a hit as a list with one element for each span.
 
-        The first element has the bytes of all spans. All other elements are empty. They exist
-        because `SpanQueue` takes the length of the list for the number of spans.
+        The first element has the bytes of all spans. All other elements are empty. `SpanQueue`
+        needs them, because it uses the length of the list as the number of spans.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)

@@ -69,7 +69,7 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Make `total` the value from which `set_total` computes growth. The counter stays.
+        """Make `total` the value from which `set_total` computes growth. Do not change the counter.
 
         Use this for running totals that began before this process. Only the first call has an
         effect.

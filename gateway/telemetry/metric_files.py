@@ -266,7 +266,8 @@ def counted_since(folder: Path) -> int | None:
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
     """Lock the folder.
 
-    Reading the files needs a shared lock. Adding the files up needs an exclusive lock.
+    Reading the files needs a shared lock. Adding the values of ended processes up needs an
+    exclusive lock.
     """
     try:
         file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)

@@ -23,15 +23,15 @@ _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
 MARK: Final = b"raceparent: 00-"
-"""Bytes of every request from which `split_context` takes a trace context."""
+"""These bytes are in every request from which `split_context` takes a trace context."""
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
     """Return a request's trace context, and the request without it.
 
-    Two requests that differ only in their trace context are equal once it is removed. If the head
-    has an unusual form, the function returns an empty context and the unchanged request. A parser
-    then reads the head, and `context_of` finds the context among the header fields.
+    Two requests that differ only in their trace contexts are equal without their trace contexts. If
+    the head has an unusual form, the function returns an empty context and the unchanged request. A
+    parser then reads the head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
