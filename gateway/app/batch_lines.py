@@ -120,7 +120,7 @@ def _headers(batch: RequestBatch) -> Headers:
 
 
 async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
-    """Start a worker for batch jobs, and wait until backends are ready. `stack` ends it."""
+    """Open a worker for batch jobs. Wait until backends are ready. `stack` closes the worker."""
     keys = PrincipalsById()
     options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
     worker = await open_worker(stack, settings, options=options)

@@ -39,7 +39,7 @@ class PrincipalStore(Protocol):
 
 
 class PrincipalsFollower:
-    """Loads all API keys at the start, then changes every `poll` seconds and when notified."""
+    """Loads all API keys at the start, and changed keys every `poll` seconds and on notice."""
 
     def __init__(
         self,

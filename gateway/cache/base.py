@@ -98,8 +98,8 @@ class RemoteTier(Protocol):
         """Look keys up. Call `on_done` with a list that has an entry or `None` for each key.
 
         The callback is called once, in a later event-loop iteration, and within the tier's timeout.
-        Some entries can have expired. With `claims`, the same call to Redis sometimes also claims
-        the missing keys. `has_claimed` says whether it did.
+        Some entries can have expired. If `claims` is true, the same call to Redis sometimes also
+        claims the missing keys. `has_claimed` says whether it did.
         """
         ...
 

@@ -59,8 +59,8 @@ class FrequencySketch:
     def _halve(self) -> None:
         """Halve all counters, so that recent reads weigh more than older reads.
 
-        `_counted` is limited to the threshold first. Counts beyond the threshold may all come from
-        a single address, whose counters stop at 15.
+        Before the halving, `_counted` is limited to the threshold. Counts beyond the threshold may
+        all come from a single address, whose counters stop at 15.
         """
         for row in self._rows:
             row[:] = row.translate(_HALVES)

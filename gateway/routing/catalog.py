@@ -18,8 +18,8 @@ from gateway.types import RegionName, ServedModel
 class Variant(NamedTuple):
     """Holds what determines a backend's results for a model.
 
-    Two variants may be of the same revision: during an upgrade of the backends, some of them may
-    still run an older version of a model's algorithm.
+    Two variants can have the same revision, because during an upgrade of the backends, some
+    backends still execute an older version of a model's algorithm.
     """
 
     revision: str

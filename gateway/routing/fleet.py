@@ -147,9 +147,9 @@ class Fleet:
         """Return the endpoints that can serve `model` at its revision, in the order for attempts.
 
         The chosen endpoint comes first. The other available endpoints follow, by region and
-        predicted finish time. Then come ejected endpoints. With `with_silent`, endpoints that are
-        leaving or have just stopped responding to probes come last. All other endpoints that are
-        not ready are left out. A probe notices when they are ready again.
+        predicted finish time. Then come ejected endpoints. If `with_silent` is true, endpoints that
+        are leaving or have just stopped responding to probes come last. All other endpoints that
+        are not ready are left out. A probe notices when they are ready again.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -173,8 +173,9 @@ class Fleet:
     ) -> list[ItemShare]:
         """Return the endpoint that each item is sent to first.
 
-        With `together`, the items of a request go to as few backends as possible, and equal items
-        go to the same backend. Otherwise, each item is routed as if the request had no other item.
+        If `together` is true, the items of a request go to as few backends as possible, and equal
+        items go to the same backend. Otherwise, each item is routed as if the request had no other
+        item.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
@@ -404,7 +405,7 @@ class Fleet:
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return all ready endpoints, even ejected ones.
 
-        With `with_silent`, endpoints that possibly still respond follow.
+        If `with_silent` is true, endpoints that possibly still respond follow.
         """
         serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
         found = [state for state in serving if state.health is not Health.NOT_READY]

@@ -196,7 +196,7 @@ class Control:
 
         Returns:
             True if this call has restored something. False if nothing was lost, or if another
-            process was first.
+            process had already restored the state.
         """
         newest = history[0].generation if history else 0
         answer = await self._script(

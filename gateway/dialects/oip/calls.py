@@ -90,8 +90,8 @@ def tensor_call(
     Raises:
         TaskNotSupported: the model does not have the task.
         InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
-        PayloadTooLarge: an input has too many elements. An element that is copied for each item
-            counts as often as it is copied.
+        PayloadTooLarge: an input has too many elements. If an element is copied for each item,
+            each copy is one of these elements.
         MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:
