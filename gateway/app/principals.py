@@ -39,7 +39,7 @@ class PrincipalStore(Protocol):
 
 
 class PrincipalsFollower:
-    """Loads all API keys at the start, and changed keys every `poll` seconds and on notice."""
+    """Loads all API keys at the start, and changed keys every `poll` seconds or when notified."""
 
     def __init__(
         self,

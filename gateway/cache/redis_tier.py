@@ -167,7 +167,7 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`. Return for each whether another worker computes or has its result."""
+        """Claim `keys`. Return for each key whether another worker computes or has its result."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)

@@ -187,7 +187,7 @@ class ResultCache:
         fetched: Sequence[CachedResult | None],
         tier: str,
     ) -> None:
-        """Add the entries that `tier` returned for the keys `missing` to `found` and to memory."""
+        """Copy the entries that `tier` returned for missing keys to `found` and to memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:

@@ -9,7 +9,7 @@ from gateway.cache.key import CacheKey
 
 
 class ValueReader:
-    """Finds out whether a value is a key's entry, a claim, damaged, or another key's value."""
+    """Distinguishes a key's entry from claims, damaged values and other keys' values."""
 
     def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
         self._claims = claims

@@ -24,7 +24,7 @@ the sessions of other operators."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of one browser. Each form on its pages contains `csrf_token`."""
+    """The session of one browser. Each form on the session's pages contains `csrf_token`."""
 
     operator: str
     credential: str

@@ -159,7 +159,7 @@ def _choices(wanted: UsageQuery) -> dict[str, object]:
 def _by_group(
     reader: UsageReader, wanted: UsageQuery, buckets: Buckets
 ) -> tuple[list[GroupUsage], list[str], list[GroupUsage]]:
-    """Return the usage of each tenant or model, and the usage over time of the largest.
+    """Return the usage of each tenant or model, and the largest ones' usage over time.
 
     Returns:
         Three values: a row for each tenant or model; the names of the tenants or models with the

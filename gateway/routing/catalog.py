@@ -91,7 +91,7 @@ def chosen_variant(
 def place(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Placement:
-    """Return the placement of the model `name`. Each endpoint serves some variant of it."""
+    """Return the placement of the model `name`. Each endpoint serves a variant of this model."""
     wanted = chosen_variant(name, endpoints, regions)
     serving = [endpoint for endpoint in endpoints if variant(endpoint.models[name]) == wanted]
     having = {endpoint.config.region for endpoint in serving}

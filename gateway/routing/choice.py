@@ -73,7 +73,7 @@ def in_order(endpoints: list[EndpointState]) -> list[EndpointState]:
 
 
 def sample(endpoints: Sequence[EndpointState], random: Random) -> Sequence[EndpointState]:
-    """Return `endpoints`, or some neighbouring endpoints of a large fleet, chosen at random."""
+    """Return `endpoints`. In a large fleet, return a random group of neighbouring endpoints."""
     if len(endpoints) <= WIDE:
         return endpoints
     return _neighbours(endpoints, random.randrange(len(endpoints)), WIDE)

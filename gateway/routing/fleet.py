@@ -255,7 +255,7 @@ class Fleet:
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Add `items` to the items in flight of `endpoint`. Call `ended` when they have ended.
+        """Record that `items` items are sent to `endpoint`. Call `ended` when the items have ended.
 
         `remaining` is the time until the request's deadline. The result is the time that the
         backend has: `remaining` minus the round trip to the backend, but at least half of

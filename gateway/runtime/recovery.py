@@ -1,4 +1,4 @@
-"""Records the published state in the ledger, and restores it if the state Redis has lost it."""
+"""Records the published state in the ledger, and restores what the state Redis has lost."""
 
 import asyncio
 import contextlib

@@ -266,7 +266,7 @@ def counted_since(folder: Path) -> int | None:
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
     """Lock the folder.
 
-    Reading the files needs a shared lock. Adding the values of ended processes up needs an
+    Reading the files needs a shared lock. Adding up the values of ended processes needs an
     exclusive lock.
     """
     try:
