@@ -127,7 +127,7 @@ class RemoteTier(Protocol):
 
         Returns:
             For each key, whether another worker computes its result or has just stored it. If the
-            other worker's claim expires before its result is stored, this worker has to compute the
+            other worker's claim expires before the result is stored, this worker has to compute the
             result.
         """
         ...

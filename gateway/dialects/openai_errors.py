@@ -19,7 +19,7 @@ from gateway.errors import (
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
-# Finds, in an error message, the name of the field that is invalid.
+# Finds the name of the invalid field in an error message.
 _FIELD = re.compile(
     r"at `\$\.([^`]+)`|field `([^`]+)`|the route: `([^`]+)`:|^`([a-z_]+)` (?:must|has|may)"
 )

@@ -49,8 +49,8 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
     """Return `ejection` after one more failure.
 
     Failures during an ejection do not prolong it, because the failed calls were in flight when the
-    ejection began. After an ejection, the first failure ejects the backend again, unless a call has
-    succeeded since.
+    ejection began. After an ejection, the first failure ejects the backend again. Exception: a call
+    has succeeded in the meantime.
     """
     if ejection.holds(now):
         return ejection

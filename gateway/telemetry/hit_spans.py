@@ -1,8 +1,8 @@
 """Encodes the spans of replayed memory hits from a template.
 
 The spans of equal hits differ only in span ids, times and the request id. A template is the
-encoding of such spans, with placeholders for these values. Filling in a template takes a quarter of
-the time that building the spans takes.
+encoding of the spans, with placeholders instead of the differing values. Filling in a template
+takes a quarter of the time that building the spans takes.
 """
 
 import re
