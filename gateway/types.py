@@ -37,7 +37,7 @@ class Rule(
     cache_hash=True,
     omit_defaults=True,
 ):
-    """Limits a rate with a token bucket. It has `capacity` units, and refills in `window` seconds.
+    """Limits a rate with a token bucket of `capacity` units that refills in `window` seconds.
 
     `REQUEST_UNITS` and `WORK_UNITS` list the possible units.
     """

@@ -43,7 +43,7 @@ class _Node(msgspec.Struct, gc=False):
 
 
 class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the memory tier's present sizes, and its counts since the start."""
+    """Holds the present sizes, and counts since the start."""
 
     entries: int
     used_bytes: int

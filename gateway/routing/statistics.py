@@ -8,7 +8,7 @@ from gateway.types import BackendId, RegionName
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the state and the counts of one endpoint. `in_flight` is a number of items."""
+    """Holds the state and the counts of one endpoint. `in_flight` counts items."""
 
     backend: BackendId
     region: RegionName
