@@ -58,7 +58,7 @@ class GatewayError(Exception):
 
     @override
     def __init_subclass__(cls) -> None:
-        """Derive the title of a class from its code, unless the class declares a title."""
+        """Derive the title of an error class from its code, unless the class has its own title."""
         if "code" in cls.__dict__ and "title" not in cls.__dict__:
             cls.title = cls.code.replace("_", " ").capitalize()
 

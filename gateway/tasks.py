@@ -25,10 +25,10 @@ class TaskStarter(Protocol):
 class TaskScope:
     """An async context manager that owns tasks.
 
-    On exit, it waits `drain` seconds, then cancels them.
+    On exit, the scope gives its tasks `drain` seconds to end, and then cancels the remaining tasks.
 
-    It waits until all cancelled tasks have ended, including tasks that other tasks start during
-    their cleanup.
+    The exit then waits until all cancelled tasks have ended. It also waits for tasks that were
+    started by the cleanup of cancelled tasks.
     """
 
     def __init__(self, *, drain: float = 0.0) -> None:
@@ -90,7 +90,7 @@ def log_failure(error: BaseException) -> None:
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that nobody awaits, so that asyncio does not log it."""
+    """Retrieve the exception of a future that nobody awaits. Otherwise, asyncio would log it."""
     if not future.cancelled():
         future.exception()
 
@@ -126,7 +126,7 @@ class CallbackBatch:
     def defer(self, call: Callable[[], object]) -> None:
         """Call `call` at the end of the `with` block.
 
-        Deferred calls run in the order of their deferral.
+        Deferred calls are made in the order in which they were deferred.
         """
         if self._depth:
             self._deferred.append(call)
@@ -135,11 +135,11 @@ class CallbackBatch:
 
 
 class PeriodicTask:
-    """While its context lasts, awaits `step` every `interval` seconds, and soon after each `wake`.
+    """Awaits `step` every `interval` seconds, and soon after each `wake`, until its context ends.
 
     The first step runs after one interval. If a step raises an exception, it is logged with the
-    message `failure`, and later steps still run. The exit waits for the step in progress and does
-    not cancel it, because redis-py may swallow a cancellation.
+    message `failure`, and later steps still run. The exit waits for the step in progress. It does
+    not cancel the step, because redis-py sometimes swallows a cancellation.
     """
 
     def __init__(

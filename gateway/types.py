@@ -98,10 +98,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a configured backend, and its position in the order of use.
+    """Describes a configured backend, and its position in the order of preference.
 
-    An endpoint with a `dns` name whose id contains no address stands for all backends to which the
-    name resolves.
+    If an endpoint has a `dns` name and its id contains no address, the endpoint stands for all
+    backends to which the name resolves.
     """
 
     backend: BackendId
@@ -119,7 +119,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entry(self) -> str:
-        """The backend's id in the document. For a resolved DNS name, it has no address."""
+        """The backend's id in the configuration document. The id of a DNS entry has no address."""
         return self.backend.partition("@")[0]
 
 
@@ -131,7 +131,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a request's items, and the parameters that apply to all items. Both are in msgpack.
+    """Holds a request's items and parameters in msgpack. The parameters apply to all items.
 
     Both encodings are canonical: equal values have equal bytes.
     """
@@ -147,7 +147,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(StrEnum):
-    """Names the outcomes of items that usage counts."""
+    """Says where an item's result came from, or that the item failed."""
 
     HIT = "hit"
     COLLAPSED = "collapsed"
@@ -173,8 +173,9 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     is_overload: bool = False
     """Whether the item had no time left because backends were busy with other items.
 
-    The item's request is then refused because of overload. Another request with an equal item,
-    which was coalesced with this one, may have more time, and tries again."""
+    The item's request is then refused because of overload. If another request has an equal item and
+    was coalesced with this request, the other request tries again if its own deadline allows.
+    """
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
@@ -185,7 +186,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
         """Return the error of a request that fails because of its `index`-th item.
 
         The code determines the class of the error. If the code is unknown, the status determines
-        the class. Backends choose both.
+        the class. Backends choose the code and the status.
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
@@ -199,7 +200,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stale(StrEnum):
-    """Says why a stale result was returned: it is being refreshed, or no backend responded."""
+    """Says why an expired result was used: a refresh is in progress, or no backend responded."""
 
     NO = ""
     REVALIDATING = "stale"
@@ -263,12 +264,12 @@ class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     only_if_cached: bool = False
     max_age: float | None = None
     max_stale: float | None = None
-    """The caller accepts results that have been stale for up to this time. It is infinite if the
-    directive has no value."""
+    """The caller accepts results that expired up to this many seconds ago. The number is infinite
+    if the directive has no value."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a request's caller, its deadline (on the loop's clock) and its cache directives."""
+    """Holds a request's caller, deadline (on the event loop's clock) and cache directives."""
 
     principal: Principal
     deadline: float
@@ -332,8 +333,9 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     event arrives. `time` is in nanoseconds since 1970, and `duration` is in seconds. Append new
     fields at the end.
 
-    If `count` is more than 1, the event stands for a run of this many requests. They have
-    consecutive ids from `id` on, and are otherwise equal. `usage` is the usage of each request.
+    If `count` is more than 1, the event stands for `count` requests. The ids of these requests are
+    consecutive and begin with `id`. In all other fields, the requests are equal. `usage` is the
+    usage of each request.
     """
 
     id: RequestId

@@ -23,8 +23,8 @@ from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 
-# Seconds at shutdown for calls for which no request waits. Requests have ended before, while the
-# server drained.
+# The seconds at shutdown for calls for which no request waits. All requests have already ended,
+# because the server drained first.
 BACKGROUND_DRAIN = 0.5
 
 
@@ -38,7 +38,7 @@ class CallSpans:
 
     @contextmanager
     def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
-        """Open a span around a call. The backend's spans become its children."""
+        """Open a span around a call. The backend's spans become children of this span."""
         attributes: Attributes = {
             "http.request.method": "POST",
             "url.path": CALL_PATH,
@@ -55,8 +55,8 @@ class CallSpans:
 class BackendAccess:
     """Owns the fleet, the prober, DNS discovery and the dispatcher. Applies new runtimes to them.
 
-    When a new runtime has new backends, these are probed before the runtime takes effect. Until
-    then, the former runtime stays in use.
+    If a new runtime has new backends, these backends are probed before the new runtime takes
+    effect. Until then, the former runtime stays in use.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BackendAccess:
         await self._stack.aclose()
 
     async def _bring_up(self, endpoint: Endpoint, state: ServingState) -> ServingState:
-        """Make a backend apply its assigned models and operators' plans; return the new state."""
+        """Make a backend apply its models and the operators' plans. Return its new state."""
         state = await self.assigner.bring_up(endpoint, state)
         return await self.plans.bring_up(endpoint, state)
 

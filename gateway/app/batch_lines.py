@@ -1,11 +1,11 @@
-"""Runs the lines of batch jobs through the application of a gateway worker. There is no listener.
+"""Sends the lines of batch jobs to a gateway worker's application directly, without a listener.
 
 A line differs from a customer's request in four ways:
 
 - Its API key is found by the key's id, which the batch job stores.
-- Only quotas and the limits of models apply.
+- The only limits are quotas and the limits of models.
 - Its items have the traffic class `bulk`.
-- Its request id is fixed, so that a line that runs twice is billed only once.
+- Its request id is always the same, so that a line that is processed twice is billed only once.
 """
 
 import asyncio
@@ -44,21 +44,23 @@ _MOST_DOUBLINGS = 16
 
 
 class _LineRequest(msgspec.Struct, kw_only=True):
-    """Describes the request of a line while the line runs."""
+    """Describes the request of a line while the line is being processed."""
 
     id: str
     late: int
-    """How often the line has missed its deadline so far."""
+    """How often the line has missed its deadline before."""
     left: float
     """Seconds until the batch job expires."""
     passing: frozenset[int] = frozenset()
-    """If a failed item has one of these statuses, it may succeed when the line runs again."""
+    """If a failed item has one of these statuses, the item can succeed when the line is tried
+    again."""
     publish: Callable[[], None] | None = None
     """Publishes the line's usage event, if the event was withheld."""
 
 
 _line: ContextVar[_LineRequest] = ContextVar("batch_line")
-# A rule that applies to no model. A tenant without any rule would get the document's limits.
+# A rule that applies to no model. A tenant without any rule would get the limits of the
+# configuration document.
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
@@ -71,7 +73,7 @@ class ApplicationRunner:
     async def ask(
         self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
     ) -> Reply:
-        """Run a line and return the response; see `LineRunner`."""
+        """Process a line and return the response; see `LineRunner`."""
         line = _LineRequest(id=request_id, late=late, left=left)
         _line.set(line)
         request = ApplicationRequest("POST", batch.endpoint, body)
@@ -90,7 +92,7 @@ class ApplicationRunner:
 
 
 def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the withheld usage event of a line whose result is final although items failed."""
+    """Publish the withheld usage event of a line whose failed items are not tried again."""
     try:
         if line.publish is not None:
             line.publish()
@@ -100,7 +102,7 @@ def _publish_withheld(line: _LineRequest) -> bool:
 
 
 def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
-    """Return a line's options. Each missed deadline doubles the time that the line may take."""
+    """Return a line's options. Each missed deadline doubles the time limit of the line."""
     line = _line.get()
     longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
     return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
@@ -112,13 +114,13 @@ def _headers(batch: RequestBatch) -> Headers:
         (b"authorization", b"Bearer " + batch.key.encode()),
         (b"content-type", b"application/json"),
         (b"sluicegate-criticality", b"sheddable"),
-        # This is practically no limit, because `_options_of_line` applies the maximum.
+        # The value is practically no limit. `_options_of_line` applies the real limit.
         (b"x-request-timeout", b"1e9"),
     ]
 
 
 async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
-    """Start a worker for batch jobs, and wait until backends are ready. `stack` closes it."""
+    """Open a worker for batch jobs. Wait until backends are ready. `stack` closes the worker."""
     keys = PrincipalsById()
     options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
     worker = await open_worker(stack, settings, options=options)
@@ -129,8 +131,8 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 class PrincipalsById(KeyRing):
     """Finds principals by the ids of their keys. The results have no limits except quotas.
 
-    Rate limits apply to callers who wait for a response, but not to a batch job, which may take a
-    day. The key's web origins were checked when the batch job was created.
+    Rate limits protect callers who wait for a response. They do not apply to a batch job, because a
+    batch job may take a day. The key's web origins were checked when the batch job was created.
     """
 
     def __init__(self) -> None:
@@ -167,7 +169,7 @@ def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 class BatchIds(RequestIds):
-    """Gives the request of a line the id of the line. Other requests get new ids."""
+    """Gives the request of a line the id of the line. All other requests get new ids."""
 
     @override
     def new(self) -> RequestId:
@@ -179,7 +181,8 @@ class BatchEvents(RequestEvents):
     """Publishes a usage event for each line of a batch job, under the id of the line.
 
     A line that first fails and later succeeds has two events. Only the later event is billed. If
-    only some items have failed, the event is withheld at first, because the line will run again.
+    only some items have failed, the event is withheld at first, because the line will be tried
+    again.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class _BatchPublisher:
         self.publish_encoded: Callable[[bytes], None] = events.publish_encoded
 
     def publish(self, event: RequestEvent) -> None:
-        """Publish an event, unless its line will run again; see `EventPublisher`."""
+        """Publish an event, unless its line will be tried again; see `EventPublisher`."""
         line = _line.get(None)
         if line is not None and line.passing:
             line.publish = partial(self._events.publish, _of_batch(event))

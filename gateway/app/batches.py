@@ -1,4 +1,4 @@
-"""Runs the process for batch jobs. A gateway worker is loaded only when there is a batch job."""
+"""Runs the process for batch jobs. It loads a gateway worker only when there is a batch job."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 async def _holder(settings: Settings, stop: asyncio.Event) -> str:
-    """Return the name that this data directory has in leases. If the disk is full, wait."""
+    """Return the name of this data directory in leases. While the disk is full, wait."""
     while not stop.is_set():
         try:
             return kept_secret(settings.data_dir / _HOLDER_NAME)

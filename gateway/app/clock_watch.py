@@ -20,7 +20,7 @@ Raises:
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """The least difference between this machine's clock and each server's clock, in seconds."""
+    """Lower bounds, in seconds, of the differences between the machine's and servers' clocks."""
 
     state_redis: float = 0.0
     ledger: float = 0.0

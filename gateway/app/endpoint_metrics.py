@@ -58,9 +58,9 @@ class EndpointMetrics:
     def _fastest_finish(self, one: EndpointStatistics) -> float:
         """Return the shortest predicted finish time of endpoints that share a model with `one`.
 
-        Only usable endpoints and `one` itself count. The prediction for `one` is computed now,
-        because `one` may have been idle in the last pass. The predictions for other endpoints are
-        from the last pass.
+        Only usable endpoints and `one` itself are compared. The prediction for `one` is computed
+        now, because `one` may have been idle in the last pass. The predictions for all other
+        endpoints are from the last pass.
         """
         least = one.finish_time
         is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0

@@ -53,7 +53,7 @@ class Listeners(NamedTuple):
 
 
 class WorkerOptions(NamedTuple):
-    """The options in which a worker for callers differs from a worker for batch jobs."""
+    """Options whose values differ between a worker for callers and a worker for batch jobs."""
 
     keys: KeyRing
     ids: RequestIds
@@ -92,7 +92,7 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return the entry points. The fast path closes once `draining` closes connections."""
+    """Return the entry points. The fast path stops when `draining` begins to close connections."""
     options = dependencies.options
     ids = options.ids
     processor = RequestProcessor(

@@ -25,7 +25,7 @@ from gateway.telemetry.tracing import Tracer
 
 
 class InferencePath:
-    """Owns the objects through which an item passes, from the entry points to the dispatcher.
+    """Owns the objects that process an item between the entry points and the dispatcher.
 
     The worker enters the contexts `cache` and `tasks`.
     """

@@ -16,7 +16,7 @@ from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
-"""The number of keys replaced in one event-loop iteration, which takes some milliseconds."""
+"""The number of API keys that one event-loop iteration replaces. This takes some milliseconds."""
 _SET_BACK = 1_000_000_000
 """If the clock goes back by more than this many nanoseconds, all keys are read again."""
 _OVERDUE = 2.0
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrincipalStore(Protocol):
-    """Reads keys from the ledger. Calls block. They raise `DependencyUnavailable` if it is down."""
+    """Reads API keys from the ledger. Calls block, and raise `DependencyUnavailable` on failure."""
 
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.
@@ -39,7 +39,7 @@ class PrincipalStore(Protocol):
 
 
 class PrincipalsFollower:
-    """Loads all keys at the start. Then loads changes every `poll` seconds, and when notified."""
+    """Loads all API keys at the start, and changed keys every `poll` seconds or when notified."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class PrincipalsFollower:
         self._wall = wall
         self._monotonic = monotonic
         self._began = inf
-        """When the read in progress began or last returned a row. Infinite if there is no such
-        read."""
+        """When the read in progress began or last returned a row. The value is infinite if no read
+        is in progress."""
         self._accounts = accounts
         self._seen: AccountsVersion | None = None
         self._latest = 0
         self._is_loaded = False
         self._reached = True
         self.emptiness = ""
-        """If the ledger can be reached but has no keys, the reason; otherwise empty."""
+        """The reason why the ledger has no keys although it can be reached, or an empty string."""
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
             self.refresh, interval=poll, failure="keys cannot be read; the last keys stay valid"
@@ -125,7 +125,7 @@ class PrincipalsFollower:
         changes = await asyncio.to_thread(self._accounts.changes, self._seen)
         if changes is None:
             return
-        # Each row starts the time anew, so that a long read does not count as overdue.
+        # Each row restarts the time limit, so that a long read is not overdue while rows arrive.
         found = self._noting_progress(changes.principals)
         if changes.is_everything:
             table = await asyncio.to_thread(lambda: PrincipalTable(_readable(found)))
@@ -139,7 +139,7 @@ class PrincipalsFollower:
             while some := dict(islice(keys, _AT_ONCE)):
                 self._ring.replace_keys(some)
                 await asyncio.sleep(0)
-        # This is set last, so that a read that is interrupted is repeated.
+        # The version is set last, so that an interrupted read is repeated.
         self._seen = changes.version
 
     def _noting_progress(self, found: Iterator[_Found]) -> Iterator[_Found]:

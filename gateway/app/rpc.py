@@ -45,7 +45,7 @@ def open_rpc_listener(
     edge: ListenerEdge | None = None,
     unsent: UnsentAnswers | None = None,
 ) -> AbstractAsyncContextManager[None]:
-    """Return a context that runs the worker's gRPC listener. If gRPC is disabled, it does nothing.
+    """Return a context that runs the worker's gRPC listener, or does nothing if gRPC is disabled.
 
     Raises:
         ConfigurationError: gRPC is enabled but not installed.

@@ -9,7 +9,7 @@ from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the secret for the tags of cache keys. It comes from the settings, or from a file."""
+    """Return the secret for the tags of cache keys, from the settings or else from a file."""
     return (settings.secret or kept_secret(settings.data_dir / "secret")).encode()
 
 

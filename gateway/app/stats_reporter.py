@@ -28,11 +28,11 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatsReporter:
-    """Reads statistics and updates metrics every `interval` seconds, and once more at the end.
+    """Reads statistics and updates metrics every `interval` seconds, and once when it stops.
 
     The statistics in `sources` go to the metrics and to the operators' listener. The statistics in
-    `labelled` have their own labels, and go only to the metrics. The statistics in `details` go
-    only to the operators' listener. The functions in `publish` update further metrics.
+    `labelled` come with their own labels, and go only to the metrics. The statistics in `details`
+    go only to the operators' listener. The functions in `publish` update further metrics.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from gateway.settings import Settings
 
 
 class Stores(NamedTuple):
-    """Holds the state Redis, the ledger, and the runtime that was read from them.
+    """Holds the state Redis, the ledger, and the runtime that was read from these stores.
 
     `limits` runs the scripts for limits. It shares the connections of `state`, unless the state
     Redis is a cluster. `idempotency` runs the scripts for idempotency keys. It has its own

@@ -105,11 +105,10 @@ class OwnKeys:
 
 
 class WorkerReadiness:
-    """Computes whether a worker is ready: it has keys and a backend, and can store events.
+    """Finds out whether a worker is ready: it has API keys and a backend, and can store events.
 
-    Keys stay valid once they are loaded. Therefore a worker with loaded keys stays ready, though
-    degraded, if it cannot reach the ledger or the ledger is empty. A worker that drains is not
-    ready.
+    API keys stay valid once they are loaded. Therefore, a worker with loaded keys is degraded but
+    still ready if the ledger cannot be reached or is empty. A worker that drains is not ready.
 
     `refusal_reason` returns why events cannot be stored, or an empty string if they can be stored.
     For each Redis, `redis` has a function that returns whether that Redis can be reached. A worker
@@ -134,7 +133,7 @@ class WorkerReadiness:
     def readiness(self) -> Readiness:
         """Return what is missing or degraded.
 
-        Backends are not named, because the route is public.
+        The result does not name backends, because the readiness route is public.
         """
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []

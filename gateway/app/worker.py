@@ -93,7 +93,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 def tune_gc() -> None:
-    """Exempt all existing objects from garbage collection, and make collections rarer."""
+    """Exempt all existing objects from garbage collection, and make garbage collections rarer."""
     gc.collect()
     gc.freeze()
     # Requests leave few reference cycles. The default threshold, 700 objects, would cause a
@@ -156,8 +156,8 @@ class Worker:
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
-            # The name is new at every start, so that a new process does not inherit leases of
-            # units.
+            # The name is new at every start, so that a new process does not get the leased units of
+            # its predecessor.
             holder=f"{identity(settings)}:{secrets.token_hex(4)}",
             monotonic=self._clock,
             local_share=self.runtimes.current.document.limits.local_share,
@@ -222,9 +222,9 @@ class Worker:
         self.limiter.local.fraction = runtime.document.limits.local_share
 
     async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
-        """Enter all contexts.
+        """Enter the contexts of all objects, and return the entry points.
 
-        Return the entry points when backends are ready, or after a time limit.
+        The method returns when backends are ready, or after a time limit.
 
         If object A uses object B, the context of B is entered first and exited last. `stack` exits
         the contexts.
@@ -261,8 +261,8 @@ class Worker:
         return self._listeners(
             draining,
             state_redis=lambda: follower.is_reached,
-            # This is checked each time, because a new document may enable or disable the cache
-            # Redis.
+            # The setting is read each time, because a new configuration document can enable or
+            # disable the cache Redis.
             cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 

@@ -1,4 +1,4 @@
-"""Declares the interface of the result cache's remote tier, and implements it without Redis."""
+"""Declares the interface of the result cache's remote tier, and a tier that stores nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,8 +18,9 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 class PendingLookup(msgspec.Struct, eq=False):
     """Holds the keys and the callback of a lookup. After the lookup, the callback is `None`.
 
-    `claims` says that the caller will compute the results of missing keys and share them. The
-    lookup may then claim the missing keys. A cancelled lookup (`is_cancelled`) keeps no claims.
+    If `claims` is true, the caller will compute the results of missing keys and share them. The
+    lookup then sometimes claims the missing keys. A cancelled lookup (`is_cancelled`) keeps no
+    claims.
     """
 
     keys: Sequence[CacheKey]
@@ -28,7 +29,7 @@ class PendingLookup(msgspec.Struct, eq=False):
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Drop the callback, unless it was already called."""
+        """Cancel the lookup, unless its callback was already called."""
         self.is_cancelled = self.on_done is not None
         self.on_done = None
 
@@ -84,8 +85,8 @@ class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteTier(Protocol):
     """Stores entries that all workers share.
 
-    Its methods raise no errors. A key that cannot be read is counted as a miss. Entering the tier's
-    context starts the tier. On exit, it writes queued entries and closes its connections.
+    Its methods raise no errors. A key that cannot be read is a miss. Entering the tier's context
+    starts the tier. Leaving the context writes queued entries and closes the tier's connections.
     """
 
     name: str
@@ -94,27 +95,27 @@ class RemoteTier(Protocol):
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Look keys up; call `on_done` with each key's entry, or with `None` for a missing key.
+        """Look keys up. Call `on_done` with a list that has an entry or `None` for each key.
 
         The callback is called once, in a later event-loop iteration, and within the tier's timeout.
-        The entries may have expired already. With `claims`, the same call to Redis may claim the
-        missing keys; see `has_claimed`.
+        Some entries can have expired. If `claims` is true, the same call to Redis sometimes also
+        claims the missing keys. `has_claimed` says whether it did.
         """
         ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Return whether lookups have claimed all `keys`.
 
-        If so, the claims are the caller's from now on.
+        If so, the caller owns the claims from now on, and must release them.
         """
         ...
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims on `keys` that lookups made and that no caller got from `has_claimed`."""
+        """End claims on `keys` that lookups made and no caller took over with `has_claimed`."""
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Write the entries soon. An entry that cannot be written is dropped without an error."""
+        """Write the entries within some milliseconds. Drop entries that cannot be written."""
         ...
 
     async def claim(
@@ -125,9 +126,9 @@ class RemoteTier(Protocol):
         A claim replaces a stored result that is not current.
 
         Returns:
-            For each key, whether another worker computes its result or has just stored it. Even
-            then, this worker may have to compute the result later, because the other worker's
-            claim may expire.
+            For each key, whether another worker computes its result or has just stored it. If the
+            other worker's claim expires before the result is stored, this worker has to compute the
+            result.
         """
         ...
 
@@ -200,7 +201,7 @@ class NullTier:
         """Do nothing."""
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return true, because no other worker computes results for this one."""
+        """Return true, because this worker computes all results itself."""
         return True
 
     async def claim(

@@ -26,13 +26,13 @@ def build_cache(
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     batch: CallbackBatch | None = None,
 ) -> ResultCache:
-    """Return a cache with the tiers that `entry` enables. `url` is the address of Redis.
+    """Return a cache with the tiers that `entry` enables. `url` is the URL of the cache's Redis.
 
     All callbacks of one read from Redis run within `batch`. `clock` is the wall clock. `random`
     returns numbers from 0 to 1.
     """
-    # The name stays the same if the tier is replaced, so that the new tier recognizes the worker's
-    # own claims.
+    # If the remote tier is replaced, the new tier gets the same claimant name, so that it
+    # recognizes the claims of the old tier as this worker's own.
     claimant = secrets.token_bytes(8)
 
     def make_remote(entry: CacheConfig) -> RemoteTier:

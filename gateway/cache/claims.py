@@ -1,4 +1,4 @@
-"""Claims cache keys in Redis, so that only one of several workers computes a missing result.
+"""Claims cache keys in Redis, so that only one worker at a time computes a missing result.
 
 A claim is stored in Redis at the address where the result will be stored. It names the worker that
 computes the result. A claim expires when its lease ends, unless the worker renews it.
@@ -29,19 +29,20 @@ from gateway.tasks import TaskScope
 _MAX_REMEMBERED = 4096
 """The most claims of other workers that are remembered, and the most claims by lookups."""
 _TAKEN_WITHIN = 0.25
-"""A caller must take over a lookup's claim within this fraction of the lease. Later, the claim
-could expire before the caller renews it."""
+"""A caller must take over a lookup's claim within this fraction of the lease. A claim that is taken
+over later could expire before the caller renews it."""
 _GATHERED_FOR = 0.1
 """Renewals are collected for this fraction of a lease, because one call is cheaper than many
 calls."""
-# Replaces a value by a claim, if the value has not changed. If several workers found the same
-# value, the first worker's claim replaces it.
+# Replaces a value with a claim, if the value has not changed since it was read. If several workers
+# have read the same value, only the first worker replaces it.
 _REPLACE = b"""
 if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """
-# Deletes only this worker's claim. If that has expired, another worker's claim may be there.
+# Deletes only this worker's claim. If this worker's claim has expired, the key can hold another
+# worker's claim by now.
 _RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -71,7 +72,7 @@ class _Claimant:
 
 
 class _Refused(NamedTuple):
-    """A key that could not be claimed at once."""
+    """A key that Redis did not let this worker claim, because the key already had a value."""
 
     claimant: _Claimant
     key: CacheKey
@@ -81,7 +82,7 @@ class _Refused(NamedTuple):
         self.claimant.denied.add(self.key)
 
     def may_be_given(self, value: bytes) -> bool:
-        """Return whether an uncompressed `value` is a current result of the key."""
+        """Return whether the uncompressed `value` is a result that this worker can use."""
         try:
             entry = decode_entry(self.key, value)
         except Exception:  # noqa: BLE001 - a damaged value is not a result
@@ -113,8 +114,8 @@ class Claims:
         self._monotonic = monotonic
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        # This worker's name in claims. An earlier error or refresh may have left claims of this
-        # worker; it does not wait for these.
+        # This worker's name in claims. An earlier error or refresh can leave claims of this worker
+        # behind. The worker does not wait for its own claims.
         self._name = name or secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._by_lookup: dict[CacheKey, float] = {}
@@ -126,7 +127,7 @@ class Claims:
     def read(self, key: CacheKey, value: bytes) -> bool:
         """Return whether `value` is a claim on `key`.
 
-        If it is another worker's claim, remember it.
+        If the value is another worker's claim, remember this claim.
         """
         claimant = read_claim(key, value)
         if claimant is None:
@@ -137,7 +138,7 @@ class Claims:
         return True
 
     def commands(self, keys: Iterable[CacheKey]) -> list[Command]:
-        """Return a command for each key. The command claims the key if its address has no value."""
+        """Return a command for each key, which claims the key if Redis has no value for it."""
         if self._lease <= 0:
             return []
         prefix, name, life = self._prefix, self._name, self._life()
@@ -148,7 +149,7 @@ class Claims:
         ]
 
     def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
-        """Record which of `keys` a lookup has claimed with `commands`.
+        """Record which of `keys` a lookup has claimed with the commands that `commands` returned.
 
         If no caller takes over or releases a claim, the claim expires when its lease ends.
         """
@@ -176,14 +177,14 @@ class Claims:
         return True
 
     def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
-        """Take over the claims that lookups made on some of `keys`; return these keys."""
+        """Take over claims that lookups made on `keys`. Return the keys with such claims."""
         claimed = self._by_lookup
         return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
-        """Claim `keys`; return for each whether another worker computes or just stored its result.
+        """Claim `keys`. Return for each whether another worker computes or just stored its result.
 
         If a read has just found another worker's claim on a key, this call does not ask Redis about
         the key again. A claim replaces a stored value that is neither a claim nor a current result.
@@ -207,7 +208,7 @@ class Claims:
         return [key in denied for key in keys] if denied else [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Soon extend the claims on `keys` to a full lease.
+        """Extend the claims on `keys` to a full lease, soon but not immediately.
 
         Results that are already stored do not change.
         """
@@ -222,7 +223,7 @@ class Claims:
             self._renewing.cancel()
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """End this worker's claims on `keys`. Other values at their addresses do not change."""
+        """End this worker's claims on `keys`. Results and other workers' claims stay."""
         commands: list[Command] = [
             (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
             for key in keys
@@ -235,7 +236,7 @@ class Claims:
         self._unsent = []
         if not unsent:
             return
-        # All callers wait for one reply, so the longest wait applies to all.
+        # All callers wait for one reply, so the longest of their time limits applies to all.
         within = max([claimant.within for claimant in unsent])
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
@@ -286,8 +287,8 @@ class Claims:
         """Read the values of keys that could not be claimed. Replace useless values with claims.
 
         A value is useless if it is a result that is not current, is damaged, or was stored with
-        another secret. A worker that finds such a value would otherwise wait in vain for another
-        worker's result.
+        another secret. If a useless value stayed, workers would wait in vain for another worker's
+        result.
         """
         replies: list[Any] = await self._client.execute(
             [(b"GET", self._prefix + request.key.address) for request in refused]
@@ -308,8 +309,8 @@ class Claims:
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
-                # Another worker was faster, or there was an error; then each worker computes the
-                # result.
+                # A reply of 0 means that another worker was faster. If the reply is an error, each
+                # worker computes the result.
                 if reply == 0:
                     request.deny()
 
@@ -337,7 +338,7 @@ def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
 def _end(claimants: Sequence[_Claimant]) -> None:
     """Resume the callers.
 
-    A lost claim does no harm, except that two workers compute the same result.
+    If a claim was lost, two workers compute the same result. This does no other harm.
     """
     for claimant in claimants:
         if not claimant.ended.done():

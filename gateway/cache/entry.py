@@ -21,8 +21,8 @@ WORTH_PACKING = 1024
 µs, and decompressing it takes 20 µs."""
 _MIN_SAVING = 0.25
 _MUCH = 64 * 1024
-"""Values of this many bytes or more are compressed in a thread, because that takes about a
-millisecond."""
+"""Values of this many bytes or more are compressed in a thread, because their compression takes
+about a millisecond."""
 _KINDS = frozenset({bytes, type(None)})
 """The types of a reply to `MGET`: a value, or `None` for a missing key."""
 _Value = TypeVar("_Value", bytes, bytes | None)
@@ -36,8 +36,8 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     `payload` is JSON: a result, or the refusal of the item if `status` is not 200.
 
     `rows` and `tokens` are the numbers of rows and tokens that were computed for the result. Times
-    are in seconds on the wall clock, because several machines use an entry. Append new fields at
-    the end.
+    are wall-clock times in seconds, because an entry is read on several machines. Append new fields
+    at the end.
     """
 
     payload: bytes
@@ -51,7 +51,7 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     revision: str = ""
     """The revision that computed the result, if the cache key does not contain a revision."""
     owner: str = ""
-    """If tenants share results: the tenant whose request computed this one, as `tenant:<id>`."""
+    """If tenants share results, the tenant whose request computed the result, as `tenant:<id>`."""
     owner_epoch: int = 0
     """The cache epoch of `owner` when the result was computed. Purging the tenant's results raises
     the epoch."""
@@ -68,7 +68,7 @@ Validity = Callable[[CachedResult, float], bool]
 
 
 class CacheHit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds an entry, and the name of the tier that it comes from."""
+    """Holds an entry, and the name of the cache tier in which it was found."""
 
     entry: CachedResult
     tier: str
@@ -84,19 +84,19 @@ def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
-    """Return the value of a claim: the worker `claimant` computes the result of `key`."""
+    """Return the value of a claim: the worker `claimant` will compute the result of `key`."""
     return CLAIM + key.tag + claimant
 
 
 def read_claim(key: CacheKey, value: bytes) -> bytes | None:
-    """Return the name of the worker in `value`, or `None` if `value` is not a claim on `key`."""
+    """Return the name of the worker that claims `key`, or `None` if `value` is not such a claim."""
     if value[:1] != CLAIM or value[1:_BODY] != key.tag:
         return None
     return value[_BODY:]
 
 
 def pack(value: bytes) -> bytes:
-    """Return `value` with everything after its tag compressed, if that saves enough space.
+    """Return `value` with everything after its tag compressed, if compression saves enough bytes.
 
     `value` is returned unchanged if compression would save less than a quarter of its bytes. It is
     also returned unchanged if it is short, is a claim, or is already compressed.
@@ -143,7 +143,7 @@ def is_large(values: Sequence[bytes | None]) -> bool:
 
 
 async def map_values(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
-    """Apply `change` to each value; return the results. Large values are changed in a thread."""
+    """Return the result of `change` for each value. Large values are changed in a thread."""
     if not is_large(values):
         return list(map(change, values))
     return await asyncio.to_thread(lambda: list(map(change, values)))

@@ -8,11 +8,11 @@ _WORDS = struct.Struct("<4I")
 
 
 class FrequencySketch:
-    """A count-min sketch with four rows. After each `10 * entries` counts, all counters are halved.
+    """A count-min sketch with four rows. All counters are halved after `10 * entries` additions.
 
     A row has four counters for each entry that the cache can hold, so that collisions rarely raise
-    an estimate. Addresses are hashes, so their bytes select the counters directly. A counter counts
-    to 15. Up to 15, and until the next halving, an estimate is never too low.
+    an estimate. Addresses are hashes, so their bytes select the counters directly. A counter stops
+    at 15. Until the next halving, an estimate of less than 15 is never too low.
     """
 
     def __init__(self, entries: int) -> None:
@@ -57,10 +57,10 @@ class FrequencySketch:
         return min(first[a & mask], second[b & mask], third[c & mask], fourth[d & mask])
 
     def _halve(self) -> None:
-        """Halve all counters, so that formerly popular addresses lose weight.
+        """Halve all counters, so that recent reads weigh more than older reads.
 
-        `_counted` is limited to the threshold first. Counts beyond the threshold may all come from
-        a single address, whose counters stop at 15.
+        Before the halving, `_counted` is limited to the threshold. Counts beyond the threshold may
+        all come from a single address, whose counters stop at 15.
         """
         for row in self._rows:
             row[:] = row.translate(_HALVES)

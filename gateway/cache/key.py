@@ -19,11 +19,11 @@ _TAG_BYTES = 16
 
 
 class CacheKey(NamedTuple):
-    """Holds an `address`, where a result is stored, and a `tag`, which proves whose result it is.
+    """Holds the `address` of a stored result, and a `tag` that identifies the result's input.
 
     The address is an XXH3-128 hash. XXH3 is fast, but not resistant to collisions. The tag is a
-    keyed BLAKE2b hash. The tag is stored with the entry. Every read compares it, to make sure that
-    the result belongs to the input.
+    keyed BLAKE2b hash. The tag is stored with the entry. Every read compares the stored tag with
+    the key's tag, to make sure that the result belongs to the input.
     """
 
     address: bytes
@@ -41,7 +41,7 @@ class _Hash(Protocol):
 
 
 class Prefix(NamedTuple):
-    """Holds the states of both hashes after hashing the data that all items of a request share."""
+    """Holds the states of both hashes after the data that a request's items have in common."""
 
     address: _Hash
     tag: _Hash
@@ -80,11 +80,11 @@ class KeyMaker:
         task: Task,
         parameters: bytes,
     ) -> Prefix:
-        """Return the prefix for the keys of items that have all these values in common.
+        """Return the prefix of the cache keys of items that have all arguments in common.
 
-        The hashed data has each field's length before the field, so that different requests never
-        hash equal bytes. `parameters` and items must be in canonical encoding, in which equal
-        values have equal bytes.
+        In the hashed data, each field follows its length, so that the data of different requests
+        are never equal. `parameters` and items must be in canonical encoding, in which equal values
+        have equal bytes.
         """
         shared = (
             *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),

@@ -4,10 +4,10 @@ The algorithm is W-TinyLFU with a clock (Einziger et al., 2017). New entries ent
 of the capacity. When an entry leaves the window, it enters the main part only if it was seen more
 often than the entries that it would evict.
 
-Reads and writes of an entry are first counted in the entry's node. The count moves to a frequency
-sketch when the clock hand passes the node, or when the entry leaves the window while the main part
-is full. A cache with room for all entries therefore never uses the sketch. Decision 0004 explains
-why this is not a library.
+Reads and writes of an entry are first counted in the entry's node. The node's count is added to a
+frequency sketch when the clock hand passes the node, or when the entry leaves the window while the
+main part is full. A cache with room for all entries therefore never uses the sketch. Decision 0004
+explains why no library is used.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ from gateway.cache.frequency_sketch import FrequencySketch
 from gateway.cache.key import CacheKey
 
 ENTRY_OVERHEAD_BYTES = 512
-"""The memory that an entry takes in addition to its payload, as measured: objects, and its places
-in the table and in the queue."""
+"""The measured memory that an entry takes in addition to its payload: Python objects, a place in
+the table and a place in the queue."""
 _TYPICAL_ENTRY_BYTES = 768
 _WINDOW_SHARE = 0.01
 _MAX_SECOND_CHANCES = 16
@@ -30,7 +30,7 @@ _MAX_SECOND_CHANCES = 16
 class _Node(msgspec.Struct, gc=False):
     """Holds an entry. `hits` counts reads since the clock hand last passed the node.
 
-    `is_new` is true as long as the sketch has not counted the write of the entry.
+    `is_new` is true until the sketch has counted the write of the entry.
     """
 
     address: bytes
@@ -58,7 +58,7 @@ class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryTier:
-    """Holds this worker's entries. A `capacity_bytes` of 0 disables it."""
+    """Holds this worker's entries. A `capacity_bytes` of 0 disables the memory tier."""
 
     def __init__(self, *, capacity_bytes: int) -> None:
         self._set_capacity(capacity_bytes)
@@ -71,8 +71,8 @@ class MemoryTier:
         self._window_bytes = 0
         self._main_bytes = 0
         self.misses = 0
-        """The number of reads that found nothing. A caller that skips a read because `has` returned
-        false adds 1."""
+        """The number of reads that found nothing. If a caller skips a read because `has` returned
+        false, the caller itself increments this number."""
         self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
@@ -93,7 +93,7 @@ class MemoryTier:
         return entry
 
     def entry_of(self, key: CacheKey) -> CachedResult | None:
-        """Return the entry of `key`, even if it has expired. This does not count as a read."""
+        """Return the entry of `key`, even if it has expired. The read is not counted."""
         node = self._nodes.get(key.address)
         return node.entry if node is not None and node.tag == key.tag else None
 
@@ -214,9 +214,9 @@ class MemoryTier:
         self._main_bytes += node.cost
 
     def _make_room(self, now: float) -> None:
-        """Evict entries until the rest fits into the main part.
+        """Evict entries until the remaining entries fit into the main part.
 
-        This is needed after an entry was replaced by a larger one.
+        This is needed after a larger entry has replaced an entry.
         """
         while self._main_bytes > self._main_capacity:
             self._evict(self._next_victim(now))

@@ -37,10 +37,12 @@ _DRAIN = 2.0
 _GRACE = 0.001
 """Seconds for which a lookup that seems late may still get its response.
 
-It has arrived in time if the event loop was delayed: after a delay, the loop runs timers before it
-reads responses."""
+The response of such a lookup has arrived in time if the event loop was delayed, because after a
+delay the loop runs timers before it reads responses.
+"""
 _PER_KEY = 20e-6
-"""Each key adds this many seconds to a call's timeout, so that large calls do not look slow."""
+"""Each key lengthens a call's timeout by this many seconds, so that large calls do not look
+slow."""
 _MANY_KEYS = 64  # a lookup of more keys gets its own timer, so that other lookups end in time
 _MAX_KEYS = 2048
 
@@ -50,15 +52,16 @@ class RedisTier:
 
     It has two connections, so that reads do not wait for writes.
 
-    Lookups use callbacks. Tasks are used only to connect, to write, and for Redis clusters.
+    Lookups use callbacks. Asyncio tasks are used only to connect, to write, and for Redis Clusters.
 
-    A lookup becomes a miss after `timeout` seconds. A call that takes longer counts as a failure.
-    After five failures in a row, the circuit breaker opens until Redis has responded to a `PING` in
-    time. No request waits for the `PING`.
+    A lookup becomes a miss after `timeout` seconds. A call to Redis that takes longer than
+    `timeout` is a failure for the circuit breaker. After five failures in a row, the circuit
+    breaker opens until Redis has responded to a `PING` in time. Requests do not wait for the
+    `PING`, but treat all keys as misses.
 
     `random` returns numbers from 0 to 1. They shorten the lifetime of each entry by a fraction of
-    up to `ttl_jitter`. A claim on a key lasts for `lease` seconds. It contains the name `claimant`,
-    which all tiers of a worker share.
+    up to `ttl_jitter`. A claim on a key lasts for `lease` seconds. The claim contains the name
+    `claimant`, which stays the same when a worker replaces its tier.
     """
 
     name = "redis"
@@ -115,7 +118,8 @@ class RedisTier:
             is_usable=self._is_usable,
             on_call=self._note_write,
         )
-        # Attributes instead of methods, because a method would add a call for each item.
+        # These are attributes instead of methods, because a method would cost one more call for
+        # each item.
         self.store_all: Callable[[Sequence[tuple[CacheKey, CachedResult]], float], None]
         self.store_all = self._writer.add
         """Queues entries to be written. Redis keeps them for the rest of their lifetime, minus the
@@ -124,8 +128,8 @@ class RedisTier:
         """Returns whether lookups have claimed all keys. If so, passes the claims to the caller."""
 
     async def __aenter__(self) -> Self:
-        # Stored, because `get_running_loop` makes a system call in Python 3.11. It would take 5 %
-        # of a hit's time.
+        # The loop is stored, because `get_running_loop` makes a system call in Python 3.11. The
+        # system call would take 5 % of the time of a cache hit.
         self._loop = asyncio.get_running_loop()
         return self
 
@@ -146,7 +150,8 @@ class RedisTier:
 
         After the timeout, all keys are misses.
 
-        If most keys of the last read were misses, the same round trip also claims missing keys.
+        If `claims` is true and most keys of the last read were misses, the round trip of the lookup
+        also claims the missing keys.
         """
         lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
@@ -162,7 +167,7 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`; return for each whether another worker computes its result."""
+        """Claim `keys`. Return for each key whether another worker computes or has its result."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)
@@ -229,7 +234,7 @@ class RedisTier:
             self._loop.call_soon(self._send)
 
     def _begin_time_out(self) -> None:
-        """Start the timeout of this iteration's lookups. They share one timer, which saves time."""
+        """Start the timeout of this iteration's lookups. One timer for all lookups saves time."""
         begun, self._timeless = self._timeless, []
         most = max([len(lookup.keys) for lookup in begun])
         if most > _MANY_KEYS:
@@ -243,7 +248,7 @@ class RedisTier:
         """Give each large lookup its own timer.
 
         Returns:
-            The other lookups, and the number of keys of the largest one.
+            The lookups that are not large, and the number of keys of the largest of these.
         """
         others: list[PendingLookup] = []
         for lookup in begun:
@@ -341,7 +346,7 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                # A function is called only for compressed values.
+                # The decompression function is called only for compressed values.
                 values = [
                     unpack(value) if value and value[:1] == PACKED else value for value in read
                 ]
@@ -372,7 +377,7 @@ class RedisTier:
                 place = end
 
     def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
-        """End lookups for which nothing was found. If the read failed, `is_read` is false."""
+        """End lookups for which no entry was found. `is_read` is false if the read failed."""
         missed = 0
         with self.batch:
             for lookup in batch:

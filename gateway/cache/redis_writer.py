@@ -1,6 +1,6 @@
 """Writes entries of the result cache to Redis.
 
-Entries are collected for some milliseconds first.
+Before a write, entries are collected for some milliseconds, so that they share a call.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class RedisWriter:
     """Queues entries, and writes them in a task.
 
-    If the queue is full or a write fails, it drops entries.
+    Entries are dropped if the queue is full or their write fails.
 
-    The outcomes are counted in `counts`. `random` returns numbers from 0 to 1. They shorten the
-    lifetime of each entry by a fraction of up to `ttl_jitter`. `is_usable` returns whether Redis
-    may be called. `on_call` gets the start time of each call and its number of commands, or `None`
-    if the call failed.
+    The numbers of written and dropped entries are added to `counts`. `random` returns numbers from
+    0 to 1. They shorten the lifetime of each entry by a fraction of up to `ttl_jitter`. `is_usable`
+    returns whether the circuit breaker allows calls to Redis. `on_call` gets the start time of each
+    call and its number of commands, or `None` if the call failed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RedisWriter:
             self._is_writing = False
 
     def _take(self) -> tuple[list[_Set], int]:
-        """Remove commands from the queue; return them and the size of the largest value."""
+        """Remove commands from the queue. Return them, and the bytes of the largest value."""
         batch, self._queue = self._queue[:_MAX_WRITES], self._queue[_MAX_WRITES:]
         sizes, self._sizes = self._sizes[:_MAX_WRITES], self._sizes[_MAX_WRITES:]
         self._bytes -= sum(sizes)

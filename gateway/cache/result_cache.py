@@ -62,9 +62,9 @@ class ResultCache:
     def configure(self, entry: CacheConfig) -> None:
         """Apply the settings in `entry`.
 
-        They apply to the remote tier immediately, and to memory within some event-loop iterations.
-        Memory keeps the entries that fit. A remote tier that is replaced completes the lookups and
-        writes that it has begun.
+        New settings apply to the remote tier immediately, and to the memory tier within some
+        event-loop iterations. The memory tier keeps the entries that fit. A remote tier that is
+        replaced completes the lookups and writes that it has begun.
         """
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
@@ -75,7 +75,7 @@ class ResultCache:
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
-        """Return the entries of `keys` from memory, or else from the remote tier."""
+        """Return the entries of `keys` from memory. Read missing keys from the remote tier."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
             remote = self._remote
@@ -91,7 +91,7 @@ class ResultCache:
         *,
         claims: bool = False,
     ) -> None:
-        """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
+        """Look `keys` up as `lookup` does. Call `on_done` in a later event-loop iteration."""
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
         missing: Sequence[int]
@@ -129,7 +129,7 @@ class ResultCache:
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Return whether lookups have claimed all `keys`.
 
-        If so, the claims are the caller's from now on.
+        If so, the caller owns the claims from now on, and must release them.
         """
         return self._remote.has_claimed(keys)
 
@@ -187,7 +187,7 @@ class ResultCache:
         fetched: Sequence[CachedResult | None],
         tier: str,
     ) -> None:
-        """Add the entries that `tier` returned for the keys `missing` to `found` and to memory."""
+        """Copy the entries that `tier` returned for missing keys to `found` and to memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
@@ -195,7 +195,7 @@ class ResultCache:
                 found[index] = CacheHit(entry=entry, tier=tier)
 
     async def _resize(self, target: int) -> None:
-        # This stops if a newer document sets another size.
+        # The loop stops if a newer configuration document sets a different capacity.
         while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
             least = self._memory.capacity_bytes - _STEP_BYTES
             self._memory.resize(max(target, least), self._clock())
@@ -216,5 +216,5 @@ def _memory_bytes(entry: CacheConfig) -> int:
 
 
 def _remote_settings(entry: CacheConfig) -> CacheConfig:
-    """Return `entry` with fixed values for the settings that the remote tier does not use."""
+    """Return `entry` with constants for the settings that the remote tier does not use."""
     return replace(entry, memory_bytes=0, memory_enabled=False, refusal_ttl=0.0, refreshes=0)

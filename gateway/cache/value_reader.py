@@ -1,4 +1,4 @@
-"""Decodes the entries in values from Redis, and counts the outcomes."""
+"""Decodes values that were read from Redis, and counts entries, claims and damaged values."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from gateway.cache.key import CacheKey
 
 
 class ValueReader:
-    """Finds out whether a value is a key's entry, a claim, damaged, or another key's value."""
+    """Distinguishes a key's entry from claims, damaged values and other keys' values."""
 
     def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
         self._claims = claims

@@ -61,7 +61,8 @@ def create(
         if answer.get("code") == Conflict.code:
             raise Failure(f"{answer['detail']}: leave out `--new-tenant`", ADMIN_REFUSED)
     body: dict[str, object] = {"tenant": tenant, "name": name, "models": list(models) or None}
-    # Left out if empty, because a listener of the previous version does not know these fields.
+    # Empty fields are left out, because a listener of the previous version does not know these
+    # fields.
     body |= {"origins": origins} if origins else {}
     body |= {"routes": routes} if routes else {}
     try:

@@ -23,7 +23,7 @@ _MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 
 
 class AdminClient:
-    """Calls an operators' listener. If the listener refuses a request, it raises a `Failure`.
+    """Calls an operators' listener. Raises a `Failure` if the listener refuses a request.
 
     If the listener is on this machine, `trusted` is the path of its certificate. `shown` is the
     path of a file with the operator's client certificate and private key.
@@ -45,7 +45,7 @@ class AdminClient:
         timeout: float = _TIMEOUT,
         accept_code: str = "",
     ) -> Any:
-        """Return the JSON of the response. Each read and each write may take `timeout` seconds.
+        """Return the JSON of the response. `timeout` limits each read and each write, in seconds.
 
         A problem document with the code `accept_code` is returned like a success.
 
@@ -75,7 +75,8 @@ class AdminClient:
         parts = urlsplit(self._url)
         target = quote(parts.path.rstrip("/"), safe="/%") + path
         try:
-            # The URL is built from parts, so that a user name in it does not replace the key.
+            # The URL is built from its parts without a user name. A user name in the URL would
+            # replace the operator's key.
             url = httpx.URL(
                 scheme=parts.scheme, host=parts.hostname or "", port=parts.port, path=target
             )
@@ -152,10 +153,10 @@ def print_json(value: object) -> None:
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print the outcome of a change, in total and for each worker, or the response as JSON.
+    """Print a change's total outcome and each worker's outcome, or print the response as JSON.
 
-    `head` is printed before the outcomes, and `more` prints what follows them. Exit with 1 if a
-    worker has not applied the change.
+    `head` is printed before the outcomes. `more` is called after the outcomes and prints further
+    lines. Exit with 1 if a worker has not applied the change.
     """
     if as_json:
         print_json(answer)
@@ -170,7 +171,7 @@ def print_change(
 
 
 def quoted(name: str) -> str:
-    """Quote a name, so that it is one segment of a URL's path."""
+    """Quote a name, so that the name is exactly one segment of a URL's path."""
     return quote(name, safe="")
 
 
@@ -185,7 +186,7 @@ def _problem(answer: Any) -> str:
 def admin_options(command: F) -> F:
     """Add options to `command`: `--json`, and the options that choose the listener.
 
-    The command gets the arguments `client`, an `AdminClient`, and `as_json`.
+    The command is called with the arguments `client` (an `AdminClient`) and `as_json`.
     """
     for decorate in (
         JSON,

@@ -17,13 +17,13 @@ _OTHERWISE = (
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
 ) -> tuple[str, str, str]:
-    """Return the listener's URL, the key, and the path of the listener's certificate or "".
+    """Return the listener's URL, the key to send, and the path of the listener's certificate or "".
 
-    If both `url` and `key` are given, the result has these. Otherwise, it has the listener that
-    runs on `data_dir`. If only the URL or only the key is given, it must belong to this listener,
-    so that a key is never sent to another listener. `prefer_data_dir` says that the user has named
-    the directory more explicitly than the URL and the key. In this case, both must belong to the
-    directory's listener.
+    If both `url` and `key` are given, the result contains both. Otherwise, the result describes the
+    listener that runs on `data_dir`. If only the URL or only the key is given, it must belong to
+    this listener, so that a key is never sent to a wrong listener. `prefer_data_dir` is true if the
+    user has named the directory more explicitly than the URL and the key. In this case, the URL and
+    the key must belong to the directory's listener.
 
     Raises:
         click.UsageError: the URL or the key is invalid, they do not belong together, or no listener
@@ -62,7 +62,7 @@ def _check_url(url: str) -> None:
 
 
 def _check_key(key: str) -> None:
-    # The message does not contain the value, because that may be a key with a line break.
+    # The message does not contain the value, because the value may be a key with a line break.
     if key and not is_sendable(key):
         raise click.UsageError(
             "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: remove line breaks, and spaces at"
@@ -104,7 +104,7 @@ def _explain_missing(url: str, key: str, data_dir: Path) -> str:
 def _address(url: str) -> tuple[str, str, int | None]:
     """Return the scheme, host and port of a URL.
 
-    Every name of this machine counts as `localhost`.
+    If the URL's host is a name of this machine, the returned host is `localhost`.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""Prints what publishing a document would change."""
+"""Prints the changes that the publication of a configuration document would make."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _LONGEST = 400
 
 
 def print_difference(difference: Mapping[str, Any]) -> None:
-    """Print a line for each changed field, and then models, limits, prices and tenants."""
+    """Print the changed fields, and then the affected models, limits, prices and tenants."""
     for change in difference["changes"]:
         print_field_change(change)
     if omitted := difference["omitted"]:
@@ -33,7 +33,7 @@ def print_difference(difference: Mapping[str, Any]) -> None:
 
 
 def print_field_change(change: Mapping[str, Any]) -> None:
-    """Print a changed field. `+` marks a new field, `-` a removed one, and `~` a changed value."""
+    """Print a changed field. `+` marks a new field, `-` a removed field, `~` a changed value."""
     before, after = change.get("from", _MISSING), change.get("to", _MISSING)
     if before is _MISSING:
         click.echo(f"+ {change['path']}: {_text(after)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def key_state(key: dict[str, Any], now: datetime) -> str:
-    """Return the state of a key. `key` describes the key, as the listener sent it."""
+    """Return the state of a key. `key` is the listener's description of the key."""
     if key["revoked"]:
         return "revoked"
     ends = key["expires"]

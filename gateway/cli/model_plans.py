@@ -6,8 +6,8 @@ import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
 
-# A change takes this long because every backend loads the revisions twice: to check them, and to
-# serve them.
+# A change takes this long because every backend loads the revisions twice: first to check the
+# revisions, and then to serve them.
 _TIMEOUT = 240.0
 _NAME = click.argument("name")
 _DRY_RUN = click.option(
@@ -106,12 +106,12 @@ def _change(
 ) -> None:
     """Make a change, and print the outcome.
 
-    Exit with 1 if not all workers and backends apply it yet.
+    Exit with 1 if a worker or a backend does not apply the change yet.
     """
     query = {"dry_run": "true"} if dry_run else None
     answer = client.request(method, path, query=query, body=body, timeout=_TIMEOUT)
     if dry_run:
-        # A dry run never reports `live`. That is not a failure.
+        # A dry run never reports `live`. The missing `live` is not a failure.
         answer |= {"live": True}
     verb = "can be served" if dry_run else "is served"
     head = f"`{answer['model']}` {verb} {_described(answer['plan'])}"

@@ -80,7 +80,7 @@ def _add_command(name: str, description: str) -> None:
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the arguments: first for the import, then for the reload that follows."""
+    """Divide the arguments into those of the import and those of the reload after the import."""
     own: list[str] = []
     of_reload: list[str] = []
     rest = iter(arguments)

@@ -43,7 +43,7 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
 
 
 def _default_config() -> Path:
-    """Return the folder `config` if it exists. Otherwise, return the folder that `init` copies."""
+    """Return the folder `config`, or the folder that `init` copies if `config` does not exist."""
     own = Path("config")
     if own.is_dir():
         return own

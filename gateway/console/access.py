@@ -1,4 +1,4 @@
-"""Checks the session, the operator's role and the origin of every request to the console."""
+"""Checks the session, the role and the origin of every request to the console."""
 
 import hmac
 from typing import Any
@@ -18,8 +18,8 @@ from gateway.http.connection_timeouts import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
 LOGIN_COOKIE = "sluicegate_login"
-"""The name of the cookie that holds the login form's CSRF token. There is no session yet that could
-hold this token."""
+"""The name of the cookie that holds the login form's CSRF token. Before the login, there is no
+session to hold this token."""
 TOKEN_FIELD, TOKEN_HEADER = "csrf", "x-csrf-token"
 SESSION = "session"
 """The key under which a request's state holds the session."""
@@ -33,7 +33,7 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ConsoleAccess(ASGIMiddleware):
-    """Stores the session and the operator in the request's state, or refuses the request.
+    """Checks each request. Stores its session and operator in its state, or refuses the request.
 
     A route names the role that it requires with `opt={"role": Role.OPERATOR}`. The default is
     VIEWER for GET, and ADMIN for all other methods. Every request except GET must come from a page
@@ -48,7 +48,7 @@ class ConsoleAccess(ASGIMiddleware):
 
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Pass the request on, or refuse it."""
+        """Pass the request on to `next_app`, or refuse the request."""
         request: AnyRequest = Request(scope, receive=receive)
         opt = scope["route_handler"].opt
         if self._wants_certificate and not scope["state"].get(HAS_CERTIFICATE):

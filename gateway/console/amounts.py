@@ -10,7 +10,7 @@ _DIGITS = 3
 
 
 def money(amount: str | float | Decimal) -> str:
-    """Format an amount with two decimal places; below 0.01, with three significant digits."""
+    """Format an amount with two decimal places, or three significant digits if it is below 0.01."""
     value = Decimal(str(amount))
     if value and abs(value) < _CENT:
         return f"{value:.{_DIGITS - 1 - value.adjusted()}f}"
@@ -18,7 +18,7 @@ def money(amount: str | float | Decimal) -> str:
 
 
 def moment(value: datetime | float | None) -> str:
-    """Format a time in UTC as `2026-11-02 10:30`; `None` becomes a dash."""
+    """Format a time in UTC as `2026-11-02 10:30`. Format `None` as a dash."""
     if value is None:
         return "-"
     if not isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Computes the cost of backends over time from the published documents, with pure functions."""
+"""Computes the past cost of backends from the published configuration documents. Does no I/O."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ _NANO = 1_000_000_000
 
 
 class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document, and the Unix time in seconds at which it became active."""
+    """A configuration document, and the Unix time in seconds at which it became active."""
 
     since: float
     document: Document
@@ -40,11 +40,11 @@ def unpriced_pools(document: Document) -> list[str]:
 def backend_costs(
     documents: Sequence[DatedDocument], edges: Sequence[float], resolved: Mapping[str, int]
 ) -> list[int]:
-    """Return the cost of backends in each span between two adjacent `edges`.
+    """Return the cost of all backends in each span between two adjacent `edges`.
 
     Costs are in 10^-9 of a currency unit. `edges` are Unix times in seconds.
 
-    `documents` are sorted by time. Before the first document, there were no backends.
+    `documents` are sorted by time. The cost is 0 before the time of the first document.
     """
     ends = [document.since for document in documents[1:]] + [edges[-1]]
     rates = [hourly_rate(each.document, resolved) for each in documents]

@@ -22,7 +22,7 @@ _PAGE: Final = 100
 
 
 class BackendPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of the backends that match a filter."""
+    """One page of the list of backends that match a filter."""
 
     regions: dict[str, list[Backend]]
     query: str
@@ -99,7 +99,7 @@ class BackendsController(Controller):
 def select(fleet: FleetView, *, query: str, attention: bool, page: int) -> BackendPage:
     """Return one page of the backends whose id, URL, pool or region contains `query`.
 
-    With `attention`, only backends that are drained or not ready are included.
+    If `attention` is true, only backends that are drained or not ready are included.
     """
     wanted = query.strip().lower()
     found = [

@@ -33,7 +33,7 @@ _UPLOADED = "document.yaml"
 
 
 class ActiveDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The active document, and other data that the page shows about it."""
+    """The active configuration document, and further data about it for the page."""
 
     published: Published
     tag: str
@@ -143,7 +143,7 @@ class ConfigurationController(Controller):
 async def _state(
     request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
 ) -> Response[str]:
-    """After a change, return the part of the page that shows the active document."""
+    """Return the part of the page that shows the active document after a change."""
     context = await _context(control) | {"change": change}
     return frame.render(request, "configuration/_state.html", context)
 
@@ -174,7 +174,7 @@ def _editable(sources: Sequence[DocumentSource]) -> str:
 def _compare(
     before: Sequence[DocumentSource], after: Sequence[DocumentSource]
 ) -> tuple[FieldLines, Difference]:
-    """Return the differences between two documents, both by fields and by lines."""
+    """Return the fields and the lines in which two documents differ."""
     found = difference(normalised(before), normalised(after))
     try:
         fields = lines_of(*(load_sources(each) if each else Document() for each in (before, after)))
@@ -191,7 +191,7 @@ def _sources_of(history: Sequence[Published], number: int) -> Sequence[DocumentS
 
 
 def _text(fields: Fields) -> str:
-    # Browsers send line breaks as CRLF. Documents have LF.
+    # Browsers send line breaks as CRLF, but configuration documents have LF.
     text = "".join(fields.get("text", ())).replace("\r\n", "\n")
     if len(text.encode()) > MAX_SOURCE_BYTES:
         raise PayloadTooLarge(f"the document is larger than {MAX_SOURCE_BYTES} bytes")

@@ -37,7 +37,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class Console:
-    """Adds web pages to the operators' listener; implements `Extension`.
+    """Adds web pages to the operators' listener. Implements `Extension`.
 
     Its handlers can use the listener's dependencies and the console's own dependencies.
     """

@@ -1,4 +1,4 @@
-"""Shows dead letters (usage events that could not be counted), and replays or discards them."""
+"""Shows dead letters (usage events that the ledger cannot store). Replays or discards them."""
 
 import asyncio
 

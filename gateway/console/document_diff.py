@@ -1,4 +1,4 @@
-"""Compares documents line by line, after converting them to one form of YAML.
+"""Compares configuration documents line by line, after converting both to the same form of YAML.
 
 All functions are pure.
 """
@@ -21,7 +21,7 @@ MOST_LINES = 2_000
 
 
 class Change(StrEnum):
-    """Says whether a line of a difference is added, removed or context."""
+    """Says whether a line of a difference is added, removed, unchanged, or a header."""
 
     SAME = "same"
     ADDED = "added"
@@ -48,9 +48,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def normalised(sources: Sequence[DocumentSource]) -> str:
-    """Return a document as YAML. Fields are in the schema's order; default values are left out.
+    """Return a document as YAML, with fields in the schema's order and without default values.
 
-    If this version cannot read the document, its files are returned unchanged.
+    If this version of the gateway cannot read the document, the document's files are returned
+    unchanged.
     """
     try:
         document = load_sources(sources)

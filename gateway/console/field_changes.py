@@ -1,4 +1,4 @@
-"""Describes in which fields two documents differ, and which tenants that affects.
+"""Describes in which fields two configuration documents differ, and which tenants this affects.
 
 All functions are pure.
 """
@@ -30,7 +30,7 @@ class FieldLines(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: list[FieldLine]
     omitted: int
-    """How many more fields differ."""
+    """How many further fields differ that are not listed."""
     notes: list[str]
     """Lines about the affected models, limits, prices and tenants."""
 
@@ -43,7 +43,7 @@ def lines_of(before: Document, after: Document) -> FieldLines:
 
 
 def described(difference: DocumentDifference) -> FieldLines:
-    """Return what a document would change, with notes about the effects."""
+    """Return the fields that a publication would change, with notes about the effects."""
     shown = difference.changes[:MOST_FIELDS]
     omitted = difference.omitted + len(difference.changes) - len(shown)
     models = difference.models

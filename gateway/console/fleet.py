@@ -46,7 +46,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend of the document, with all workers' reports about it."""
+    """A backend of the configuration document, with all workers' reports about the backend."""
 
     id: str
     region: str
@@ -54,7 +54,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     drained: bool
     is_entry: bool
-    """Whether this stands for an entry of the document whose DNS name no worker could resolve."""
+    """Whether the object stands for a DNS entry of the document, because no worker could resolve
+    the DNS name."""
     seen: Sequence[EndpointReport]
     """The workers' reports."""
 
@@ -88,7 +89,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why the backend is not ready, or what is wrong with its models; empty if unknown."""
+        """Why the backend is not ready, or what is wrong with its models. Empty if unknown."""
         for each in self.seen:
             if each.missing or each.trouble:
                 return "; ".join(each.missing) or each.trouble
@@ -111,7 +112,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until the last worker's ejection of the backend ends."""
+        """Seconds until all workers' ejections of the backend have ended."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
@@ -124,7 +125,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finish(self) -> float | None:
-        """The longest of the workers' predictions: seconds until an item sent now has its result.
+        """The worst prediction of all workers: seconds until an item that is sent now has a result.
 
         `None` if the backend is drained or not ready.
         """
@@ -150,20 +151,21 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     def _ready(self) -> list[EndpointReport]:
         """The reports of workers that found the backend ready.
 
-        Only their predictions are meaningful.
+        Only the predictions of these workers are meaningful.
         """
         return [each for each in self.seen if each.health == "ready"]
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """All backends, in the order of the document, and the workers that report about them."""
+    """All backends in the order of the document, and the workers that report about backends."""
 
     regions: dict[str, list[Backend]]
     workers: list[str]
     configured: frozenset[str] = frozenset()
     """The models that the document names, whether a backend serves them or not."""
     refused: Mapping[str, float] = {}
-    """For the tenants with the most refused requests: requests that limits refuse per second."""
+    """The number of requests per second that limits refuse, for the tenants with the most such
+    requests."""
 
     @property
     def backends(self) -> Iterable[Backend]:
@@ -221,7 +223,7 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
 def _found(
     entry: BackendConfig, seen: Mapping[str, Sequence[EndpointReport]]
 ) -> list[tuple[str, str]]:
-    """Return the id and URL of each backend that an entry of the document stands for."""
+    """Return the id and the URL of each backend of an entry of the configuration document."""
     if not entry.dns:
         return [(entry.id, entry.url)]
     found = [

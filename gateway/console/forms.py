@@ -1,4 +1,4 @@
-"""Converts the fields of the console's forms to values for the ledger, with pure functions."""
+"""Converts the fields of the console's forms to values for the ledger. Does no I/O."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -50,7 +50,7 @@ def budget_of(fields: Fields) -> Budget:
 
 
 def words_of(fields: Fields, name: str) -> tuple[str, ...] | None:
-    """Return the words in a field, or `None` if it has none. Spaces or commas separate words."""
+    """Return the words in a field, or `None` if there are none. Spaces or commas separate words."""
     words = one(fields, name).replace(",", " ").split()
     return tuple(words) or None
 

@@ -30,7 +30,8 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    # Not `no-referrer`: browsers would then send forms with the origin `null`.
+    # The policy is not `no-referrer`, because browsers would then send forms with the origin
+    # `null`.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -71,7 +72,7 @@ class Frame:
         *,
         status: int = 200,
     ) -> Response[str]:
-        """Return a response with the rendered template: a page, or a fragment of a page."""
+        """Return a response with the rendered template, which is a page or a fragment of a page."""
         text = self.text(request, template, context)
         return Response(text, status_code=status, media_type="text/html", headers=_HEADERS)
 

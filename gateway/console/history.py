@@ -1,4 +1,4 @@
-"""Keeps the last half hour's traffic, and notifies open pages of each reading of the metrics."""
+"""Keeps the last half hour's traffic, and tells open pages when metrics were read again."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,8 @@ LENGTH: Final = 1800.0
 """Seconds for which points are kept."""
 _WATCHED_INTERVAL: Final = 1.0
 _INTERVAL: Final = 5.0
-# Rates are over several seconds. Workers write their counters once a second, so rates over one
-# second would jump.
+# Rates are averages over several seconds. Rates over one second would jump, because workers write
+# their counters only once a second.
 _WINDOW: Final = 5.0
 _RESTARTS_SHOWN: Final = 300.0
 _MOST_POINTS: Final = 1800
@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 
 class History:
-    """Reads the metrics every five seconds, or every second while a page is open; keeps points.
+    """Reads the metrics every five seconds, and every second while a page is open. Keeps points.
 
     `clock` returns the Unix time in seconds.
     """
@@ -142,7 +142,7 @@ class History:
                 self._watched.clear()
 
     async def next(self) -> bool:
-        """Wait for the next reading. Return false if no more readings will come."""
+        """Wait for the next reading. Return `False` if no more readings will come."""
         if not self._is_closed:
             await self._changed.wait()
         return not self._is_closed
@@ -150,7 +150,7 @@ class History:
     async def _wait(self, stopped: asyncio.Task[bool]) -> None:
         """Wait until the next reading is due.
 
-        If a page is opened, the next reading is due sooner.
+        If a page is opened during the wait, the next reading is due sooner.
         """
         await asyncio.wait({stopped}, timeout=_WATCHED_INTERVAL)
         if not self._viewers:

@@ -26,7 +26,7 @@ _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that does not work as it should at present."""
+    """A present fault, such as failing requests or an unreachable dependency."""
 
     text: str
     is_bad: bool
@@ -45,7 +45,7 @@ async def find_incidents(
     ledger: Ledger,
     cache_redis: PipelinedClient,
 ) -> list[Incident]:
-    """Return all incidents, the worst first. `fleet` is `None` if the reports cannot be read."""
+    """Return all incidents, the worst first. `fleet` is `None` if there are no reports."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
         *(backend_incidents(fleet, traffic) if fleet is not None else ()),
@@ -139,7 +139,7 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
 
 
 def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
-    """Return an incident if no worker reports to the state Redis.
+    """Return an incident if no worker reports to the state Redis, otherwise `None`.
 
     The metrics, which are readable without Redis, show whether workers still serve requests.
     """
@@ -197,7 +197,7 @@ def _failures(traffic: Traffic, model: ModelTraffic, *, has_codes: bool) -> Inci
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
-    """Return an incident that shows which limits refuse requests, and whose requests."""
+    """Return an incident that shows which limits refuse requests, and of which tenants."""
     decisions = traffic.rates.of("sluicegate_limit_decisions_total")
     policies = Counter(
         {each["policy"]: value for each, value in decisions if each["decision"] == "refused"}
@@ -294,7 +294,7 @@ _RULES = (
 
 
 GAUGES: Final = tuple(rule.metric for rule in _RULES)
-"""The gauges that may mean an incident."""
+"""The gauges whose values can mean an incident."""
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:
@@ -313,7 +313,7 @@ def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:
 
 
 def _most_frequent(counted: Iterable[tuple[str, float]]) -> list[str]:
-    """Return the names with a count above 0, the most frequent first."""
+    """Return the names whose count is above 0, in descending order of their counts."""
     found: defaultdict[str, float] = defaultdict(float)
     for name, value in counted:
         if name and value:

@@ -1,4 +1,4 @@
-"""Logs operators in and out with their keys, and stores the chosen theme."""
+"""Logs operators in with their keys, logs operators out, and stores the chosen theme."""
 
 import re
 import secrets

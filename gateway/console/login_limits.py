@@ -14,7 +14,7 @@ _MOST_ADDRESSES = 4096
 
 
 class _Bucket(msgspec.Struct):
-    """A token bucket: how many wrong keys an IP address may still send at the time `at`."""
+    """A token bucket: how many wrong keys an IP address could send at the time `at`."""
 
     tokens: float
     at: float
@@ -23,8 +23,8 @@ class _Bucket(msgspec.Struct):
 class LoginLimiter:
     """Keeps a token bucket for each IP address that sent a wrong key.
 
-    If there are too many addresses, it drops the address that has sent no wrong key for the longest
-    time.
+    If there are too many addresses, the limiter forgets the address whose last wrong key is the
+    oldest.
     """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
@@ -39,7 +39,7 @@ class LoginLimiter:
             raise RateLimited("Too many wrong keys. Try again in a moment.", retry_after=wait)
 
     def fail(self, address: str) -> None:
-        """Count a wrong key."""
+        """Count a wrong key from the IP address."""
         bucket = self._refilled(address)
         bucket.tokens -= 1
         self._buckets[address] = bucket

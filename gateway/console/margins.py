@@ -1,4 +1,4 @@
-"""Reads the cost of backends from the published documents and the workers' reports."""
+"""Reads the cost of backends from published configuration documents and workers' reports."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from gateway.runtime.control import Control, Published
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of backends in each hour or day of a chart."""
+    """The cost of all backends in each hour or day of a chart."""
 
     costs: list[int] | None = None
-    """Costs in 10^-9 of a currency unit; `None` if no pool has a cost or prices have several
+    """Costs in 10^-9 of a currency unit. `None` if no pool has a cost, or if prices have several
     currencies."""
     unpriced: list[str] = []
     """The pools without a cost, as `region/pool`."""
@@ -33,7 +33,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarginReader:
-    """Computes the cost of backends. It caches parsed documents, because documents never change."""
+    """Computes the cost of backends. Caches parsed documents, because they never change."""
 
     def __init__(self, *, placement: Path | None) -> None:
         self._placement = placement
@@ -62,8 +62,8 @@ class MarginReader:
         kept = {each.generation for each in published}
         self._documents = {key: self._documents[key] for key in self._documents if key in kept}
         dated = [DatedDocument(since=each.time, document=one) for each, one in found if one]
-        # The first document in the history stands for older documents that the history no longer
-        # has.
+        # The first document in the history is also used for the time before it, because the history
+        # no longer has older documents.
         if dated and published[0].generation > 1:
             dated[0] = msgspec.structs.replace(dated[0], since=0.0)
         return dated

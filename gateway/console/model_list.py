@@ -21,7 +21,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     revisions: dict[str, int]
     """How many usable backends serve each revision. The most common revision comes first."""
     unserved: str = ""
-    """Why no usable backend serves the model; empty if a usable backend serves it."""
+    """Why no usable backend serves the model. Empty if a usable backend serves the model."""
     numbers: list[str]
     """The numbers of the revisions that backends serve."""
     problems: dict[str, int]

@@ -36,7 +36,7 @@ _MOST_DIGITS: Final = 9
 
 
 class ModelRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All models, sorted by name. If no worker reports, `absent` is set."""
+    """All models, sorted by name. `absent` is set if no worker has sent a report."""
 
     rows: list[ModelRow]
     absent: Incident | None
@@ -230,7 +230,7 @@ class _Change:
         self._actor = actor
 
     async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
-        """Make the change. With `dry_run`, only let every backend check the new plan."""
+        """Make the change. If `dry_run` is true, only let every backend check the new plan."""
         done = await self._changes.change(
             self._model, derive, action=action, actor=self._actor, dry_run=dry_run
         )

@@ -36,7 +36,7 @@ _EXAMPLES = {body.task: body.example for body in BODIES}
 
 
 class PlaygroundController(Controller):
-    """Serves the playground. It stores nothing. The browser alone keeps key, body and response."""
+    """Serves the playground. Only the browser stores the key, the body and the response."""
 
     path = "/playground"
     opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it

@@ -60,7 +60,7 @@ class PlaygroundClient:
     async def send(
         self, *, task: Task, model: str, body: bytes, key: str, fresh: bool
     ) -> PlaygroundAnswer:
-        """Send a request and return the response. With `fresh`, bypass the result cache.
+        """Send a request and return the response. If `fresh` is true, bypass the result cache.
 
         Raises:
             UpstreamUnavailable: the listener cannot be reached, or does not respond in time.
@@ -92,7 +92,7 @@ class PlaygroundClient:
     async def _post(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Return the status, the body up to a little more than its bound, and the headers."""
+        """Return the status, the body and the headers. A body that is too long is cut off."""
         import httpx  # noqa: PLC0415 - most operators send no request
 
         found = bytearray()
@@ -115,7 +115,7 @@ class PlaygroundClient:
         return answer.status_code, bytes(found), answer.headers
 
     def _tls(self) -> ssl.SSLContext | bool:
-        """Return how to verify the listener.
+        """Return the TLS settings with which the listener's certificate is verified.
 
         This machine's certificate is trusted for every host name.
         """

@@ -13,7 +13,7 @@ _STOPS: Final = (".", "!", "?", ":")
 
 
 def prose(text: str) -> Markup:
-    """Format a message as HTML: a capital letter, a full stop, and text in backticks as code."""
+    """Format a message as an HTML sentence. Text in backticks becomes code."""
     if _FIRST_WORD.match(text):  # in `name: problem`, the name does not get a capital letter
         text = text[0].upper() + text[1:]
     if text and not text.endswith(_STOPS):

@@ -1,7 +1,7 @@
 """Keeps operators' sessions in the memory of the process.
 
-A session holds the operator's key. Every request checks the key again, so a session ends when the
-key is revoked. A restart of the process ends all sessions.
+A session holds the operator's key. The key is checked again at every request, so a session ends
+when the key is revoked. A restart of the process ends all sessions.
 """
 
 import secrets
@@ -19,12 +19,12 @@ LIFETIME = 12 * 3600
 """Seconds after which an operator must log in again."""
 _MOST_SESSIONS = 1000
 _MOST_OF_ONE = 20
-"""The most sessions of one operator. Without this limit, one operator's new sessions could end the
-sessions of others."""
+"""The most sessions of one operator. Without this limit, the new sessions of one operator could end
+the sessions of other operators."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of one browser. Each form on its pages contains `csrf_token`."""
+    """The session of one browser. Each form on the session's pages contains `csrf_token`."""
 
     operator: str
     credential: str
@@ -33,7 +33,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Opens, finds and closes sessions. If an operator has too many, the oldest is closed.
+    """Opens, finds and closes sessions. If an operator has too many sessions, closes the oldest.
 
     `clock` returns monotonic seconds.
     """
@@ -50,12 +50,12 @@ class Sessions:
         self._clock = clock
         self._most = most
         self._most_of_one = most_of_one
-        # The keys are digests of cookies, so that a copy of the memory does not let anybody use a
-        # session.
+        # The dictionary's keys are digests of cookies, so that nobody who has a copy of the memory
+        # can use a session.
         self._open: OrderedDict[bytes, Session] = OrderedDict()
 
     async def open(self, credential: str) -> str | None:
-        """Open a session, and return its cookie, or `None` if no operator has the key `credential`.
+        """Open a session and return its cookie, or `None` if no operator has this key.
 
         Raises:
             DependencyUnavailable: the key cannot be checked now.

@@ -1,4 +1,4 @@
-"""Shows and changes tenants, their limits, budgets and keys. Shows their usage."""
+"""Shows and changes tenants with their limits, budgets and keys. Shows tenants' usage."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _EMPTY_ROWS = 2
 
 
 class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A key and its state, in the form in which the page of a tenant shows them."""
+    """An API key and its state, in the form that the page of a tenant shows."""
 
     key: Key
     state: str
@@ -176,7 +176,8 @@ def tenant_context(tenant: Tenant) -> dict[str, Any]:
 def key_context(keys: list[Key]) -> dict[str, Any]:
     """Return the template variables that describe keys.
 
-    Valid keys come first. Otherwise, newer keys come before older ones.
+    Valid keys come before all other keys. Among valid keys and among other keys, newer keys come
+    first.
     """
     now = datetime.now(UTC)
     lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]

@@ -1,4 +1,4 @@
-"""Computes the traffic between two readings of the metrics, with pure functions."""
+"""Computes the traffic between two readings of the metrics. Does no I/O."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ METRICS = (
     *("sluicegate_limit_decisions", "sluicegate_config_reloads", "sluicegate_process_restarts"),
     *("sluicegate_region_limit_lease_seconds", "sluicegate_failed_items"),
 )
-"""The metrics that are read. A counter's name here does not end in `_total`."""
+"""The metrics that are read. The names of counters are without their ending `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
 _TOO_MANY, _SERVER_ERROR = 429, 500
 
@@ -75,7 +75,7 @@ class Samples:
 
 
 class RestartCause(msgspec.Struct, frozen=True, kw_only=True):
-    """The role of a restarted process, and why the supervisor restarted it."""
+    """The role of a restarted process, and the reason for the restart."""
 
     role: str
     reason: str
@@ -111,7 +111,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traffic_between(before: Reading, after: Reading) -> Traffic:
-    """Return the traffic between two readings. There are no rates if their times are equal."""
+    """Return the traffic between two readings. There are no rates if both have the same time."""
     seconds = after.at - before.at
     values = Samples(after.values)
     rates = Samples(
@@ -184,7 +184,7 @@ def _durations(by_model: dict[str, ModelTraffic], rates: Samples) -> dict[str, d
 
 
 def _both(by_model: dict[str, ModelTraffic], labels: Mapping[str, str]) -> Sequence[ModelTraffic]:
-    """Return the two objects that a series counts for: all models' traffic, and its model's."""
+    """Return the two objects to which a series belongs: for all models, and for its own model."""
     model = labels.get("model", "")
     if not model:
         return (by_model[""],)

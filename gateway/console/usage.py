@@ -99,8 +99,8 @@ class UsageController(Controller):
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
-        # One query runs after the other: with two threads, the interpreter lock would serialize
-        # them anyway.
+        # The queries are executed one after the other, because the interpreter lock would serialize
+        # two threads anyway.
         total = await asyncio.to_thread(reader.over_time, wanted, buckets)
         rows, names, largest = await asyncio.to_thread(_by_group, reader, wanted, buckets)
         currency = _currency(rows, document.prices)
@@ -147,7 +147,7 @@ def wanted_of(request: AnyRequest) -> UsageQuery:
 
 
 def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
-    """Return the member of the enumeration `kind` that `text` names, or else the default."""
+    """Return the member of `kind` that `text` names. If there is none, return the default."""
     found = next((one for one in among or kind if one.value == text), None)
     return default if found is None else found
 
@@ -159,7 +159,7 @@ def _choices(wanted: UsageQuery) -> dict[str, object]:
 def _by_group(
     reader: UsageReader, wanted: UsageQuery, buckets: Buckets
 ) -> tuple[list[GroupUsage], list[str], list[GroupUsage]]:
-    """Return the usage of each tenant or model, and the usage over time of the largest ones.
+    """Return the usage of each tenant or model, and the largest ones' usage over time.
 
     Returns:
         Three values: a row for each tenant or model; the names of the tenants or models with the
@@ -171,7 +171,7 @@ def _by_group(
 
 
 def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
-    """Return the most frequent currency of the rows, or of the prices if there are no rows."""
+    """Return the rows' most frequent currency. If there are no rows, return that of the prices."""
     names = [row.currency for row in rows] or [price.currency for price in prices] or [""]
     return max(set(names), key=names.count)
 

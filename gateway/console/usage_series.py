@@ -29,7 +29,7 @@ class ChartSpan(StrEnum):
 
 
 class Measure(StrEnum):
-    """Names the quantities that the charts of single tenants or models can show."""
+    """Names the quantities that charts of one tenant or of one model can show."""
 
     REQUESTS = "requests"
     ITEMS = "items"
@@ -37,7 +37,7 @@ class Measure(StrEnum):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """The hours or days of a chart. The last hour or day ends early, at `until`."""
+    """The hours or days of a chart. The last hour or day is cut off at `until`."""
 
     since: datetime
     until: datetime
@@ -56,7 +56,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
         return [*(start.timestamp() for start in self.starts), self.until.timestamp()]
 
     def label(self, start: datetime) -> str:
-        """Return the name that an hour or day has in rows of usage."""
+        """Return the name of an hour or day as rows of usage have it."""
         return (
             start.date().isoformat()
             if self.unit is GroupBy.DAY
@@ -90,7 +90,7 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> list[str] | None:
-        """The models to show; `None` means all."""
+        """The models to show. `None` means all models."""
         return [self.model] if self.model else None
 
 
@@ -162,7 +162,7 @@ def measured(row: GroupUsage, measure: Measure) -> float:
 
 
 def source_chart(rows: Sequence[GroupUsage], buckets: Buckets) -> Chart:
-    """Return items over time by outcome: hit, collapsed, computed or failed."""
+    """Return the number of items over time for each outcome: hit, collapsed, computed or failed."""
     series = [
         Series(label=name, values=_values(rows, buckets, attrgetter(name))) for name in SOURCES
     ]
@@ -176,7 +176,7 @@ def breakdown_chart(
     wanted: UsageQuery,
     buckets: Buckets,
 ) -> Chart:
-    """Return a series for each tenant or model in `names`, and one for all others together."""
+    """Return a series for each tenant or model in `names`, and one series for all others."""
 
     def value(row: GroupUsage) -> float:
         return measured(row, wanted.measure)
@@ -212,7 +212,7 @@ def group_of(row: GroupUsage, by: GroupBy) -> str:
 def margin_chart(
     charged: Sequence[float], costs: Sequence[int] | None, buckets: Buckets, currency: str
 ) -> Chart:
-    """Return the charges. If the `costs` of backends are known, add the costs and the margin."""
+    """Return a chart of charges, and of costs and margin if the `costs` of backends are known."""
     series = [Series(label="charged", values=list(charged))]
     if costs is not None:
         spent = [cost / 1e9 for cost in costs]

@@ -1,4 +1,4 @@
-"""Holds what all dialects share: counting tokens, checking texts, describing operations."""
+"""Holds functions that all dialects use to count tokens, check texts and describe operations."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -32,7 +32,7 @@ def texts_only(values: Iterable[object], field: str) -> list[str]:
 
 
 def takes_tokens(source: BodySource, model: str) -> bool:
-    """Return whether `model` is configured to accept token ids instead of texts."""
+    """Return whether the configuration lets `model` accept token ids instead of texts."""
     return source.document.models.get(model, _DEFAULT_ENTRY).token_ids
 
 

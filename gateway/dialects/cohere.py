@@ -24,7 +24,7 @@ from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-# The default of Cohere's clients for `max_tokens_per_doc`. They always send it.
+# The default value of `max_tokens_per_doc` in Cohere's clients, which always send this field.
 _WHOLE_DOCUMENT = 4096
 _encode = msgspec.json.encode
 

@@ -13,7 +13,7 @@ from gateway.types import Answer, RequestId, Usage
 
 
 class SharedRoute(NativeRoute):
-    """Serves a native route for the native body and for Cohere's body.
+    """Serves a native route, which accepts the native body and Cohere's body.
 
     The attribute `mark` names a field that only Cohere's body has.
     """

@@ -1,7 +1,7 @@
 """Serves Cohere's bodies on the native routes `POST /v1/tokenize` and `POST /v1/detokenize`.
 
-Cohere's bodies hold a single text, in the field `text` or `tokens`. Native bodies do not have these
-fields.
+Cohere's bodies hold a single text in the field `text`, or its tokens in the field `tokens`. Native
+bodies have neither field.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     tokens: list[int]
 
     def items(self) -> list[Any]:
-        """Return the tokens as one item. As on the native route, an empty list is no item."""
+        """Return the tokens as one item. An empty list is no item, as on the native route."""
         return [self.tokens] if self.tokens else []
 
     def request(self, model: str = "") -> InferenceRequest:
@@ -59,7 +59,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class CohereTokensRoute(SharedRoute):
-    """Serves a native route for tokens, for the native body and for Cohere's body."""
+    """Serves a native token route, which accepts the native body and Cohere's body."""
 
     @override
     def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:

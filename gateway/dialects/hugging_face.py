@@ -24,7 +24,7 @@ from gateway.http.body_decoding import BodyDecoder, convert_body
 from gateway.types import Answer, RequestId, Usage
 
 _decode = BodyDecoder(dict[str, Any])
-# Fields that identify the task. If a model has several tasks, these say which task a text is for.
+# If a model has several tasks, these fields of the body identify the task of the request.
 _PIPELINE_BY_FIELD = {
     "source_sentence": "sentence-similarity",
     "query": "text-ranking",
@@ -68,10 +68,10 @@ class HuggingFaceRoute(InferenceRoute):
     def _model_name(self, source: BodySource) -> str:
         """Return the gateway's name of the model in the path.
 
-        A name on Hugging Face's hub is `owner/model`. The owner is dropped, with two exceptions: a
-        model is served under the full name, or the API key may not use the model's own route.
-        Otherwise, a key that may use only the route `/models/a` could reach model `b` with the path
-        `/models/a/b`.
+        A name on Hugging Face's hub is `owner/model`. The owner is dropped. Exceptions: a model is
+        served under the full name, or the API key does not permit the route of the name without its
+        owner. Without the second exception, a key that permits only the route `/models/a` could
+        reach the model `b` with the path `/models/a/b`.
         """
         given = source.parameters["model"]
         name = given.rpartition("/")[2]
@@ -117,7 +117,7 @@ class HuggingFacePipelineRoute(HuggingFaceRoute):
 
 
 def given_fields(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a body, including those of `parameters`, that have a value.
+    """Return the fields of a body and of its `parameters`, without fields that have no value.
 
     Fields with the value `null` are left out, because clients send `null` for omitted fields.
 
@@ -141,7 +141,7 @@ def given_fields(raw: bytes) -> dict[str, Any]:
 
 
 def unserved_call(model: str) -> ModelCall:
-    """Return a call to a model that is not served. The request path refuses the call later."""
+    """Return a placeholder for a call to an unserved model. The request path refuses the call."""
     return ModelCall(model, FeatureExtractionInputs(inputs="-"))
 
 
@@ -192,8 +192,8 @@ def _operation(
 HUGGING_FACE = Dialect(
     name="hugging-face",
     description="The routes of Hugging Face's `InferenceClient`: use a model's URL here.",
-    # The pattern for a model's path also matches a path with a task. So the route with a task comes
-    # first.
+    # The route whose path ends in a task comes first, because the pattern of the other route
+    # matches such paths, too.
     routes={
         _PIPELINE: _operation(
             _PIPELINE,

@@ -1,4 +1,4 @@
-"""Converts the bodies of Hugging Face's tasks to native requests, and native results back.
+"""Converts bodies of Hugging Face's tasks to native requests, and native results to responses.
 
 A body has `inputs`. A task's parameters are fields beside `inputs`, or under `parameters`.
 """
@@ -38,7 +38,7 @@ class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Holds the inputs and parameters of one task."""
 
     def items(self) -> list[Any]:
-        """Return the items. Their number is checked before the request is made."""
+        """Return the items. Their number is checked before the native request is made."""
         raise NotImplementedError
 
     def native(self, model: str) -> Body:
@@ -63,8 +63,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the request for the model that the gateway serves.
 
-        The method ignores `model`, which comes from the path, because it may contain the model's
-        owner.
+        The method ignores `model`, which comes from the path, because the path may contain the
+        model's owner.
         """
         return self.inputs.native(self.model).request(self.model)
 
@@ -142,7 +142,8 @@ class ZeroShotInputs(_Texts, frozen=True, kw_only=True):
 
     candidate_labels: list[str]
     multi_label: bool = False
-    # The default of the library `transformers`. The native route has another default.
+    # This is the default of the library `transformers`, and differs from the native route's
+    # default.
     hypothesis_template: str = "This example is {}."
 
     @override

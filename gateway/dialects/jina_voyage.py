@@ -1,9 +1,9 @@
-"""Implements Jina's and Voyage's embeddings and reranking. Only names of fields differ.
+"""Implements Jina's and Voyage's embeddings and reranking, which differ only in field names.
 
 Both products use the same paths as native routes, and a body does not show to which product it
 belongs. The gateway therefore serves the two APIs under the prefixes `/jina` and `/voyage`. Errors
-are native errors (problem documents), because the products' clients read the field `detail`, which
-native errors have.
+are native errors (problem documents), because these have the field `detail`, which the products'
+clients read.
 """
 
 from typing import Any, Literal

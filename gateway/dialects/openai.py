@@ -59,7 +59,7 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Accepts only texts. Most requests have only texts, and this type is faster to decode."""
+    """Accepts only texts. This type is decoded first, because it is fast and fits most requests."""
 
     input: str | list[str]  # type: ignore[assignment]  # a part of it
 

@@ -328,7 +328,7 @@ class BatchesController(Controller):
 
 
 def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
-    """Return the seconds for which a form asks to keep its file, or `None` if it does not say.
+    """Return the seconds for which a form asks to keep its file, or `None` if it names no time.
 
     Raises:
         InvalidRequest: the fields are malformed, or the time is too short or too long.

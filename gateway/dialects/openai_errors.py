@@ -19,7 +19,7 @@ from gateway.errors import (
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
-# Finds, in an error message, the name of the field that is invalid.
+# Finds the name of the invalid field in an error message.
 _FIELD = re.compile(
     r"at `\$\.([^`]+)`|field `([^`]+)`|the route: `([^`]+)`:|^`([a-z_]+)` (?:must|has|may)"
 )
@@ -64,7 +64,7 @@ class ProblemAndError(Problem, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OpenAIErrorFormat(ErrorFormat):
-    """Writes errors of OpenAI's routes. On these, the status for an invalid item is 400."""
+    """Writes errors of OpenAI's routes. The status for an invalid item is 400 on these routes."""
 
     media = "application/json"
     type = OpenAIError

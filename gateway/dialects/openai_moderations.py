@@ -94,8 +94,9 @@ class ModerationsRoute(InferenceRoute):
         texts = [part if isinstance(part, str) else part.text for part in parts]
         name = body.model or _only_model(source.document)
         entry = source.document.models.get(name, ModelConfig())
-        # The model may be served only after its configuration was published. Without this check, it
-        # could then return results without categories.
+        # A model can begin to be served after the document with its configuration was published.
+        # Without this check, a model without configured categories would then return results
+        # without categories.
         if not entry.moderation:
             raise _refusal(source, name)
         _check_labels(source.served(name), entry)
@@ -130,8 +131,8 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
 def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
     """Refuse a configuration with labels that the model does not have.
 
-    Such labels could never be flagged. Publishing a document checks its labels, too, but
-    only if the model is already served then.
+    Such labels could never be flagged. The publication of a document checks the labels, too, but
+    only if the model is already served at that time.
 
     Raises:
         InvalidRequest: the model does not have a label. The message names the first such label.
@@ -157,7 +158,7 @@ def _only_model(document: Document) -> str:
 
 
 def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
-    """Return the categories of a text. A category has the highest score of its labels."""
+    """Return the categories of a text. A category's score is the highest score of its labels."""
     scores = dict.fromkeys(entry.moderation.values(), 0.0)
     for found in labels_in(result):
         category = entry.moderation.get(found.label)

@@ -93,8 +93,8 @@ def entities_in(result: bytes) -> list[StoredEntity]:
 def tokens_in(result: bytes) -> StoredTokens:
     """Return the tokens of a `tokenize` result.
 
-    Each column is decoded separately, because decoding many tokens in one call would hold the GIL
-    for long.
+    Each column is decoded in its own call, because decoding many tokens in one call would hold the
+    GIL for long.
     """
     columns = _columns(result)
     return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
@@ -123,13 +123,14 @@ def score_in(result: bytes) -> float:
 def encoded_list(values: Iterable[Any]) -> bytes:
     """Return `values` as a JSON list. Each value is encoded separately.
 
-    Encoding a large response in one call would hold the GIL for long, and so block the event loop.
+    Encoding a large response in one call would hold the GIL for long, and would thereby block the
+    event loop.
     """
     return b"[%b]" % b",".join(map(_encode, values))
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return index and score of the `most` best documents in a `rerank` response, best first."""
+    """Return the index and the score of the `most` best documents in a `rerank` response."""
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

@@ -35,8 +35,8 @@ from gateway.types import Answer, RequestId, Usage
 
 _encode = msgspec.json.encode
 _PAIR = 2
-# TEI's responses are larger: each token is an object with five fields. The native route writes
-# three lists.
+# TEI's responses are larger than native responses, because each token is an object with five
+# fields. The native route writes three lists for all tokens.
 _TOKEN_GROWTH = 2.5
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
@@ -185,9 +185,10 @@ class TeiRoute(InferenceRoute):
 class TeiHostRoute(TeiRoute):
     """Serves one of TEI's paths without a model in the path.
 
-    Some clients drop the path of their base URL, and with it the model.
+    The route exists because some clients drop the path of their base URL, which names the model.
 
-    The API key determines the model: exactly one of the key's models must have the task.
+    The API key determines the model. Exactly one of the models that the key permits must have the
+    task.
     """
 
     below = ""

@@ -1,4 +1,4 @@
-"""Serves the routes that describe a model and its health, as a TEI server does for its model."""
+"""Serves the routes with which TEI's clients ask for a model's description and health."""
 
 from typing import Any
 

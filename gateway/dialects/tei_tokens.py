@@ -13,7 +13,8 @@ from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
 from gateway.types import Answer
 
 _AT_ONCE: Final = 4096
-"""The most tokens that are encoded in one call, because encoding holds the GIL."""
+"""The most tokens that are encoded in one call. The number is limited because encoding holds the
+GIL."""
 _encode = msgspec.json.encode
 
 

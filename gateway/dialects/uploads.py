@@ -39,7 +39,7 @@ class MultipartReader:
         self._value = b""
 
     async def receive(self, content_type: str, chunks: AsyncIterator[bytes]) -> Upload:
-        """Store the file's content; return the upload.
+        """Store the file's content, and return the upload.
 
         Raises:
             InvalidRequest: the body is not a form with a file.

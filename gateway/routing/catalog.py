@@ -18,8 +18,8 @@ from gateway.types import RegionName, ServedModel
 class Variant(NamedTuple):
     """Holds what determines a backend's results for a model.
 
-    Two variants may be of the same revision: during an upgrade of the backends, some of them may
-    still run an older version of a model's algorithm.
+    Two variants can have the same revision, because during an upgrade of the backends, some
+    backends still execute an older version of a model's algorithm.
     """
 
     revision: str
@@ -30,7 +30,7 @@ class Variant(NamedTuple):
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the endpoints that serve it.
 
-    The endpoints are grouped in tiers; the first tier is preferred.
+    The endpoints are grouped in tiers. The first tier is preferred to the others.
     """
 
     model: ServedModel
@@ -42,8 +42,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def is_of(self, model: ServedModel) -> bool:
         """Return whether this placement still applies to a request that began with `model`.
 
-        If there are several variants, equal models are not enough: endpoints with a newer revision
-        may still serve the older revision, and the placement lacks these endpoints.
+        If the model has several variants, the placement does not apply even if both models are
+        equal. The reason is that endpoints with a newer revision may still serve the older
+        revision, and the placement lacks these endpoints.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 
@@ -70,9 +71,9 @@ def chosen_variant(
 ) -> Variant:
     """Return the variant that the largest number of ready backends in the first region serves.
 
-    If two variants have equally many backends there, the next region decides. Drained endpoints
-    count only if no other endpoint is ready. If no endpoint is ready, all endpoints count, so that
-    a model stays known while its backends are away.
+    If two variants have equally many ready backends in the first region, the next region decides.
+    Drained endpoints are considered only if no other endpoint is ready. If no endpoint is ready,
+    all endpoints are considered, so that a model stays known while its backends are down.
     """
     ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
     undrained = [endpoint for endpoint in ready if not endpoint.drained]
@@ -90,7 +91,7 @@ def chosen_variant(
 def place(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Placement:
-    """Return the placement of the model `name`, which all `endpoints` serve in some variant."""
+    """Return the placement of the model `name`. Each endpoint serves a variant of this model."""
     wanted = chosen_variant(name, endpoints, regions)
     serving = [endpoint for endpoint in endpoints if variant(endpoint.models[name]) == wanted]
     having = {endpoint.config.region for endpoint in serving}

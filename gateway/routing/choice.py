@@ -1,14 +1,16 @@
-"""Chooses the backend that gets an item, from the item's affinity and predicted finish times.
+"""Chooses a backend for an item, from the item's affinity and the backends' finish times.
 
 Rendezvous hashing sends equal items to the same backend, where they share cached rows and
-computations in flight. A faster backend gets more items. Load overrides affinity: two other
-backends are chosen at random. If the preferred backend would finish the item clearly later than the
-faster of the two, the item goes to the faster of the two.
+computations in flight. A faster backend gets more items. Load overrides affinity as follows.
+Besides the preferred backend, two backends are chosen at random. If the preferred backend would
+finish the item clearly later than the faster of these two, the item goes to the faster of these
+two.
 
-A choice takes the same time in a fleet of any size. In a large fleet, endpoints are sorted by their
-seeds, and only the few endpoints whose seeds follow the affinity's hash are scored. To estimate
-load, a few neighbouring endpoints represent the whole fleet. As the fleet grows, the number of
-scored endpoints falls gradually, so that few items change their endpoint.
+The time for a choice does not depend on the size of the fleet. In a large fleet, endpoints are
+sorted by their seeds. Only the few endpoints whose seeds come next after the affinity's hash get a
+score. To estimate load, a few neighbouring endpoints represent the whole fleet. As the fleet grows,
+the number of scored endpoints falls gradually. A sudden fall would send many items to a different
+endpoint.
 """
 
 import math
@@ -23,9 +25,9 @@ import xxhash
 from gateway.config.document import RoutingConfig
 from gateway.routing.endpoint_state import EndpointState
 
-# An item goes to its preferred endpoint, unless this endpoint would finish later than `SLACK` times
-# the other endpoint's finish time plus the time of `FREE_ITEMS` items. The `FREE_ITEMS` keep
-# affinity while load is low.
+# An item goes to its preferred endpoint, unless this endpoint would finish later than a limit. The
+# limit is `SLACK` times the alternative endpoint's finish time, plus the time of `FREE_ITEMS`
+# items. `FREE_ITEMS` keeps items at their preferred endpoint while load is low.
 SLACK = 1.25
 FREE_ITEMS = 2
 # In a fleet with more endpoints than this, a choice considers only some of them.
@@ -43,7 +45,7 @@ class ChoiceContext(msgspec.Struct, frozen=True):
     routing: RoutingConfig
 
     def finish(self, endpoint: EndpointState) -> float:
-        """Predict the seconds until `endpoint` finishes an item that is sent now."""
+        """Return the predicted seconds until `endpoint` finishes an item that is sent now."""
         return endpoint.finish_time(self.now, self.routing.slow_start)
 
     def cost(self, endpoint: EndpointState) -> float:
@@ -52,9 +54,9 @@ class ChoiceContext(msgspec.Struct, frozen=True):
 
 
 def score(endpoint: EndpointState, affinity: bytes, context: ChoiceContext) -> float:
-    """Return the score of `endpoint` for items with this affinity, by weighted rendezvous hashing.
+    """Return the weighted rendezvous hashing score of `endpoint` for items with this affinity.
 
-    The highest score is preferred.
+    Items prefer the endpoint with the highest score.
     """
     digest = xxhash.xxh3_64_intdigest(affinity, endpoint.seed)
     weight = (
@@ -71,7 +73,7 @@ def in_order(endpoints: list[EndpointState]) -> list[EndpointState]:
 
 
 def sample(endpoints: Sequence[EndpointState], random: Random) -> Sequence[EndpointState]:
-    """Return `endpoints`, or some neighbouring endpoints of a large fleet, chosen at random."""
+    """Return `endpoints`. In a large fleet, return a random group of neighbouring endpoints."""
     if len(endpoints) <= WIDE:
         return endpoints
     return _neighbours(endpoints, random.randrange(len(endpoints)), WIDE)
@@ -103,8 +105,8 @@ def choose(
 ) -> EndpointState:
     """Return the endpoint that gets an item with this affinity.
 
-    This is the favourite, unless the faster of two other endpoints, chosen at random, is clearly
-    faster than the favourite. `endpoints` must not be empty.
+    The result is the favourite. Exception: two endpoints are chosen at random, and the faster of
+    these two is returned if it is clearly faster than the favourite. `endpoints` must not be empty.
     """
     if len(endpoints) == 1:
         return endpoints[0]

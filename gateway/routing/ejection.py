@@ -11,10 +11,10 @@ import msgspec
 
 from gateway.config.document import RoutingConfig
 
-# An ejection lasts longer with each consecutive ejection, up to this multiple of `eject_for`.
+# Each consecutive ejection lasts longer than the last one, up to this multiple of `eject_for`.
 MAX_TIMES = 6
-# The fraction of failed calls covers about `_MEMORY` seconds. It counts only after `_MIN_CALLS`
-# calls.
+# The fraction of failed calls covers about `_MEMORY` seconds. It is ignored until there were
+# `_MIN_CALLS` calls.
 _MEMORY = 5.0
 _MIN_CALLS = 10.0
 # An old failure is ignored when its weight has decayed below this value.
@@ -22,12 +22,12 @@ _FORGOTTEN = 0.05
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's consecutive `failures`, and its ejections: how many, and until when.
+    """Holds a backend's consecutive `failures`, and the number and the end of its ejections.
 
-    `times` counts ejections. The present ejection ends at `until`.
+    `times` is the number of ejections. The last ejection ends at `until`.
 
-    `calls` counts calls, and `bad` counts failed calls. Both counts begin with the first failure
-    and decay with time. The stored values apply to the time `at`.
+    `calls` is the number of calls, and `bad` the number of failed calls. Both numbers begin with
+    the first failure and decay with time. `at` is the time of the stored numbers.
     """
 
     failures: int = 0
@@ -49,8 +49,8 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
     """Return `ejection` after one more failure.
 
     Failures during an ejection do not prolong it, because the failed calls were in flight when the
-    ejection began. After an ejection, the first failure ejects the backend again, unless a call has
-    succeeded since.
+    ejection began. After an ejection, the first failure ejects the backend again. Exception: a call
+    has succeeded in the meantime.
     """
     if ejection.holds(now):
         return ejection
@@ -67,7 +67,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
 def after_success(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after a successful call.
 
-    Earlier ejections are forgotten after the backend was healthy for a while.
+    Earlier ejections are forgotten once the backend has been healthy for some time.
     """
     if ejection is CLEAN or ejection.holds(now):
         return ejection

@@ -1,9 +1,9 @@
 """Decides the health of an endpoint from probes and calls, and predicts its finish times.
 
 An endpoint gets no traffic after a failed probe, and while it is ejected because calls failed (see
-`ejection`). Traffic returns when a probe finds the endpoint ready, or when the ejection ends. It
-then rises gradually (slow start). If too few endpoints are available, `regions` also uses ejected
-endpoints.
+`ejection`). Traffic comes back when a probe finds the endpoint ready, or when the ejection ends.
+The traffic then rises gradually (slow start). If too few endpoints are available, `regions` also
+uses ejected endpoints.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,19 @@ from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_succe
 from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
 from gateway.types import Endpoint
 
-# Assumed seconds for an item, until an endpoint has reported its speed.
+# The seconds that an item is assumed to take until an endpoint has reported its speed.
 DEFAULT_ITEM_TIME = 0.005
-# A recovered backend starts slow start with this fraction of its capacity.
+# At the beginning of its slow start, a recovered backend gets this fraction of its capacity.
 INITIAL_SHARE = 0.1
-# The weight of a round trip in the average, if it is longer than the average. The weight is low,
+# The weight in the average of a round trip that is longer than the average. The weight is low,
 # because a longer round trip is mostly due to load on this machine.
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
 # The minimum idle fraction of a device. Even a device that is always busy can take more items,
 # because it can run larger batches.
 _MIN_IDLE = 0.05
-# A new speed replaces the speed for affinity if the two differ by more than this factor.
+# The measured speed replaces the speed for affinity if these speeds differ by more than this
+# factor.
 _AFFINITY_SLACK = 1.25
 _NEVER = float("-inf")
 # After this many consecutive probes without a response, a backend counts as gone.
@@ -48,13 +49,13 @@ class Health(StrEnum):
 
 
 class CallVerdict(StrEnum):
-    """What the outcome of a call says about its backend."""
+    """What the outcome of a call says about the health of the called backend."""
 
     OK = "ok"
     FAILED = "failed"
     UNDECIDED = "undecided"
-    """The backend refused the call, or had too little time for it. This says nothing about its
-    health."""
+    """The backend refused the call, or had too little time for the call. Neither says anything
+    about the backend's health."""
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ class EndpointState:
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.trouble = ""
-        """Why the last probe got no response."""
+        """Why the last probe got no response, or an empty string."""
         self.silent_probes = 0
         """How many consecutive probes had no response, if the backend was ready before them."""
         self.report = Report()
@@ -90,7 +91,8 @@ class EndpointState:
         self.drained = False
         self.in_flight = 0
         self.sent_since = 0
-        """Items sent since the backend's last report, so the report does not include them."""
+        """The number of items that were sent after the backend's last report. The report does not
+        include these items."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
         self.affinity_speed = 1.0 / DEFAULT_ITEM_TIME
@@ -127,7 +129,8 @@ class EndpointState:
         # busy.
         may_be_busy = found.silence and (was_ready or self.silent_probes)
         self.silent_probes = self.silent_probes + 1 if may_be_busy else 0
-        # The backend's models stay in the catalog, so that they are unavailable and not unknown.
+        # The backend's models stay in the catalog, so that callers are told that the models are
+        # unavailable, and not that they are unknown.
         self.health = Health.NOT_READY
 
     def record_success(self, now: float, routing: RoutingConfig) -> None:
@@ -148,10 +151,10 @@ class EndpointState:
             self.returned = self.ejection.until
 
     def may_still_answer(self) -> bool:
-        """Return whether the endpoint may respond to calls although no probe finds it ready.
+        """Return whether the endpoint possibly responds to calls although no probe finds it ready.
 
-        That is the case while the backend is leaving. It is also the case if the last one or two
-        probes had no response, and the probe before them found the backend ready.
+        A backend that is leaving possibly responds. So does a backend without a response to the
+        last one or two probes, if the probe before found the backend ready.
         """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state
@@ -190,7 +193,8 @@ class EndpointState:
     def record_round_trip(self, took: float) -> None:
         """Update the average round trip.
 
-        A shorter value replaces the average at once; a longer one raises it slowly.
+        A shorter round trip replaces the average immediately. A longer round trip raises the
+        average slowly.
         """
         if took < self.round_trip or not self.round_trip:
             self.round_trip = took
@@ -200,7 +204,7 @@ class EndpointState:
     def share(self, now: float, slow_start: float) -> float:
         """Return the fraction of the endpoint's speed that may be used.
 
-        It is below 1 in slow start.
+        The fraction is below 1 during slow start.
         """
         since = max(0.0, now - self.returned)
         if since >= slow_start:
@@ -213,16 +217,16 @@ class EndpointState:
         return self.rows_per_item / speed if speed > 0 else DEFAULT_ITEM_TIME
 
     def finish_time(self, now: float, slow_start: float) -> float:
-        """Predict the seconds until an item that is sent now has a result."""
+        """Return the predicted seconds until an item that is sent now has a result."""
         return self.wait(now, slow_start) + self.item_time() / self.share(now, slow_start)
 
     def wait(self, now: float, slow_start: float) -> float:
-        """Predict the seconds that an item waits before it is computed, if it is sent now.
+        """Return the predicted seconds that an item waits for its computation, if it is sent now.
 
-        The prediction starts with the reported queue, subtracts the time since the report, and adds
-        the items that this process has sent since the report. The result is at least the time that
-        this process's items in flight take, because a backend that hangs no longer reports its
-        queue.
+        The prediction is the time that the reported queue takes, minus the time since the report,
+        plus the time of the items that this process has sent since the report. The result is at
+        least the time that this process's items in flight take, because a backend that hangs no
+        longer reports its queue.
         """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
@@ -230,7 +234,7 @@ class EndpointState:
         return self.round_trip + busy / self.share(now, slow_start)
 
     def queueing(self, now: float, *, own: int) -> float:
-        """Predict the seconds that the backend's items take, except the caller's `own` items."""
+        """Return the predicted seconds that the backend's items take, without `own` items."""
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
         return max(queued, (self.in_flight - own) * item)

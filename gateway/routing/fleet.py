@@ -19,7 +19,8 @@ from gateway.routing.regions import Availability, Tier, availability, choose_tie
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
-# The items of a request go to one more backend for every `ITEMS_PER_BACKEND` items.
+# The number of backends among which a request's items are divided is the number of items divided by
+# `ITEMS_PER_BACKEND`, rounded up.
 ITEMS_PER_BACKEND = 16
 # The shortest `Retry-After` in seconds.
 _SOONEST = 0.5
@@ -33,7 +34,7 @@ class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """Holds the configured endpoints, and what probes and calls found out about them."""
+    """Holds the configured endpoints, and what probes and calls have shown about their health."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         self._clock = clock
@@ -61,7 +62,7 @@ class Fleet:
         return len(self._states)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
-        """Set a callback that gives up the calls to an endpoint when it stops being ready."""
+        """Set a callback that aborts the calls to an endpoint that stops being ready."""
         self._on_lost = callback
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
@@ -83,7 +84,8 @@ class Fleet:
     def drain(self, drained: frozenset[str]) -> None:
         """Drain exactly the backends in `drained`.
 
-        Each is named by its id, or by the id of an entry with a DNS name.
+        A backend's own id names this backend. The id of a DNS entry names all backends of the
+        entry.
         """
         self._drained = drained
         now = self._clock()
@@ -109,7 +111,7 @@ class Fleet:
         if state.health is Health.READY:
             has_recovered = before[0] is Health.NOT_READY and self._has_served
             if has_recovered and self._is_alone(state, now):
-                # Callers that waited for the endpoint's models now all arrive at once.
+                # The endpoint now gets the requests of all callers that waited for its models.
                 self._recovering = now + self.routing.slow_start
             self._has_served = True
         if before != (state.health, state.models):
@@ -142,12 +144,12 @@ class Fleet:
     def candidates(
         self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
     ) -> list[Endpoint]:
-        """Return the endpoints that may serve `model` at its revision, in the order to try them.
+        """Return the endpoints that can serve `model` at its revision, in the order for attempts.
 
         The chosen endpoint comes first. The other available endpoints follow, by region and
-        predicted finish time. Then come ejected endpoints. With `with_silent`, endpoints that are
-        leaving or have just stopped responding to probes come last. Other endpoints that are not
-        ready are left out; a probe notices when they are ready again.
+        predicted finish time. Then come ejected endpoints. If `with_silent` is true, endpoints that
+        are leaving or have just stopped responding to probes come last. All other endpoints that
+        are not ready are left out. A probe notices when they are ready again.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -171,13 +173,14 @@ class Fleet:
     ) -> list[ItemShare]:
         """Return the endpoint that each item is sent to first.
 
-        With `together`, the items of a request go to as few backends as possible, and equal items
-        go to the same backend. Otherwise, each item is routed as if the request had no other item.
+        If `together` is true, the items of a request go to as few backends as possible, and equal
+        items go to the same backend. Otherwise, each item is routed as if the request had no other
+        item.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
         if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
-            # There is only one endpoint.
+            # With one endpoint, nothing has to be chosen.
             return [ItemShare(endpoint=tiers[0][0].config, items=everything)]
         context = ChoiceContext(now, self.routing)
         available = self._availability(model, context)
@@ -210,13 +213,13 @@ class Fleet:
     def _spread_each(
         self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
     ) -> list[ItemShare]:
-        """Return the endpoint of each item. Each item is routed as if the request had no other."""
+        """Return the endpoint of each item. Each item is routed as if it were the only item."""
         items: dict[EndpointState, list[int]] = {}
         try:
             for position, affinity in enumerate(affinities):
                 tier = choose_tier(usable, context, self._random)
                 state = choose(tier, affinity, context, self._random)
-                # The choice for the next item must count this item as sent.
+                # The choice for the next item must include this item in the endpoint's load.
                 state.in_flight += 1
                 state.sent_since += 1
                 items.setdefault(state, []).append(position)
@@ -227,12 +230,12 @@ class Fleet:
         return [ItemShare(endpoint=state.config, items=tuple(own)) for state, own in items.items()]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
-        """Return after how many seconds to retry a refused request, or `None` if it is admitted.
+        """Return `None` to admit a request. To refuse it, return the seconds until a retry.
 
         While every backend is full, sheddable requests are refused. While every backend is full and
-        in slow start, only critical requests are admitted, because all callers that waited during
-        an outage return at the same time. In a large region, a sample of the backends represents
-        all backends.
+        in slow start, only critical requests are admitted, because after an outage all callers that
+        waited send their requests at the same time. In a large region, a sample of the backends
+        represents all backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -252,7 +255,7 @@ class Fleet:
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Add `items` to the items in flight of `endpoint`. Call `ended` when they have ended.
+        """Record that `items` items are sent to `endpoint`. Call `ended` when the items have ended.
 
         `remaining` is the time until the request's deadline. The result is the time that the
         backend has: `remaining` minus the round trip to the backend, but at least half of
@@ -268,25 +271,27 @@ class Fleet:
         return max(remaining - state.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
-        """Predict how long a backend is busy with its items, not counting `own` items."""
+        """Return the predicted seconds that a backend's items take, without `own` items."""
         state = self._state_of(endpoint)
         return 0.0 if state is None else state.queueing(self._clock(), own=own)
 
     def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
-        """Record that `requests` single-item requests succeeded, and that `ended` items ended."""
+        """Record that `requests` one-item requests succeeded, and that `ended` items ended."""
         state = self._state_of(endpoint)
         if state is None:
             return
         if requests:
             state.limit = after_answer(state.limit, took, state.in_flight, requests)
-        # An endpoint that was replaced meanwhile did not count these items when they began.
+        # If the endpoint was replaced since the items began, its new state never included these
+        # items.
         state.in_flight = max(0, state.in_flight - ended)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
         """Remove `items` items of a call from the endpoint's items in flight."""
         state = self._state_of(endpoint)
         if state is not None:
-            # If the endpoint was replaced since, its state did not count these items as started.
+            # If the endpoint was replaced since the call began, its new state never included these
+            # items.
             state.in_flight = max(0, state.in_flight - items)
 
     def record(
@@ -328,7 +333,7 @@ class Fleet:
             self._available.pop(name, None)
 
     def _is_alone(self, state: EndpointState, now: float) -> bool:
-        """Return whether one of the endpoint's models is available on no other endpoint."""
+        """Return whether this endpoint is the only available endpoint of one of its models."""
         return any(
             all(
                 other is state or name not in other.models or not other.is_available(now)
@@ -367,7 +372,7 @@ class Fleet:
     def _availability(self, model: ServedModel, context: ChoiceContext) -> Availability:
         """Return which endpoints of `model` are available.
 
-        The result is cached, as it rarely changes.
+        The result is cached, because it rarely changes.
         """
         name = model.info.name
         placement = self._placements.get(name)
@@ -400,7 +405,7 @@ class Fleet:
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return all ready endpoints, even ejected ones.
 
-        After these come endpoints that may still respond.
+        If `with_silent` is true, endpoints that possibly still respond follow.
         """
         serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
         found = [state for state in serving if state.health is not Health.NOT_READY]

@@ -1,9 +1,10 @@
-"""Computes how many items a backend may have in flight, from the latencies of its results.
+"""Computes a backend's limit on items in flight from the latencies of its results.
 
 `Fleet.shed` refuses requests while all available backends are at this limit. The limit follows the
-ratio of the usual latency to the present one, like Gradient2 in Netflix's concurrency-limits. While
-latencies are about as usual, the limit grows by a fraction of its square root. If latencies are
-more than twice as long as usual, items queue, so the limit shrinks in proportion to the ratio.
+ratio of the usual latency to the present latency, like Gradient2 in Netflix's concurrency-limits.
+While the present latency is about the usual latency, the limit grows by a fraction of its square
+root. If the present latency is more than twice the usual latency, items are assumed to queue, and
+the limit shrinks in proportion to the ratio.
 """
 
 import math
@@ -16,13 +17,13 @@ _MAX_ITEMS = 4096.0
 # Items are assumed to queue if latency is longer than the usual latency times this factor.
 _TOLERANCE = 2.0
 _SMOOTHING = 0.1
-# The usual latency falls fast, but rises slowly, so that the latency while items queue does not
-# become the usual one.
+# The usual latency falls fast, but rises slowly, so that the latency of queued items does not
+# become the usual latency.
 _UP, _DOWN = 0.005, 0.05
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how many items are `allowed` in flight, and the `usual` latency in seconds.
+    """Holds the number of items that are `allowed` in flight, and the `usual` latency in seconds.
 
     The usual latency is 0 while it is unknown.
     """
@@ -48,11 +49,12 @@ def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1)
     base, gradient = limit.allowed, 1.0
     if seconds > _TOLERANCE * usual:
         gradient = max(0.5, _TOLERANCE * usual / seconds)
-        # The limit shrinks from about the items in flight. If it shrank from a limit far above
-        # them, it would take long to have an effect.
+        # The limit first falls to about the number of items in flight, and shrinks from there.
+        # Shrinking from a limit far above this number would take long to have an effect.
         base = min(base, 2.0 * max(in_flight, LEAST))
     elif 2 * in_flight < base:
-        # Far below the limit, latencies say nothing about whether a higher limit would do.
+        # While far fewer items are in flight than the limit allows, latencies do not show whether a
+        # higher limit would overload the backend.
         return Limit(allowed=base, usual=usual)
     target = base * gradient + math.sqrt(base)
     share = _SMOOTHING if answers == 1 else _weight(_SMOOTHING, answers)

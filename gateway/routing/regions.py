@@ -1,9 +1,9 @@
-"""Chooses the region of an item: the preferred region, or another one if that has no capacity.
+"""Chooses the region for an item: the preferred region, or another region if that is busy.
 
 Regions are in order of preference, and overflow pools come after all regions. An item goes to the
-preferred region if it would not wait long there. Other items are divided among the other regions in
-proportion to their headroom (unused capacity), so that no region is overloaded. Items go to an
-overflow pool only if no region would finish them in time.
+preferred region if its wait in that region would be short. All other items are divided among the
+other regions in proportion to the headroom (unused capacity) of each region, so that no region is
+overloaded. Items go to an overflow pool only if no region would finish them in time.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ Tier = Sequence[EndpointState]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model's available endpoints in tiers. It is valid `until` the next ejection ends.
+    """Holds a model's available endpoints in tiers.
 
-    `is_whole` says whether all endpoints of the preferred region are available.
+    `is_whole` says whether all endpoints of the preferred region are available. `until` is the time
+    at which the next ejection ends, and until which the struct is valid.
     """
 
     tiers: Sequence[Tier]
@@ -41,7 +42,7 @@ def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
 
 
 def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
-    """Return whether the preferred region is healthy and takes all items now."""
+    """Return whether the preferred region is healthy and can take all items now."""
     if not found.is_whole or found.tiers[0][0].config.overflow:
         return False
     # With a single tier, items can go nowhere else.
@@ -51,9 +52,9 @@ def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bo
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
     """Return the available endpoints of each tier. Empty tiers are left out.
 
-    If the fraction of available endpoints is below the panic threshold, ejections are ignored,
-    because either this process itself has a problem, or the few remaining endpoints would be
-    overloaded.
+    If the fraction of available endpoints is below the panic threshold, ejections are ignored. So
+    many ejections can mean that this process itself has a problem. If it has none, the few
+    remaining endpoints would be overloaded.
     """
     found = [
         [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers

@@ -1,4 +1,4 @@
-"""Describes endpoints for operators and for the readiness route."""
+"""Describes the state of endpoints, for operators and for the readiness route."""
 
 import msgspec
 

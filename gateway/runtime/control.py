@@ -1,9 +1,9 @@
 """Reads and writes the configuration state in the state Redis.
 
-The published document is stored under the key `sg:{config}:active`. The other keys begin with
-`sg:{config}`, too: `:generation`, `:history`, `:acks:*`, `:workers`, `:reports`, `:epochs`,
-`:drained` and `:lineage`. All keys have the same hash tag, so that a script may use several keys on
-a Redis Cluster.
+The published document is stored under the key `sg:{config}:active`. All other keys have the same
+prefix `sg:{config}`, followed by `:generation`, `:history`, `:acks:*`, `:workers`, `:reports`,
+`:epochs`, `:drained` or `:lineage`. The hash tag `{config}` puts all keys in one slot of a Redis
+Cluster. A script can therefore use several of these keys.
 
 Changes are announced on the channel `sg:{config}:changed`. A worker that misses a message notices
 the change when it next polls the versions.
@@ -56,10 +56,10 @@ class Topic(StrEnum):
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a published document.
 
-    `generation` is the number of this publication. `origin` is the number under which the text was
-    published first; after a rollback, the two differ. `folder_digest` is the digest of the
-    configuration folder when the folder was last published. The digest shows whether the folder has
-    been edited since.
+    `generation` is the number of this publication. `origin` is the number of the first publication
+    of the same text. After a rollback, `origin` is less than `generation`. `folder_digest` is the
+    digest that the configuration folder had when it was last published. A different digest now
+    means that the folder was edited after that publication.
     """
 
     generation: int
@@ -75,7 +75,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the version of each topic.
 
-    A version changes whenever something about its topic changes.
+    Any change of a topic changes its version.
     """
 
     config: int = 0
@@ -118,7 +118,7 @@ class Control:
         )
 
     async def active(self) -> Published | None:
-        """Return the published document, or `None` if none was published yet."""
+        """Return the published document, or `None` if no document was published yet."""
         found = await self._execute(self._redis.get(_ACTIVE))
         return None if found is None else msgspec.msgpack.decode(found, type=Published)
 
@@ -130,7 +130,8 @@ class Control:
     async def publish(self, published: Published) -> bool:
         """Make `published` active.
 
-        Return `False` if another document was published in the meantime.
+        Return `False` if another document was published after the author of `published` read the
+        active document.
         """
         answer = await self._script(
             control_scripts.PUBLISH,
@@ -144,15 +145,16 @@ class Control:
         return int(answer) == -1
 
     async def epochs(self) -> dict[str, int]:
-        """Return the cache epochs. Their keys are `tenant:<id>` and `model:<name>`."""
+        """Return the cache epochs by name. A name is `tenant:<id>` or `model:<name>`."""
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
     async def purge_history(self) -> str:
         """Return the id of the history of purges. Create an id if there is none.
 
-        If Redis has lost its data, it has no cache epochs, as before the first purge. The new id
-        then prevents workers from finding purged results again.
+        If Redis has lost its data, all cache epochs are 0 again, as before the first purge. Purged
+        results would become visible again. The new id prevents this, because it is part of every
+        cache key.
         """
         await self._execute(self._redis.set(_PURGE_HISTORY, secrets.token_hex(8), nx=True))
         found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
@@ -161,8 +163,8 @@ class Control:
     async def start_purge_history(self, version: int) -> None:
         """Give the history of purges a new id if Redis has lost purges up to `version`.
 
-        Redis may have restarted from an older file, or a replica that lagged may have become the
-        primary. With the old id, workers would find the results of those lost purges again.
+        Redis loses purges if it restarts from an older file, or if a replica that lagged becomes
+        the primary. With the old id, workers would find the purged results again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
         await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)
@@ -194,7 +196,7 @@ class Control:
 
         Returns:
             True if this call has restored something. False if nothing was lost, or if another
-            process was first.
+            process had already restored the state.
         """
         newest = history[0].generation if history else 0
         answer = await self._script(
@@ -210,26 +212,26 @@ class Control:
         return bool(answer)
 
     async def touch(self, topic: Topic) -> int:
-        """Announce a change about `topic`. Return the version that workers must acknowledge."""
+        """Announce a change of `topic`. Return the version that workers must acknowledge."""
         return await self._change(topic)
 
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
-        """Record that `worker` has applied `version`, or why it could not; `outcome` says which."""
+        """Record that `worker` has handled `version`. `outcome` is `ok` or a failure's reason."""
         key = _acks(topic, version)
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
     async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
-        """Return the outcome that each worker has recorded for a version."""
+        """Return the outcome that each worker has recorded for `version`."""
         found = await self._execute(self._redis.hgetall(_acks(topic, version)))
         return {worker.decode(): outcome.decode() for worker, outcome in found.items()}
 
     async def wait_for_workers(
         self, topic: Topic, version: int, *, within: float, interval: float = 0.02
     ) -> dict[str, str]:
-        """Wait until all live workers have acknowledged `version`; return each worker's outcome.
+        """Wait until all live workers have acknowledged `version`. Return each worker's outcome.
 
         The outcome of a worker that has not responded in time is `pending`. If a newer version
         replaces `version`, the method waits for the newer version.
@@ -246,7 +248,7 @@ class Control:
             version = max(version, (await self.versions()).of(topic))
 
     async def heartbeat(self, worker: str, report: bytes) -> None:
-        """Record that `worker` is alive, and its `report` in JSON."""
+        """Record that `worker` is alive. Store its `report`, which is JSON."""
         await self._script(control_scripts.HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
 
     async def leave(self, worker: str) -> None:
@@ -276,7 +278,7 @@ class Control:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Yield a function. It waits briefly for a change, and returns whether there was one."""
+        """Yield a function that waits briefly for a change, and returns whether a change came."""
         loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._execute(pubsub.subscribe(_CHANGED))
@@ -285,14 +287,15 @@ class Control:
                 until = loop.time() + _LISTEN
                 message = await self._execute(pubsub.get_message(timeout=_LISTEN))
                 if message is None and (rest := until - loop.time()) > 0:
-                    # An empty result may arrive early. The caller must not call again at once.
+                    # Redis sometimes responds early with an empty result. The caller must pause
+                    # before the next call.
                     await asyncio.sleep(rest)
                 return message is not None
 
             yield receive
 
     async def _change(self, topic: Topic, *command: str | int) -> int:
-        """Run `command` and announce the change in one transaction; return the change's version."""
+        """Execute `command` and announce the change in one transaction. Return the new version."""
         async with self._redis.pipeline(transaction=True) as together:
             if command:
                 together.execute_command(*command)

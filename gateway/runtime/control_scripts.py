@@ -1,6 +1,7 @@
 """Defines the Lua scripts with which `Control` changes several keys at once."""
 
-# Publishes a document only if no other document was published since its author read the active one.
+# Publishes a document, unless another document was published after the author read the active
+# document.
 PUBLISH = """
 local current = tonumber(redis.call('GET', KEYS[1]) or '0')
 if current ~= tonumber(ARGV[1]) then return current end
@@ -11,7 +12,7 @@ redis.call('LTRIM', KEYS[3], 0, ARGV[4])
 redis.call('PUBLISH', ARGV[5], 'config')
 return -1
 """
-# Restores state that Redis has lost. If Redis has newer state, that stays.
+# Restores state that Redis has lost. Newer state in Redis is not replaced.
 RESTORE = """
 local restored = 0
 if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
@@ -32,8 +33,8 @@ if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
 end
 return restored
 """
-# Starts a new history of epochs, if the calling worker has seen more purges than Redis knows, and
-# no other worker was first.
+# Starts a new history of purges if the calling worker has seen more purges than Redis knows. If
+# another worker has already started the new history, the script does nothing.
 START_PURGE_HISTORY = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])

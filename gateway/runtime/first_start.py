@@ -31,10 +31,10 @@ def create_ledger(
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger if there is none; return whether it was created. Blocks.
+    """Create the ledger if there is none. Return whether it was created. Blocks the thread.
 
     An existing ledger is migrated. If the state Redis shows that the deployment had a ledger
-    before, no ledger is created. `anew` skips this check.
+    before, no ledger is created. If `anew` is true, this check is skipped.
 
     Raises:
         ConfigurationError: there is no ledger, but the state Redis has data of the deployment.
@@ -65,7 +65,7 @@ def _create(settings: Settings, *, anew: bool) -> bool:
 
 
 async def _check_unknown(settings: Settings) -> None:
-    """Check that the state Redis has no published document and no changed account.
+    """Raise an error if the state Redis has a published document or a changed account.
 
     Raises:
         ConfigurationError: the state Redis has a document or a changed account.

@@ -36,9 +36,10 @@ def identity(settings: Settings) -> str:
 async def first_runtime(
     redis: Redis, settings: Settings, recovery: Recovery = NOTHING_RECORDED
 ) -> Runtime:
-    """Return the runtime of the published document, or else of the configuration folder.
+    """Return the runtime of the published document. If there is none, use the configuration folder.
 
-    If the state Redis cannot be reached or has lost the published document, `recovery` has it.
+    If the state Redis cannot be reached or has lost the published document, `recovery` supplies the
+    document.
 
     Raises:
         ConfigurationError: no valid document is published, and the folder is not valid, either.
@@ -50,8 +51,8 @@ async def first_runtime(
     with contextlib.suppress(DependencyUnavailable):
         await recovery.reconcile()
     try:
-        # The epochs are read before the id. If Redis loses its data in between, the lost epochs
-        # then do not get the old id.
+        # The epochs are read before the id. If Redis loses its data between the two reads, the id
+        # is new, so the cache keys differ from all keys before the loss.
         epochs, purge_history = await control.epochs(), await control.purge_history()
     except DependencyUnavailable as error:
         _log.warning(
@@ -84,11 +85,11 @@ class RuntimeFollower:
 
     While Redis cannot be reached, nothing changes. `report` returns the JSON for a heartbeat.
     `accounts_changed` is awaited after tenants or keys have changed, and before the change is
-    acknowledged. `models_changed` gets the newest version of the models, and must itself
-    acknowledge that version. `drains_changed` gets the drained backends.
+    acknowledged. `models_changed` is called with the newest version of the models, and must itself
+    acknowledge that version. `drains_changed` is called with the ids of the drained backends.
 
-    `recovery` restores state that this worker has seen and Redis has lost. Until the state is
-    restored, the worker keeps its document and its drained backends.
+    `recovery` restores state that Redis has lost after this worker had read it. Until the state is
+    restored, the worker keeps its configuration document and its drained backends.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class RuntimeFollower:
         self._drains_changed = drains_changed
         self._recovery = recovery
         self._is_behind = False
-        """Whether the versions in Redis are older than versions that this worker has already
-        seen."""
+        """Whether the versions in Redis are older than the versions that this worker has seen
+        before."""
         self._poll = poll
         self._seen = _NEVER
         self._stopping = asyncio.Event()
@@ -179,7 +180,7 @@ class RuntimeFollower:
                 await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
-                # The next steps try again until the keys have been read.
+                # Every further step tries again until the API keys have been read.
                 taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
             self._seen = taken
             self._connected(True)
@@ -197,7 +198,7 @@ class RuntimeFollower:
     async def _recovered(self, newest: Versions) -> Versions:
         """Restore lost state, and return the versions.
 
-        If that fails, return the versions seen before.
+        If restoring fails, return the versions that were seen before.
         """
         is_first = self._seen is _NEVER
         self._is_behind = not is_first and _is_behind(newest, self._seen)
@@ -209,7 +210,8 @@ class RuntimeFollower:
         except DependencyUnavailable:
             if is_first:
                 return newest
-            # This version cannot read the published document, so the current document stays in use.
+            # This version of the gateway cannot read the published document, so the current
+            # document stays in use.
             return msgspec.structs.replace(
                 newest, config=self._seen.config, drains=self._seen.drains
             )
@@ -236,14 +238,15 @@ class RuntimeFollower:
             self.reloads += outcome == "ok"
             self.failed_reloads += outcome != "ok"
         current = self._store.current
-        # Epochs are applied even if the document was refused, because that does not undo a purge.
+        # Epochs are applied even if the document was refused, because a refused document does not
+        # undo a purge.
         if current.purge_history != purge_history or dict(current.epochs) != epochs:
             purged = await self._swap(_with_epochs(current, epochs, purge_history))
         await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
     async def _swap(self, preparing: Awaitable[Runtime]) -> str:
-        """Await the next runtime and make it current; return `ok`, or why that failed."""
+        """Await the next runtime and make it current. Return `ok`, or the reason for a failure."""
         try:
             await self._store.swap(await preparing)
         except ConfigurationError as error:
@@ -256,7 +259,7 @@ class RuntimeFollower:
         return "ok"
 
     async def _take_accounts(self, newest: Versions) -> bool:
-        """Reload the keys, and acknowledge the version; return whether the keys could be read."""
+        """Reload the API keys and acknowledge the version. Return whether that succeeded."""
         outcome = "ok"
         try:
             if self._accounts_changed is not None:

@@ -1,6 +1,6 @@
 """Reloads the list of served models when their version changes.
 
-It does so independently of new documents, because reloading may take long.
+New configuration documents do not wait for a reload, because a reload can take long.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ class ModelsFollower:
             except Exception as error:  # noqa: BLE001 - later changes must still be applied
                 _log.exception("the models could not be reloaded")
                 outcome = f"the worker failed to apply them: {type(error).__name__}"
-            # If Redis cannot be reached, a process that waits for this worker sees it as pending.
+            # If Redis cannot be reached, a process that waits for this worker sees the outcome
+            # `pending`.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

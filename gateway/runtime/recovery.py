@@ -1,4 +1,4 @@
-"""Records the published state in the ledger, and restores it if the state Redis has lost it."""
+"""Records the published state in the ledger, and restores what the state Redis has lost."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Recovery:
-    """Recovers published state that the state Redis has lost. This base class recovers nothing.
+    """Restores published state that the state Redis has lost. This base class restores nothing.
 
     Every method may raise `DependencyUnavailable` if Redis or the record cannot be reached.
     """
@@ -35,7 +35,7 @@ class Recovery:
         return None
 
     async def drained(self) -> frozenset[str]:
-        """Return the backends that are recorded as drained."""
+        """Return the ids of the backends that are recorded as drained."""
         return frozenset()
 
 
@@ -43,10 +43,10 @@ NOTHING_RECORDED: Final = Recovery()
 
 
 class LedgerRecovery(Recovery):
-    """Recovers one gateway region from the ledger.
+    """Restores the published state of one gateway region from the ledger.
 
     Any process may try a recovery at any time. A script in Redis lets only the first process
-    restore, and generations only grow.
+    restore the state. Generations never decrease.
     """
 
     def __init__(self, *, control: Control, record: PublishedState, region: str) -> None:
@@ -55,14 +55,14 @@ class LedgerRecovery(Recovery):
         self._region = region
         self._lock = asyncio.Lock()
         self._equal: tuple[int, int] | None = None
-        """The document's generation and the version of drains, when Redis and the ledger last
-        agreed."""
+        """The generation of the document and the version of the drains at the last time when Redis
+        and the ledger agreed."""
 
     @override
     async def reconcile(self) -> None:
-        """Compare the state in Redis with the state in the ledger. The newer replaces the older.
+        """Compare Redis with the ledger. The newer state replaces the older state.
 
-        If neither has changed since they last agreed, this costs one Redis command.
+        If both are unchanged since they last agreed, the comparison costs one Redis command.
         """
         async with self._lock:
             versions = await self._control.versions()
@@ -91,7 +91,7 @@ class LedgerRecovery(Recovery):
 
     @override
     async def drained(self) -> frozenset[str]:
-        """Return the backends that the ledger records as drained."""
+        """Return the ids of the backends that the ledger records as drained."""
         return (await asyncio.to_thread(self._record.newest, self._region)).drained
 
     async def follow(self, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Compiles a document into a runtime, the immutable form that requests read."""
+"""Compiles a configuration document into a runtime: the immutable form that requests read."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,7 +35,7 @@ def compile_runtime(
     purge_history: str = "",
     published: float = 0.0,
 ) -> Runtime:
-    """Return the runtime of `document`. Its endpoints are in the order of the regions."""
+    """Return the runtime of `document`, with endpoints in the order of their regions."""
     endpoints = tuple(
         Endpoint(
             backend=BackendId(backend.id),

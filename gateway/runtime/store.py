@@ -8,9 +8,9 @@ from gateway.runtime.runtime import Runtime
 class RuntimeStore:
     """Holds the current runtime.
 
-    `on_prepare` hooks run before a change. They may wait, and may refuse the change by raising an
-    error. `on_swap` callbacks run right after the change, in the order of their registration. They
-    must not fail.
+    `on_prepare` hooks run before a change. A hook can wait, and can refuse the change by raising an
+    error. `on_swap` callbacks run right after the change, in the order of their registration. These
+    callbacks must not fail.
     """
 
     def __init__(self, initial: Runtime) -> None:

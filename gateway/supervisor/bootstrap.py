@@ -1,7 +1,7 @@
 """Creates the ledger and the demo tenant for `sluicegate up`.
 
-This runs in a separate process. The supervisor starts sooner and takes less memory if it does not
-import the SQL library.
+This runs in a separate process. The supervisor itself does not import the SQL library, so that it
+starts sooner and takes less memory.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from gateway.types import Rule
 
 DEMO_TENANT = "demo"
 _ACTOR = "sluicegate up"
-# The demo tenant's limits. They are enforced, but are far above the capacity of one machine.
+# The demo tenant's limits. They are enforced, but one machine cannot reach them.
 _DEMO_RULES = (
     Rule(name="minute", unit="requests", capacity=10_000_000, window=60.0),
     Rule(name="items", unit="items", capacity=10_000_000, window=60.0),

@@ -13,7 +13,7 @@ _TIMEOUT = 10.0
 
 
 async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
-    """Return the problem of each model that a backend cannot serve. Raises no errors."""
+    """Return the problem of each model that a backend cannot serve, by name. Raises no errors."""
     found: dict[str, str] = {}
     for backend in backends:
         address = urlsplit(backend.address or "")

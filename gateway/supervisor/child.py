@@ -16,7 +16,7 @@ from gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
 # How often to try to reset a process's priority, and the seconds between two attempts. The kernel
-# limits their rate.
+# limits the rate of attempts.
 _ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
 ENDED = "ended"
@@ -26,8 +26,10 @@ class Child:
     """Runs the process that `spec` describes. `say` prints a line for the operator.
 
     `changed` is called whenever `pid` changes. Its argument is the pid of the process that ended,
-    or `None`. `restarted` is called at each restart, with the reason. Exception: if the first
-    process ends before it is ready, it is not restarted, and `until_ready` raises an error.
+    or `None`. `restarted` is called at each restart, with the reason.
+
+    Exception: if the first process ends before it is ready, the child is not restarted, and
+    `until_ready` raises an error.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Child:
         raise CannotStart(f"{self.spec.name} {missing} within {round(within, 1):g} s; {self._see}")
 
     def record_response(self) -> None:
-        """Record a heartbeat or a response of the process."""
+        """Record that the process has sent a heartbeat or has responded to a probe."""
         self.silence.record_response()
         if not self.has_responded:
             self.has_responded = True
@@ -115,7 +117,7 @@ class Child:
                 self._signal(signal.SIGUSR1)  # the process before it had received this signal
 
     def announce_stop(self) -> None:
-        """Make the process report that it is not ready, although it continues to serve."""
+        """Make the process report that it is not ready, while it continues to serve requests."""
         self._is_leaving = True
         if self.has_responded:
             self._signal(signal.SIGUSR1)
@@ -130,7 +132,7 @@ class Child:
     async def replace_gently(self, reason: str, why: str) -> None:
         """Terminate the process. If it does not end in time, kill it.
 
-        Wait until the new process has started.
+        Then wait until the new process has started.
         """
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
@@ -140,7 +142,7 @@ class Child:
         await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Terminate the process. Kill it if it does not end in time, or when `force` is set.
+        """Terminate the process. Kill it if it does not end in time or as soon as `force` is set.
 
         Returns:
             Whether the process ended without being killed.
@@ -210,7 +212,8 @@ class Child:
     async def _terminate(self) -> None:
         """Send SIGTERM.
 
-        If the process has a lowered priority, restore it, so that the process ends sooner.
+        If the process has a lowered priority, restore its normal priority, so that the process ends
+        sooner.
         """
         self._signal(signal.SIGTERM)
         if not self.spec.gives_way:
@@ -241,10 +244,11 @@ class Child:
 
 
 def restart_delay(former: float, *, lived: float) -> float:
-    """Return the seconds to wait before a restart. The process has lived for `lived` seconds.
+    """Return the seconds to wait before the restart of a process that lived for `lived` seconds.
 
-    The delay doubles with each restart, up to `LONGEST_DELAY`. After a process has lived for
-    `HEALTHY` seconds, the delay starts again at `FIRST_DELAY`.
+    `former` is the delay before the last restart. The delay doubles with each restart, up to
+    `LONGEST_DELAY`. Exception: if the process lived for `HEALTHY` seconds, the delay is
+    `FIRST_DELAY` again.
     """
     is_first = not former or lived >= HEALTHY
     return FIRST_DELAY if is_first else min(LONGEST_DELAY, 2 * former)

@@ -40,12 +40,12 @@ class DataDirectory:
     def secret(self, name: str, make: Callable[[], str] = secrets.token_urlsafe) -> str:
         """Return the secret in the file `name`, which only its owner can read.
 
-        Make one if it is missing.
+        If the file is missing, `make` makes the secret.
         """
         return kept_secret(self.root / name, make)
 
     def settings_of_children(self, settings: Settings) -> Settings:
-        """Return `settings` for child processes that use this directory, except the admin key."""
+        """Return `settings` for child processes that use this directory, without the admin key."""
         return msgspec.structs.replace(
             settings,
             data_dir=self.root,
@@ -64,7 +64,7 @@ class DataDirectory:
     def sockets(self) -> Path:
         """Return the folder for Unix sockets.
 
-        It is below the root, or a temporary folder if the path below the root is too long.
+        The folder is below the root. If its path would be too long, it is a temporary folder.
         """
         inside = self.root / "run"
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
@@ -109,11 +109,11 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             say(f"ended {ended} processes that a former run left behind")
         directory.remove_sockets()
         directory.folder("logs")
-        # The metric files below belong to processes that have ended. The folder may contain other
-        # files.
+        # The metric files that are deleted next belong to processes that have ended. All other
+        # files in the folder are kept.
         metrics = directory.folder("metrics")
-        # Counters start again at 0. The lock file is deleted, too, because its age shows since when
-        # they count.
+        # Counters start again at 0. The lock file is deleted, too, because its age says when the
+        # counters began.
         for left in (*metrics.glob("*_*.db"), metrics / ".lock"):
             left.unlink(missing_ok=True)
         try:
@@ -127,7 +127,8 @@ def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: st
     """Return the given keys. Generate and store each key that is not given.
 
     A generated key is stored, so that a later start can show it again. Only the owner of the data
-    directory can read it. This is a convenience of `sluicegate up`, not meant for production.
+    directory can read it. Stored keys are a convenience of `sluicegate up`, and are not meant for
+    production.
 
     Raises:
         CannotStart: a given key is not 16 to 200 visible ASCII characters.

@@ -33,7 +33,7 @@ def choose_devices(
     cores: int,
     find: Callable[[], GpusFound] = find_gpus,
 ) -> Devices:
-    """Return the devices for the provider in `environment`, or else for the installed runtime.
+    """Return the devices for the ONNX provider in `environment`, or else for the installed runtime.
 
     Raises:
         CannotStart: the provider needs GPUs, but they cannot be used.
@@ -64,7 +64,7 @@ def choose_devices(
 
 
 def described(found: GpusFound) -> str:
-    """Return a description of the GPUs: names, memory and driver."""
+    """Return a description of the GPUs with their names, memory and driver."""
     kinds = Counter((gpu.name, round(gpu.memory_bytes / _GIGABYTE)) for gpu in found.gpus)
     names = [
         f"{f'{count} x ' if count > 1 else ''}{name} ({size} GB)"

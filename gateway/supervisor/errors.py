@@ -10,7 +10,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     """A process did not start, or a command failed."""
     BUSY = 2
-    """Another process uses a port or the data directory. Also the exit code for wrong arguments."""
+    """Another process uses a port or the data directory. Wrong arguments have this exit code,
+    too."""
     CONFIGURATION = 3
     """The configuration document, the environment or a key is invalid."""
 

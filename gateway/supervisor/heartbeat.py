@@ -10,10 +10,10 @@ HEARTBEAT_INTERVAL = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """While the context lasts, write a byte to `descriptor` regularly. With `None`, do nothing.
+    """While the context lasts, write a byte to `descriptor` regularly. If it is `None`, do nothing.
 
-    A timer of the running event loop writes the bytes. Unlike a task, it cannot fail, so it runs as
-    long as the event loop runs.
+    A timer of the running event loop writes the bytes. A timer is used because it cannot fail as a
+    task can. It therefore lives as long as the event loop.
     """
     if descriptor is None:
         yield

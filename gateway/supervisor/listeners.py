@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from gateway.supervisor.errors import CannotStart, ExitCode
 
-# Below the ephemeral ports. Otherwise an outgoing connection could take a backend's port while the
-# backend restarts.
+# These ports are below the ephemeral ports. Otherwise, an outgoing connection could take a
+# backend's port while the backend restarts.
 _FREE_PORTS = range(20_000, 32_000)
 _ATTEMPTS = 200
 
@@ -58,7 +58,7 @@ def open_listeners(
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
-    """While the context lasts, reserve `port` for children, which open sockets on it themselves.
+    """While the context lasts, reserve `port` for children that open their own sockets on it.
 
     If `port` is 0, nothing is reserved.
 
@@ -96,7 +96,7 @@ def claim(port: int, *, option: str) -> Iterator[None]:
 
 
 def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
-    """Return a port on which no process listens and that is not in `taken`.
+    """Return a free port: no process listens on it, and it is not in `taken`.
 
     Raises:
         CannotStart: no port is free.
@@ -116,7 +116,7 @@ def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
 def _socket(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of an earlier run that are in TIME_WAIT must not make the port look used.
+    # Connections of an earlier process that are in TIME_WAIT must not make the port look used.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return opened
 

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import msgspec
 
-# Units, and numbers of fields, in files of /proc.
+# Units in files of /proc, and the positions of fields.
 _PAGE_BYTES = 4096
 _TICKS = 100.0
 _STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
 # One check adds at most this many seconds of silence. If more time has passed since the last check,
-# the supervisor itself did not run.
+# the supervisor itself was suspended.
 LONGEST_STEP = 2.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a process: its state (a letter as in `ps`), CPU time and resident memory.
 
-    `started` is when the process started, in ticks of the kernel's clock.
+    `started` is the start time of the process in ticks of the kernel's clock.
     """
 
     state: str = "S"
@@ -42,11 +42,11 @@ def activity_of(pid: int) -> Activity | None:
 
 
 class Silence:
-    """Adds up the time for which a process has sent no heartbeat although it could run.
+    """Measures for how long a process has sent no heartbeat although it could have sent one.
 
-    While a process wants to run, only the CPU time that it gets counts as silence. A process on an
+    While a process is ready to run, only the CPU time that it gets is silence. A process on an
     overloaded machine therefore does not look dead. The time for which a process waits for a disk
-    does not count.
+    is not silence, either.
     """
 
     def __init__(self) -> None:

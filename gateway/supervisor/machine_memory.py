@@ -11,7 +11,7 @@ _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the machine's memory or the lowest cgroup limit, in bytes; 0 if unknown."""
+    """Return the lowest of the machine's memory and the cgroup limits in bytes, or 0 if unknown."""
     return min((found for found in _limits(root) if found > 0), default=0)
 
 

@@ -30,7 +30,7 @@ _EVENT_ROLES = (
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the options of `up` that are not settings. An empty key means: generate a key.
+    """Holds the options of `up` that are not settings. An empty key means that a key is generated.
 
     The demo models are served if `models` is `None`, or if `demo_models` is set.
     """

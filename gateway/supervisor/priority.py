@@ -1,12 +1,13 @@
 """Gives processes that handle usage events a lower priority than processes that serve requests.
 
-Linux may group processes by session (autogroup). It then divides CPU time first among groups, and
-only then among the processes of a group. `nice` then has no effect between processes of different
+If Linux groups processes by session (autogroup), it divides CPU time first among the groups, and
+then among the processes of each group. `nice` then has no effect between processes of different
 sessions, so this module also sets the niceness of the autogroup.
 
 The niceness is 10. The scheduler then gives a process a tenth of the weight of a process with
-niceness 0. Niceness 19 would give it a seventieth. Beside eight busy processes on two cores,
-billing with niceness 19 took 102 s to start and store 200 events. With niceness 10, it took 0.2 s.
+niceness 0. Niceness 19 would give the process a seventieth of that weight. Beside eight busy
+processes on two cores, billing with niceness 19 took 102 s to start and store 200 events. With
+niceness 10, it took 0.2 s.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from pathlib import Path
 
 _LOW = 10
 _NORMAL = 0
-# On the whole machine, the kernel lets users other than root change an autogroup only every 0.1 s.
+# The kernel limits changes of autogroups by users other than root: one change in 0.1 s on the whole
+# machine.
 _ATTEMPTS = 10
 _BETWEEN = 0.11
 
@@ -50,7 +52,7 @@ def end_giving_way(process: int) -> bool:
 
 
 def _weigh(group: Path, niceness: int) -> bool:
-    """Set the niceness of an autogroup. Return false if the caller should try again."""
+    """Set the niceness of an autogroup. Return `False` if the caller should try again."""
     try:
         if group.exists():
             group.write_text(str(niceness))

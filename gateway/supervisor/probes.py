@@ -11,7 +11,7 @@ READY_PATH = "/health/ready"
 
 
 async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
-    """Probe a process by a request to its readiness route."""
+    """Probe a process with a request to its readiness route."""
     try:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
@@ -20,7 +20,7 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
 
 
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:
-    """Probe whether a child listens on the socket that it inherited. If so, run the probe `rest`.
+    """Probe whether a child listens on the socket that it inherited. If it does, call `rest`.
 
     Workers share a port, so a request cannot probe a certain worker. But each worker has its own
     socket, whose state shows whether the worker listens.
@@ -33,7 +33,7 @@ async def probe_listener(listener: socket.socket, rest: Probe) -> str:
 async def probe_valkey(path: str) -> str:
     """Probe a Valkey with PING on its Unix socket.
 
-    It responds with PONG once its data is loaded.
+    Valkey responds with PONG once its data is loaded.
     """
     answer = await _ping(path)
     if not answer:
@@ -47,7 +47,7 @@ async def valkey_answers(path: str) -> bool:
 
 
 async def _ping(path: str) -> bytes:
-    """Return the response to PING, or empty bytes if none arrives within a second."""
+    """Return the response to PING, or empty bytes if there is no response within a second."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(path)

@@ -1,7 +1,7 @@
 """Reads and writes `processes.json`, which lists running processes.
 
-The file is for operators, and for a new supervisor. If the last supervisor was killed, the new one
-finds that supervisor's processes in the file, and ends them.
+The file is for operators, and for the next supervisor. If a supervisor was killed, the next
+supervisor finds the remaining child processes in the file, and ends them.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ FILE = "processes.json"
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a process.
 
-    `started` is when the process started, on the kernel's clock. It shows whether a pid was reused
-    for another process.
+    `started` is the start time of the process on the kernel's clock. A process with the same pid
+    but another start time is a different process.
     """
 
     role: ProcessRole
@@ -35,7 +35,7 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
-    """Replace the table atomically. Return the reason if that fails, else "".
+    """Replace the table atomically. Return "", or the reason for a failure.
 
     No error is raised, because a full disk must not end the supervisor.
     """
@@ -69,10 +69,10 @@ def start_of(pid: int) -> int:
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill the children that a killed supervisor left running; return their number.
+    """Kill the children that a killed supervisor left running. Return how many there were.
 
-    A process is such a child only if an entry of the table has both its pid and its start time,
-    because another process may have got the pid since.
+    A process is killed only if an entry of the table has its pid and its start time, because the
+    pid of a child that has ended can belong to another process by now.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

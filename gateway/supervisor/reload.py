@@ -12,7 +12,7 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """Holds those fields of the response that are shown. The response may be a problem document."""
+    """Holds the fields of the response that are shown. Some are fields of a problem document."""
 
     generation: int | None = None
     notice: str = ""
@@ -46,8 +46,8 @@ async def reload_configuration(
 async def refuse_reload(tell: Callable[[str], None]) -> None:
     """Report that nothing is reloaded, because this supervisor runs no operators' listener.
 
-    Nothing is sent to the listener's port, because another program may use it and must not get the
-    admin key.
+    Nothing is sent to the listener's port, because the port may belong to another program, which
+    must not get the admin key.
     """
     tell(
         "the configuration was not reloaded: this supervisor runs no operators' listener; use"
@@ -56,7 +56,7 @@ async def refuse_reload(tell: Callable[[str], None]) -> None:
 
 
 def describe(status: int, answer: ReloadAnswer) -> str:
-    """Return a line that describes the response of the route that reloads."""
+    """Return a line that describes the response to the request for the reload."""
     if answer.generation is not None:
         waiting = "" if status == 200 else ", which not every worker uses yet"  # noqa: PLR2004 - OK
         notice = f"; {answer.notice}" if answer.notice else ""

@@ -17,10 +17,10 @@ _LIBRARIES: Final = ("grpc", "google.protobuf")
 
 @contextlib.contextmanager
 def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
-    """While the context lasts, reserve a port for gRPC; yield the port, or 0 if there is none.
+    """While the context lasts, reserve a port for gRPC. Yield the port, or 0 if gRPC is not served.
 
-    `asked` is the requested port. `None` requests `PREFERRED`, if gRPC is installed and that port
-    is free.
+    `asked` is the requested port. `None` requests `PREFERRED` if gRPC is installed and `PREFERRED`
+    is free. Otherwise, `None` requests no port.
 
     Raises:
         CannotStart: the requested port is in use, or gRPC is not installed.
@@ -39,7 +39,7 @@ def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -
 
 
 def check_rpc(port: int) -> None:
-    """Check that gRPC is installed, unless `port` is 0 and workers therefore serve no gRPC.
+    """Check that gRPC is installed. If `port` is 0, workers serve no gRPC, and nothing is checked.
 
     Raises:
         CannotStart: gRPC is not installed.

@@ -22,7 +22,7 @@ from gateway.supervisor.up import check_configuration
 def run_gateway(
     settings: Settings, *, workers: int, admin: bool, say: Callable[[str], None]
 ) -> None:
-    """Run the workers and the shipper; with `admin`, also run the operators' listener.
+    """Run the workers and the shipper. If `admin` is true, run the operators' listener, too.
 
     Raises:
         CannotStart: for example, a port is in use, the configuration is invalid, or a process

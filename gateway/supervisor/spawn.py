@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 class Spawner:
     """Starts child processes.
 
-    A child gets this process's environment without its keys, and the variables in its own spec.
+    A child gets the supervisor's environment without the keys, and the variables in its own spec.
     """
 
     def __init__(self, *, logs: Path | None) -> None:
@@ -29,13 +29,13 @@ class Spawner:
         self._before_exec = _die_with_parent()
 
     def log_of(self, spec: ProcessSpec) -> Path | None:
-        """Return the log file of a child, or `None` if it has none."""
+        """Return the log file of a child, or `None` if the child does not log to a file."""
         return None if self._logs is None else self._logs / f"{spec.name}.log"
 
     async def spawn(
         self, spec: ProcessSpec, *, heartbeat: int | None = None
     ) -> asyncio.subprocess.Process:
-        """Start a child. It writes its heartbeats to the pipe `heartbeat`.
+        """Start a child, which writes its heartbeats to the pipe `heartbeat`.
 
         Raises:
             OSError: the program cannot be started.
@@ -60,7 +60,7 @@ class Spawner:
                 env={**self._environment, **own},
                 pass_fds=inherited,
                 # A child in its own session does not get the terminal's Ctrl-C. Only the supervisor
-                # gets it, and then stops the children in order.
+                # gets the Ctrl-C, and then stops the children in order.
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )
@@ -76,7 +76,7 @@ class Spawner:
     ) -> None:
         """Run a program to its end.
 
-        It gets `secret` as input. Its output goes to `tell` and to a log.
+        The program reads `secret` from its standard input. Its output goes to `tell` and to a log.
 
         Raises:
             CannotStart: the program failed. The message contains the last line of its output.
@@ -102,7 +102,7 @@ class Spawner:
 
 
 def _inherited_environment() -> dict[str, str]:
-    # The backends on this machine listen on loopback, and the gateway calls them without TLS.
+    # The backends on this machine need no TLS, because they listen on loopback only.
     own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY", "SLUICEGATE_BACKEND_TLS_")
     inherited = process_environment().items()
     return {name: value for name, value in inherited if not name.startswith(own)}
@@ -111,7 +111,7 @@ def _inherited_environment() -> dict[str, str]:
 async def _talk(
     process: asyncio.subprocess.Process, secret: str, path: Path, tell: Callable[[str], None]
 ) -> str:
-    """Write `secret` to a process, and read its output to the end; return the last line."""
+    """Write `secret` to a process, and read all of its output. Return the last line."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     with contextlib.suppress(ConnectionError):  # it ended without reading; its output explains why
@@ -130,19 +130,21 @@ async def _talk(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function that the child calls. The child is then killed when its parent ends.
+    """Return a function for the child to call, so that the child is killed when its parent ends.
 
-    More exactly, the kernel kills the child when the thread that forked it ends. Here, that is the
-    main thread, which runs the event loop.
+    More exactly, the kernel kills the child when the thread that forked the child ends. A
+    supervisor forks in its main thread, which runs the event loop.
     """
     if sys.platform != "linux":
         return None
-    # Looked up before the fork, because the child must not take locks before `exec`.
+    # The function is looked up before the fork, because the child must not take locks before
+    # `exec`.
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def before_exec() -> None:
-        # SIGUSR1 would end a child that has no handler for it yet, so it is ignored at first.
+        # SIGUSR1 is ignored at first, because it would end a child that has no handler for SIGUSR1
+        # yet.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent ended before the child made this call

@@ -34,18 +34,18 @@ STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
 )
 
 
-# Returns why a process is not ready, or "" if it is ready. Takes about a second at most, and raises
-# no errors.
+# Returns why a process is not ready, or "" if it is ready. A probe takes about a second at most,
+# and raises no errors.
 Probe = Callable[[], Awaitable[str]]
 
 
 async def is_started() -> str:
-    """Probe a process that is ready as soon as it runs: always return ""."""
+    """Return "" always. This is the probe of a process that is ready as soon as it is started."""
     return ""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a child. `name` is unique and is the name of its log. It listens on `address`."""
+    """Describes a child, which listens on `address`. `name` is unique and also names its log."""
 
     name: str
     role: ProcessRole
@@ -65,8 +65,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     continues to serve.
     """
     siblings: tuple[socket.socket, ...] = ()
-    """Sockets of other workers on the same port. The child accepts connections that wait in the
-    backlog of one of these sockets because its worker does not accept them."""
+    """Sockets of other workers on the same port. If another worker does not accept connections,
+    they wait in the backlog of its socket. The child accepts them from there."""
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 120.0
@@ -77,11 +77,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable that tells the child the descriptor for heartbeats. If it is empty,
     the child sends no heartbeats."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
-    """For a child that sends no heartbeats: returns whether the child responds. Raises no
-    errors."""
+    """Returns whether a child that sends no heartbeats responds to a request. Raises no errors."""
     silent_within: float = 0.0
-    """Seconds of silence after which the child is replaced. With 0, it is never replaced for
-    silence."""
+    """Seconds of silence after which the child is replaced. If the value is 0, silence is
+    ignored."""
     memory_bytes: int = 0
     """A child with more resident memory than this is replaced. 0 means no limit."""
     gives_way: bool = False

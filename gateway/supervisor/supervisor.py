@@ -76,10 +76,10 @@ class Supervisor:
         await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
-        """Stop all children in the order of their roles. When `force` is set, kill them.
+        """Stop all children in the order of their roles. As soon as `force` is set, kill them.
 
-        For the last `delay` seconds before they stop, children that serve HTTP report that they are
-        not ready.
+        Children that serve HTTP first report for `delay` seconds that they are not ready, and then
+        stop.
         """
         children = {child.spec.name: child for child in self._children}
         await self._announce(force, delay)
@@ -102,7 +102,7 @@ class Supervisor:
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
-            # Live gauges of a process that has ended must not be added to the gauges of other
+            # The gauges of a process that has ended must not be added to the gauges of live
             # processes.
             for left in (self._root / "metrics").glob(f"gauge_live*_{ended}.db"):
                 with contextlib.suppress(OSError):  # the disk may be read-only
@@ -126,7 +126,7 @@ class Supervisor:
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Wait until no connection waits in a backlog of the group's listeners; close the listeners."""
+    """Wait until the backlogs of the group's listeners are empty, and close the listeners."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return
@@ -139,9 +139,9 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
 
 
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Run coroutines at the same time; return their results.
+    """Run coroutines at the same time, and return their results.
 
-    If one raises an error, the others are cancelled, and the error is raised.
+    If a coroutine raises an error, all other coroutines are cancelled, and the error is raised.
     """
     async with TaskScope() as tasks:
         return await asyncio.gather(*map(tasks.create_task, work))
@@ -215,7 +215,7 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
 
 
 async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run coroutines at the same time until one ends or fails; then cancel the others."""
+    """Run coroutines at the same time until one ends or fails. Then cancel all other coroutines."""
     async with TaskScope() as tasks:
         running = [tasks.create_task(each) for each in work]
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

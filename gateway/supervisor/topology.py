@@ -20,19 +20,21 @@ from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 
-# With `-P`, Python does not import from the working directory, which may contain another folder
+# `-P` keeps Python from importing from the working directory, which may contain another folder
 # `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
 _ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - compared, not bound
 _BEYOND_DRAIN = 5.0
 _OF_BACKENDS = 0.8
-"""Backends may use this fraction of the memory. The gateway's processes and Valkey use the rest."""
-# Backends get a timeout that is longer by this factor, because loading a large model may block a
-# backend's interpreter.
+"""The fraction of the memory for backends. The remaining memory is for the gateway's processes and
+Valkey."""
+# Backends get a timeout that is longer than the timeout of other processes by this factor, because
+# loading a large model may block a backend's interpreter.
 _LOADING = 3.0
 _READY_WITHIN = 120.0
-# The first start on a GPU takes longer: a backend compares variants of graphs, and builds engines.
+# The first start on a GPU takes longer than on a CPU, because a backend compares variants of
+# graphs, and builds engines.
 _READY_ON_GPU_WITHIN = 1800.0
 _ON_CPU = Devices()
 
@@ -47,9 +49,9 @@ def backend_specs(
     memory: int = 0,
     devices: Devices = _ON_CPU,
 ) -> list[ProcessSpec]:
-    """Return the backends of the regions. Each gets a free loopback port, which it keeps.
+    """Return the specs of the regions' backends. Each backend keeps its free loopback port.
 
-    If there are no GPUs, a region has one backend. If the settings have no memory limit, the
+    If there are no GPUs, each region has one backend. If the settings have no memory limit, the
     backends share `memory` bytes equally. If `memory` is 0, they have no limit.
     """
     places = list(_places(regions, devices))
@@ -119,7 +121,7 @@ def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
 def first_of_devices(
     backends: Sequence[ProcessSpec],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Divide backends into those to start first, and those to start when the first are ready.
+    """Divide backends into a first group, and a group to start when the first group is ready.
 
     The first backend on a GPU measures its models at its start. During the measurement, no other
     backend may use the GPU.
@@ -139,8 +141,8 @@ def worker_specs(
 ) -> list[ProcessSpec]:
     """Return the spec of a worker for each listener.
 
-    `alone` means that this supervisor does not start what the workers depend on. A worker then
-    counts as ready as soon as it listens.
+    If `alone` is true, this supervisor does not start the processes on which workers depend. A
+    worker is then regarded as ready as soon as it listens.
     """
     specs = []
     for index, listener in enumerate(listeners):
@@ -198,14 +200,14 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the address at which this machine's processes reach a listener bound to `host`."""
+    """Return the address for calls from this machine to a listener that is bound to `host`."""
     return _ANYWHERE.get(host, host)
 
 
 def preface_of_workers(settings: Settings) -> Preface:
     """Return what the supervisor must send to the customers' listener before HTTP."""
-    # The supervisor is a trusted proxy if the listener's address is one: a connection to an address
-    # of this machine has the same source address.
+    # A connection to an address of this machine has the same address as its source. The supervisor
+    # is therefore a trusted proxy if the listener's address is a trusted proxy.
     is_proxy = settings.proxy_protocol and _address_of(settings.host) in Networks(
         settings.trusted_proxies
     )

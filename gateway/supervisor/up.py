@@ -80,7 +80,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
 
 
 def check_configuration(settings: Settings) -> None:
-    """Check the configuration document and the certificates before anything starts.
+    """Check the configuration document and the certificates before any process starts.
 
     Raises:
         CannotStart: the document or a certificate is invalid.
@@ -134,13 +134,13 @@ def _model_names(repository: Path) -> set[str]:
 
 
 def _described(broken: dict[str, str]) -> str:
-    """Return lines about the models that are not served, or nothing if all models are served."""
+    """Return lines about the models that are not served, or "" if all models are served."""
     lines = [f"  {name}: {reason}\n" for name, reason in sorted(broken.items())]
     return "".join(["Not served:\n\n", *lines, "\n"]) if lines else ""
 
 
 class _Up:
-    """Starts all processes. Each starts as soon as the processes that it needs are ready."""
+    """Starts all processes. A process starts as soon as the processes that it needs are ready."""
 
     def __init__(
         self,

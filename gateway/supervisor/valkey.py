@@ -14,8 +14,8 @@ from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
-# The state Valkey holds limits, streams and configuration. It stores everything on disk and evicts
-# nothing.
+# The state Valkey holds limits, streams and configuration. It therefore stores everything on disk
+# and evicts nothing.
 _APPEND = ("--appendonly", "yes", "--appendfsync", "everysec")
 STATE_OPTIONS = (*_APPEND, "--maxmemory-policy", "noeviction")
 

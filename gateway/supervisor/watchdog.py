@@ -8,8 +8,8 @@ from gateway.supervisor.liveness import Activity, activity_of
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"
-# A process that exceeds its memory limit by this factor is killed. It may grow faster than it can
-# finish its work.
+# A process that exceeds its memory limit by this factor is killed. There may be no time to
+# terminate it gently, because its memory can grow faster than it finishes its work.
 _RUNAWAY = 1.5
 _MEBIBYTE = 1024 * 1024
 
@@ -18,8 +18,8 @@ class Watchdog:
     """Checks every child once a second by reading `/proc`.
 
     A child that is silent for `spec.silent_within` seconds is killed. Children with more memory
-    than `spec.memory_bytes` are terminated, one at a time. A child that exceeds this limit by half
-    is killed.
+    than `spec.memory_bytes` are terminated, one at a time. A child with more than 1.5 times
+    `spec.memory_bytes` is killed.
     """
 
     def __init__(self, children: Callable[[], Sequence[Child]]) -> None:

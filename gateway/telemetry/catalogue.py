@@ -422,7 +422,7 @@ def gateway_metrics() -> dict[str, MetricDeclaration]:
 
 
 class DeclaredSeries:
-    """Tells declared series from undeclared series, which older versions left in metric files."""
+    """Finds out which series in metric files are declared. Older versions left other series."""
 
     def __init__(self) -> None:
         go_text: Callable[[float], str] = floatToGoString  # untyped

@@ -8,7 +8,7 @@ from gateway.telemetry.instruments import Instruments
 class EdgeMetrics:
     """Publishes metrics of the listener `listener`.
 
-    Without a registry, the metrics are not exported.
+    If there is no registry, the metrics are not exported.
     """
 
     def __init__(

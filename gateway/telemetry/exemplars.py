@@ -31,7 +31,7 @@ Key = tuple[str, str, str, str]
 
 
 class StoredExemplar(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Identifies a request by its trace id. `time` is in seconds since 1970."""
+    """Holds the trace id and duration of a request. `time` is in seconds since 1970."""
 
     key: Key
     trace: str
@@ -50,7 +50,7 @@ class ExemplarFile:
     def add(self, labels: tuple[str, str, str], duration: float, trace: str) -> None:
         """Store a request as the newest exemplar of its bucket.
 
-        The request has the metric's `labels`.
+        `labels` are the labels of the latency metric.
         """
         key = (*labels, _BOUNDS[bisect_left(SECONDS, duration)])
         if len(self._newest) < _MAX_EXEMPLARS or key in self._newest:

@@ -1,8 +1,8 @@
 """Encodes the spans of replayed memory hits from a template.
 
 The spans of equal hits differ only in span ids, times and the request id. A template is the
-encoding of such spans, with placeholders for these values. Filling in a template takes a quarter of
-the time that building the spans takes.
+encoding of the spans, with placeholders instead of the differing values. Filling in a template
+takes a quarter of the time that building the spans takes.
 """
 
 import re
@@ -24,7 +24,8 @@ from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
-# These values stand for ids and times while a template is built. No other value has these bytes.
+# These values stand for ids and times while a template is built. Their bytes occur nowhere else in
+# a span.
 _TRACE: Final = b"\xf0" * 16
 _MARKS: Final = {
     name: bytes([0xF1 + number]) * 8
@@ -55,9 +56,9 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
 class HitTemplate:
     """Encodes the spans of hits that are equal to `hit`.
 
-    With `has_parent`, the hits have a remote parent span. Otherwise, they have none. `make` builds
-    a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded spans do not
-    contain the request id, for example because the environment limits attributes.
+    If `has_parent` is true, the hits have a remote parent span. Otherwise, they have no parent.
+    `make` builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the encoded
+    spans do not contain the request id, for example because the environment limits attributes.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class HitTemplate:
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return the encoded spans of a hit as a list with one element for each span.
 
-        The first element has all bytes. The other elements are empty; they let `SpanQueue` count
-        the spans correctly.
+        The first element has the bytes of all spans. All other elements are empty. `SpanQueue`
+        needs them, because it uses the length of the list as the number of spans.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)
@@ -102,7 +103,7 @@ class HitTemplate:
 class SpanList(SpanSink):
     """Collects spans that `make` builds.
 
-    The first spans get the ids `names`, which are placeholders.
+    The ids of the first spans come from `names`, and are placeholders.
     """
 
     def __init__(self, make: Callable[..., ReadableSpan], *names: bytes) -> None:
@@ -132,10 +133,10 @@ def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
 
 
 def _opened(spans: bytes, request_id: bytes) -> tuple[bytes, list[int]]:
-    """Return encoded spans as a `%` template. Placeholders replace the marks and `request_id`.
+    """Return encoded spans as a `%` template, with placeholders for the marks and `request_id`.
 
-    The second result has a number for each placeholder, which says what value it stands for: 0 is
-    the trace id, the following numbers are `_MARKS`, and the last number is the request id.
+    The second result has a number for each placeholder. 0 stands for the trace id, the next numbers
+    stand for the values of `_MARKS`, and the last number stands for the request id.
     """
     marks = [_TRACE, *_MARKS.values(), request_id]
     parts = re.split(b"(%b)" % b"|".join(map(re.escape, marks)), spans)

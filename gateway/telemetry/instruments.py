@@ -1,7 +1,7 @@
 """Creates the counters, gauges and histograms (instruments) of declared metrics on first use.
 
 A metric's name is its name in the catalogue without `sluicegate_`. A name that is not in the
-catalogue raises `KeyError`. So every metric on the metrics page is documented.
+catalogue raises `KeyError`, so that every metric on the metrics page is documented.
 """
 
 import math
@@ -19,10 +19,10 @@ NO_LABELS: Final[Labels] = ()
 
 
 class TalliedHistogram(Histogram):
-    """A histogram that can add many observations at once."""
+    """A histogram that can record many observations in one call."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations.
+        """Record observations.
 
         `counts` holds their number in each bucket, and `total` the sum of their values.
         """
@@ -57,7 +57,7 @@ class Instruments:
     def set_total(
         self, name: str, total: float, labels: Labels = NO_LABELS, *, source: str = ""
     ) -> None:
-        """Raise a counter by as much as a running total has grown since the last call.
+        """Increment a counter by the growth of a running total since the last call.
 
         `source` names where the running total comes from. If `total` is less than at the last call,
         the source has started again from 0.
@@ -69,9 +69,10 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Let `set_total` count from `total` on. For totals that are older than this process.
+        """Make `total` the value from which `set_total` computes growth. Do not change the counter.
 
-        Only the first call has an effect.
+        Use this for running totals that began before this process. Only the first call has an
+        effect.
         """
         self._totals.setdefault(("", name, labels), total)
 
@@ -83,7 +84,7 @@ class Instruments:
             self.set_gauge(name, value, labels)
 
     def add_durations(self, name: str, labels: Labels, counts: Sequence[int], total: float) -> None:
-        """Add observations to a histogram.
+        """Record observations in a histogram.
 
         `counts` holds their number in each bucket, and `total` the sum of their values.
         """
@@ -93,13 +94,13 @@ class Instruments:
     def retain(self, names: Iterable[str], keep: Collection[Labels]) -> None:
         """Hide all series of the gauges `names`, except series whose labels are in `keep`.
 
-        A hidden series is shown again when it is set.
+        Setting a hidden series shows the series again.
         """
         for name in names:
             for labels in [labels for (one, labels) in self._values if one == name]:
                 if labels not in keep:
-                    # A value cannot be removed from the files, so NaN marks it. The metrics page
-                    # leaves NaN out.
+                    # A value cannot be removed from the files, so NaN replaces the value. The
+                    # metrics page omits NaN.
                     self._child(name, labels).set(math.nan)
                     del self._values[name, labels]
 

@@ -22,8 +22,8 @@ _ErrorInfo = (
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object.
 
-    Of an exception, only the type and origin are shown. Several processes write to the same output;
-    `process` is the name of this one.
+    An exception is shown by its type and origin only. `process` is the name of this process,
+    because several processes write to the same output.
     """
 
     def __init__(self, process: str = "") -> None:
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(self.fields(record), enc_hook=str).decode()
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """Return the fields of `record`. The fields that every line has come first."""
+        """Return the fields of `record`, beginning with the fields that all lines have."""
         fields: dict[str, object] = {
             # Times are RFC 3339 in UTC, as in the logs of backends.
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -79,7 +79,7 @@ def _text(value: object) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the types of `error` and of its causes. Each has its stack frames, innermost first."""
+    """Return the type and the stack frames (innermost first) of `error` and of each cause."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]

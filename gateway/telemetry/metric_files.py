@@ -5,9 +5,9 @@ files and maps them into memory. On a full disk, the kernel then kills a process
 a file. This module therefore reserves the blocks of a file first. While the disk is full, values
 stay in memory.
 
-A process locks its files while it lives. When a process starts, it moves the values of ended
-processes to the files for process 0: it adds them to the values there, and deletes the files of the
-ended processes. Series that this version does not declare are dropped.
+A process locks its files while it lives. When a process starts, it adds the values of ended
+processes to the values in the files for process 0, and then deletes the files of the ended
+processes. Series that this version does not declare are dropped.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ class MetricFile:
         self._buffer = memory
 
     def _create(self) -> None:
-        """Create the file under a hidden name at first, because readers reject an empty file."""
+        """Create the file under a hidden name, because readers would reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
         file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -149,7 +149,7 @@ class MetricFile:
 
 
 class MetricFiles:
-    """Holds this process's files in `folder`.
+    """Holds the metric files of this process in `folder`.
 
     There is one file for each kind of metric. One lock protects all of them.
     """
@@ -229,7 +229,7 @@ def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 
 
 def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
-    """Add the values of ended processes to the files of process 0, and delete the added files.
+    """Add the values of ended processes to the files of process 0, and delete the old files.
 
     Values for which `is_kept` returns false are dropped.
     """
@@ -252,8 +252,8 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 def counted_since(folder: Path) -> int | None:
     """Return when the counters in `folder` began to count, in nanoseconds since 1970.
 
-    This is the time when the lock file was created. The counters outlive worker processes, but a
-    starting supervisor deletes the counters and the lock file.
+    The result is the time when the lock file was created. The counters outlive worker processes.
+    But when a supervisor starts, it deletes the counters and the lock file.
     """
     try:
         # Nothing changes the lock file after its creation.
@@ -266,7 +266,8 @@ def counted_since(folder: Path) -> int | None:
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
     """Lock the folder.
 
-    A shared lock is for reading the files, an exclusive one for adding them up.
+    Reading the files needs a shared lock. Adding up the values of ended processes needs an
+    exclusive lock.
     """
     try:
         file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
@@ -307,7 +308,7 @@ def _write(total: Path, sums: Mapping[str, float]) -> None:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the values in a file, or nothing if a crash has corrupted the file."""
+    """Return the values in a file, or an empty dictionary if a crash has corrupted the file."""
     try:
         found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
         return {key: value for key, value, *_ in found}
@@ -316,7 +317,7 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _entry(key: str, value: float) -> bytes:
-    """Return the bytes that stand for a value in a file."""
+    """Return the encoding of a key and its value in a file."""
     encoded = key.encode()
     padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
     return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)

@@ -9,14 +9,14 @@ from gateway.errors import ConfigurationError
 
 
 class MetricPush(Protocol):
-    """Pushes metrics to a collector. If that fails, no error is raised, and no caller waits."""
+    """Pushes metrics to a collector. Failures raise no errors, and no request waits for a push."""
 
     async def run(
         self,
         read: Callable[[], Awaitable[Iterable[Any]]],  # metric families of `prometheus_client`
         stop: asyncio.Event,
     ) -> None:
-        """Push the metrics that `read` returns at intervals, until `stop` is set."""
+        """Call `read` at intervals and push the metrics that it returns, until `stop` is set."""
         ...
 
 
@@ -24,7 +24,7 @@ class NoPush:
     """Implements `MetricPush` when no push is configured."""
 
     async def run(self, read: Callable[[], Awaitable[Iterable[Any]]], stop: asyncio.Event) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 def push_from(

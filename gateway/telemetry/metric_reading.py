@@ -30,8 +30,8 @@ _MAX_KEYS: Final = 200_000
 class MetricReader:
     """Reads the metrics `names` from the files in `folder`.
 
-    In `names`, a counter's name does not end in `_total`. The values of histogram buckets are not
-    cumulative. Not thread-safe.
+    The counters in `names` are named without their ending `_total`. The values of histogram buckets
+    are not cumulative. Not thread-safe.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -56,7 +56,7 @@ class MetricReader:
         return found
 
     def _series(self, key: str) -> Series | None:
-        """Return the series of a key, or `None` if its metric is not in `names`."""
+        """Return the series of a key, or `None` if the key's metric is not in `names`."""
         if key not in self._keys:
             if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()

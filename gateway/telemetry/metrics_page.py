@@ -31,7 +31,7 @@ def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
 
 
 class ReadMetrics(Collector):
-    """Passes metrics that were read already to `prometheus_client`, which encodes them."""
+    """Passes metrics that were read from files to `prometheus_client`, which encodes them."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

@@ -11,7 +11,8 @@ from gateway.telemetry.tracing import Tracer
 def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: str = "") -> Tracer:
     """Return the tracer that the `OTEL_*` variables in `environ` configure.
 
-    `environ` must be the process's environment.
+    `environ` must be the environment of this process, because the SDK reads the process's
+    environment.
 
     Raises:
         ConfigurationError: the configuration is invalid, or a package is not installed.

@@ -62,7 +62,7 @@ class OtelTracer(Tracer):
         self._queue.add((None, None, partial(self._hit_spans, hit, context)))
 
     def _hit_spans(self, hit: ReplayedHit, context: str) -> Sequence[ReadableSpan | bytes]:
-        # Templates do not support `tracestate`. It is rare, and would be in every span.
+        # Templates do not support `tracestate`, because it is rare and would be in every span.
         if self._queue.takes_encoded and len(context) <= LENGTH:
             kind = hit.name, hit.model, hit.revision, context != ""
             template = self._templates.get(kind)
@@ -82,8 +82,8 @@ class OtelTracer(Tracer):
         started, context = time_ns() - int(age * 1e9), span.traceparent
         if not (isinstance(span, UnsampledSpan) and span.begins_trace):
             return self._begin(name, context, SpanKind.SERVER, {}, started)
-        # The span keeps its ids, because backends may have received them. It is the root of its
-        # trace.
+        # The span keeps its ids, because backends may have received these ids. The span is the root
+        # of its trace.
         own = _parsed(context, is_remote=False)
         return RecordedSpan(self, name, own, None, kind=SpanKind.SERVER, started=started)
 
@@ -123,7 +123,7 @@ class OtelTracer(Tracer):
 
     @override
     def close(self) -> None:
-        """Send the queued spans. This takes at most a few seconds."""
+        """Send the queued spans, and give up after a few seconds."""
         self._provider.shutdown()
 
     def _make(
@@ -160,7 +160,7 @@ class OtelTracer(Tracer):
     def _ids(self, context: str) -> tuple[bytes, bytes]:
         """Return the ids of the trace and of the parent span.
 
-        Without a context, begin a new trace.
+        If `context` is empty, begin a new trace.
         """
         if context:
             return bytes.fromhex(context[3:35]), bytes.fromhex(context[36:52])

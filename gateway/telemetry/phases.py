@@ -1,7 +1,7 @@
 """Measures the durations of request phases.
 
-It uses `perf_counter`, because the event loop's clock stands still while callbacks run, and has a
-resolution of only a millisecond.
+The durations come from `perf_counter`. The event loop's clock would not do, because it stands still
+while callbacks run, and has a resolution of only a millisecond.
 """
 
 from bisect import bisect_left
@@ -23,9 +23,9 @@ class PhaseDurations:
         self._counts = {phase: DurationCounts(SECONDS) for phase in PHASES}
 
     def end(self, phase: str, began: float, count: int = 1) -> float:
-        """Count a phase that lasted from `began` until now. Return the present time.
+        """Record a phase that lasted from `began` until now. Return the present time.
 
-        The phase counts `count` times.
+        The phase is recorded `count` times, once for each of `count` equal requests.
         """
         now = self.clock()
         # This is the code of `DurationCounts.add`, inlined to save a call.
@@ -35,7 +35,7 @@ class PhaseDurations:
         return now
 
     def add(self, phase: str, duration: float, count: int) -> None:
-        """Count a phase of `duration` seconds, `count` times."""
+        """Record `count` phases of `duration` seconds each."""
         self._counts[phase].add(duration, count)
 
     def take(self) -> Iterator[tuple[str, list[int], float]]:

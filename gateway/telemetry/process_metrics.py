@@ -29,7 +29,7 @@ class ProcessMetrics:
         self._holds = DurationCounts(SECONDS)
 
     def late(self, seconds: float, *, held: float) -> None:
-        """Count a timer that was `seconds` late. Code held the loop for at least `held` seconds."""
+        """Record a timer's delay of `seconds`. Code held the loop for at least `held` seconds."""
         self._lags.add(seconds)
         self._holds.add(held)
 

@@ -1,8 +1,8 @@
 """Reads trace contexts of requests in the formats that `OTEL_PROPAGATORS` names.
 
-This module itself reads W3C Trace Context. OpenTelemetry's propagators read other formats, such as
-`b3`, if their packages are installed. Requests to backends always have W3C Trace Context. `baggage`
-is neither read nor passed on.
+The code of this module reads W3C Trace Context. OpenTelemetry's propagators read all other formats,
+such as `b3`, if the propagators' packages are installed. Requests to backends always have W3C Trace
+Context. `baggage` is neither read nor passed on.
 """
 
 import logging

@@ -14,7 +14,7 @@ OK: Final = Status()
 
 
 class SpanSink(Protocol):
-    """Receives spans that have ended."""
+    """Receives ended spans for their export."""
 
     def add(
         self,
@@ -64,8 +64,8 @@ class RecordedSpan(Span):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            # This is the code of a `GatewayError`, or the code or cause of a `CallFailed`. It is
-            # not the error's message, because that could contain a caller's text.
+            # This is the code of a `GatewayError`, or the code or cause of a `CallFailed`. The
+            # error's message is not used, because the message could contain a caller's text.
             code = getattr(error, "code", "") or getattr(error, "cause", "")
             self.fail(str(code) or type(error).__name__)  # `str`: an enumeration is encoded slowly
         self.end()

@@ -1,6 +1,6 @@
 """Counts the requests that limits refused for each tenant.
 
-There are too many tenants to make them labels of a metric.
+There are too many tenants for a metric with a label for the tenant.
 """
 
 import time

@@ -9,10 +9,11 @@ FILE = "restarts.json"
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts restarts, since the supervisor started, of processes of one `role` for one `reason`.
+    """Holds the number of restarts of processes of one `role` for one `reason`.
 
-    The reasons are `ended` (the process exited), `silent` (it sent no heartbeat) and `memory` (it
-    used more memory than its limit).
+    The number begins at 0 when the supervisor starts. The reasons are `ended` (the process exited),
+    `silent` (the process sent no heartbeat) and `memory` (the process used more memory than its
+    limit).
     """
 
     role: str

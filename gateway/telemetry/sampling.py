@@ -1,7 +1,7 @@
 """Decides which traces are recorded, with the rules of the OpenTelemetry SDK's samplers.
 
-The SDK's own sampler is not used, because it takes 2 µs for a decision, a seventh of the time that
-a cache hit takes.
+The SDK's own sampler is not used, because a decision takes 2 µs, which is a seventh of the time
+that a cache hit takes.
 """
 
 import sys
@@ -19,9 +19,9 @@ _ALL: Final = 1 << 64
 class HeadSampler:
     """Decides whether to record a request, from its trace context.
 
-    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these records a
-    trace if the last 64 bits of its id are below a bound. A parent-based sampler follows the
-    parent's decision if there is a parent.
+    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these samplers
+    records a trace if the last 64 bits of the trace's id are below a bound. Exception: if there is
+    a parent span, a parent-based sampler follows the parent's decision.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -45,12 +45,13 @@ class HeadSampler:
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Draw which request is recorded next: 1 is the next request, 2 the request after it.
+        """Return a random number that says which request is recorded: 1 means the next request.
 
-        Only requests without a trace context count.
+        The number counts only requests without a trace context. 2 means the second of the next
+        requests.
 
-        The caller counts these requests down. This takes half as long as drawing random bits for
-        each request, and records each request with the same probability.
+        The caller counts the number down with each request. Counting down takes half as long as
+        drawing random bits for each request, and records each request with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize

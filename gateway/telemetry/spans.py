@@ -19,9 +19,9 @@ MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
 
 
 class Span:
-    """A step that is not recorded. It passes its caller's trace context on to child steps.
+    """A step that is not recorded. It passes its parent's trace context on to child steps.
 
-    Used as a context manager, it ends the step on exit.
+    If the span is used as a context manager, the step ends on exit.
     """
 
     is_recorded = False
@@ -70,8 +70,8 @@ NO_SPAN: Final = Span()
 class UnsampledSpan(Span):
     """Stands for a request that is not sampled.
 
-    The flag `sampled` is not set in its trace context, so that backends do not record the request
-    either. If the caller sent no trace context, a new trace begins.
+    The flag `sampled` is not set in the trace context for child steps, so that backends do not
+    record the request either. If the caller sent no trace context, a new trace begins.
     """
 
     def __init__(self, traceparent: str = "") -> None:

@@ -216,7 +216,7 @@ def _split(component: str) -> tuple[str, str]:
 
 
 def _values(value: Any) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers in a field, each with the labels that the field's mapping adds."""
+    """Yield each number in a field with the labels from the keys of the field's mapping."""
     if isinstance(value, Mapping):
         for labels, one in value.items():
             yield (labels,) if isinstance(labels, str) else labels, float(one)

@@ -16,27 +16,27 @@ MOST_LINES: Final = 3
 """The most header lines that `split_context` removes from a request."""
 _LONGEST_STATE = 512
 ODD: Final = "13579bdf"
-"""If the flag `sampled` is set, the last hexadecimal digit of the flags is one of these."""
+"""If the flag `sampled` is set, the last hexadecimal digit of the flags is one of these digits."""
 _IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
 # The form of the header field that most clients write. Other forms are left to a parser.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
 MARK: Final = b"raceparent: 00-"
-"""Every request from which `split_context` takes a trace context contains these bytes."""
+"""These bytes are in every request from which `split_context` takes a trace context."""
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
     """Return a request's trace context, and the request without it.
 
-    Requests that differ only in their trace context are equal without it. If the head has an
-    unusual form, the function returns an empty context and the unchanged request. A parser then
-    reads the head, and `context_of` finds the context among the header fields.
+    Two requests that differ only in their trace contexts are equal without their trace contexts. If
+    the head has an unusual form, the function returns an empty context and the unchanged request. A
+    parser then reads the head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
     # The field must be in the head, because removing bytes of the body would change the body's
-    # length. The blank line may end right where the field begins.
+    # length. The line break before the field can itself be the end of the blank line.
     if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]

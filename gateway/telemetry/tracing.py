@@ -1,7 +1,8 @@
-"""Begins spans for steps of the gateway. If tracing is off, spans only pass a trace context on.
+"""Begins spans for steps of a request. If tracing is off, spans only pass a trace context on.
 
-A parent span is passed as the string of its trace context (see `trace_context`), not in context
-variables. So it also works for work that outlives its request, such as a detached computation.
+A parent span is passed as the string of its trace context (see `trace_context`), and not in context
+variables. Work that outlives its request, such as a detached computation, can therefore have a
+parent span, too.
 """
 
 import sys
@@ -32,7 +33,7 @@ class ReplayedHit(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> bytes:
-        """The request id. It is read from the response's head only when a span needs the id."""
+        """The request id. It is read from the response's head only when it is needed."""
         start = self.answer.index(_ID) + len(_ID)
         return self.answer[start : self.answer.index(b"\r", start)]
 
@@ -47,8 +48,8 @@ class Tracer:
         self.samples: Callable[[str], bool] = _samples_none
         """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Draws which request without a trace context is recorded next: 1 is the next request, 2
-        the request after it."""
+        """Returns a random number that says which of the next requests without a trace context is
+        recorded: 1 means the next request, and 2 the request after the next."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request with the trace context `context`."""
@@ -60,7 +61,8 @@ class Tracer:
     def failure(self, name: str, span: Span, *, age: float) -> Span:
         """Begin the span of a failed request that was not sampled.
 
-        The request began `age` seconds ago. `span` is its span, which is not recorded.
+        The request began `age` seconds ago. `span` is the request's former span, which is not
+        recorded.
         """
         return NO_SPAN
 
@@ -72,9 +74,9 @@ class Tracer:
         kind: str = "internal",
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Begin a child step of a step with the context `parent`.
+        """Begin a child step of the step whose trace context is `parent`.
 
-        Without a parent, it is not recorded.
+        If `parent` is empty, the child step is not recorded.
         """
         return Span(parent) if parent else NO_SPAN
 

@@ -23,7 +23,7 @@ from gateway.types import Answer, InferenceRequest, ServedModel
 # Parameters of the protocol that do not affect the results.
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})
 _TASK = "task"
-# A request that has one of these inputs is for this task.
+# If a request has one of these inputs, the input identifies the task of the request.
 _TASK_BY_INPUT = {
     "QUERY": Task.RERANK,
     "LABELS": Task.ZERO_SHOT,
@@ -52,7 +52,8 @@ class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The name of the model in the gateway."""
     version: str
-    """The version in the response; empty if a traffic split divides the items among revisions."""
+    """The version in the response. It is empty if a traffic split divides the items among
+    revisions."""
     id: str
     body: Body
     tensors: TaskTensors
@@ -81,7 +82,7 @@ def tensor_call(
     version: str,
     bounds: RequestConfig,
 ) -> TensorCall:
-    """Return the validated call to `model`. If `served` is `None`, the call is refused later.
+    """Return the validated call to `model`. If `served` is `None`, return a placeholder.
 
     `model` and `version` come from `gateway.dialects.oip.models.find_model`. `bounds` limits the
     number of elements of an input.
@@ -89,8 +90,8 @@ def tensor_call(
     Raises:
         TaskNotSupported: the model does not have the task.
         InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
-        PayloadTooLarge: an input has too many elements. An element that is copied for each item
-            counts as often as it is copied.
+        PayloadTooLarge: an input has too many elements. If an element is copied for each item,
+            each copy is one of these elements.
         MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:
@@ -131,7 +132,7 @@ def tensor_call(
 
 
 def _unserved_call(model: str, version: str) -> TensorCall:
-    """Return a call to a model that is not served. The request path refuses the call later."""
+    """Return a placeholder for a call to an unserved model. The request path refuses the call."""
     tensors = TASK_TENSORS[Task.EMBED]
     body = msgspec.convert({"model": model, "input": ["-"]}, tensors.body)
     return TensorCall(model=model, version=version, id="", body=body, tensors=tensors, wanted=())
@@ -156,7 +157,8 @@ def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
         raise InvalidRequest(
             f"The model has the tasks {names}: choose one with the parameter `task`."
         )
-    # If the first task needs more inputs, the caller reports which of them are missing.
+    # If the request lacks inputs of the first task, the caller of this function reports the missing
+    # inputs.
     return found[0] if found else next(iter(tasks), Task.EMBED)
 
 

@@ -92,7 +92,7 @@ class OipStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RouteRequest(NamedTuple):
-    """Holds what a handler needs: the models visible to the caller, and the path's parameters."""
+    """Holds a handler's data: for example, visible models and the path's parameters."""
 
     visible: list[ServedModel]
     document: Document

@@ -16,7 +16,7 @@ from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 
 class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a call to a model, and in which format to send the outputs."""
+    """Holds a call to a model, and the format of each output in the response."""
 
     call: TensorCall
     name: str

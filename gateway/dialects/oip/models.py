@@ -182,7 +182,8 @@ class FoundModel(NamedTuple):
     name: str
     """The name of the version in the gateway."""
     version: str
-    """The number of the version; empty if a traffic split divides the items among revisions."""
+    """The number of the version. It is empty if a traffic split divides the items among
+    revisions."""
     visible: Sequence[ServedModel] = ()
     """All models that are visible to the caller."""
 
@@ -198,9 +199,9 @@ class FoundModel(NamedTuple):
 
 
 def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
-    """Use the function `served` to look up the model with this name and version.
+    """Return the model with this name and version, which `served` looks up.
 
-    `served` finds only models that are visible to the caller.
+    The function `served` finds only models that are visible to the caller.
     """
     found = served(name)
     sharing = _sharing(found.info) if found is not None else []
@@ -211,7 +212,7 @@ def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
 
 
 def versions(info: ModelInfo) -> list[str]:
-    """Return the numbers of those revisions of a model that requests can name."""
+    """Return the numbers of the revisions of a model that a request can ask for."""
     serving = info.serving
     apart = [] if serving is None else list(serving.preload)
     if serving is not None and serving.shadow is not None:
@@ -236,7 +237,7 @@ def model_metadata(found: FoundModel, name: str, version: str = "") -> OipModelM
 
 
 def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelConfig:
-    """Return the configuration of a model. A request may have `max_items` items.
+    """Return the configuration of a model. `max_items` is the most items of a request.
 
     Raises:
         ModelNotFound: the model is not served.
@@ -288,7 +289,7 @@ def _sharing(info: ModelInfo) -> list[str]:
 def _tensors(info: ModelInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Return the inputs and outputs of all tasks of a model.
 
-    An input is optional, unless all tasks require it.
+    An input is required only if all tasks require it.
     """
     tasks = [TASK_TENSORS[task] for task in tasks_of(info)]
     inputs = {spec.name: spec for task in tasks for spec in task.inputs}

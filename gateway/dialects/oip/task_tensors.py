@@ -1,9 +1,9 @@
 """Defines the input and output tensors of each task.
 
-Each element of the input `TEXT` is an item. For models that run an owner's algorithm, each element
-of `INPUT` is an item. Outputs have a row for each item. An input that all items share, such as the
-query of a rerank request, has one row. If the client has batched several requests, the shared input
-has several rows, which must be equal.
+Each element of the input `TEXT` is an item. Exception: for models that execute an owner's own
+algorithm, each element of `INPUT` is an item. Outputs have a row for each item. An input that all
+items share, such as the query of a rerank request, has one row. If the client has combined several
+requests into one batch, the shared input has several rows, which must be equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, s
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 ANY = -1
-"""A dimension of any size."""
+"""Stands for a dimension of any size."""
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 _BYTE_ORDER_MARK = "\ufeff"
@@ -379,7 +379,7 @@ def _in_order(labels: Sequence[StoredLabel], order: Sequence[str]) -> list[float
 def _score_tensor(
     wanted: RequestedOutput, rows: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]
 ) -> OutputTensor:
-    """Return each row's scores, or each row's best labels if `wanted` has `classification`.
+    """Return each row's scores. If `wanted` has `classification`, return each row's best labels.
 
     `labels` holds a list of labels for each row, or a single list for all rows.
     """

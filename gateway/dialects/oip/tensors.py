@@ -9,8 +9,8 @@ A transport sends `OutputTensor` objects. `raw` returns the bytes of all element
 little-endian order. A `BYTES` element begins with its length in 4 bytes. `json` returns a flat JSON
 list of the elements.
 
-Every input has the datatype `BYTES`. Its elements are texts in UTF-8, or JSON for owners'
-algorithms.
+Every input has the datatype `BYTES`. The elements are texts in UTF-8, or JSON for models that
+execute an owner's own algorithm.
 """
 
 import math
@@ -107,15 +107,15 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Names an output that the request asks for.
 
-    If `classification` is not 0, the output has best labels instead of scores: this many for each
-    row.
+    If `classification` is not 0, the output has this number of best labels for each row, instead of
+    scores.
     """
 
     name: str
     classification: int = 0
     is_binary: bool | None = None
-    """Whether to send the output as bytes, if the transport has two formats. `None` means that the
-    setting of the whole request decides."""
+    """Whether to send the output as bytes, if the transport can send bytes and JSON. `None` means
+    that the setting of the whole request decides."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
