@@ -23,8 +23,8 @@ _NONE = Difference()
 def compare(one: Any, other: Any) -> Difference:
     """Compare two results, as parsed JSON.
 
-    Two rankings agree if they have the same labels and the same first label. Of other values, only
-    floats may differ.
+    Two rankings agree if they have the same labels and the same first label. Other values agree if
+    they differ only in floats.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))

@@ -57,7 +57,7 @@ class Ensemble(Labeller):
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return each label's mean score, and its score in the result (mean score or votes)."""
+        """Return each label's mean score, and its score in the result: mean score or votes."""
         if self._combine == "vote" and function is not None:
             detail = "this model counts votes, so it does not take a `function`; leave it out"
             raise ItemRefused("bad_function", detail)

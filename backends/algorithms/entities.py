@@ -81,9 +81,9 @@ def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
 
 
 def _with_accents(entity: TextEntity, text: str) -> TextEntity:
-    """Return the entity with its end moved behind the accents of its last letter.
+    """Return the entity, extended over the combining accents of its last letter.
 
-    A tokenizer that strips accents ends a token before combining accents.
+    A tokenizer that strips accents ends a token before these accents.
     """
     end = entity.end
     while end < len(text) and unicodedata.combining(text[end]):

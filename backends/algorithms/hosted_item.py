@@ -16,8 +16,8 @@ from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import Text
 
 _log = logging.getLogger(__name__)
-# How many more calls to models an item may make than it may compute rows. Some calls are refused or
-# need no rows.
+# An item may make this many more calls to models than its row budget, because some calls are
+# refused or need no rows.
 _SPARE_CALLS = 256
 ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 

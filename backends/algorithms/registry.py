@@ -77,7 +77,7 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
 
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
-    """Return the models that a catalogue can serve, and problems by model; loads no weights."""
+    """Return the models that a catalogue can serve, and problems by model, without loading them."""
     served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     with AlgorithmHosts() as hosts:

@@ -116,7 +116,7 @@ class Device:
         self._now = 0.0
 
     def share(self) -> DeviceShare:
-        """Add a model."""
+        """Register a model, and return its share of the device."""
         share = DeviceShare(self)
         with self._changed:
             self._shares.append(share)
@@ -124,7 +124,7 @@ class Device:
 
     @property
     def shares(self) -> int:
-        """The number of models."""
+        """The number of registered models."""
         return len(self._shares)
 
     @property
@@ -160,7 +160,8 @@ class Device:
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
-                    # Wake up after the window: the model that keeps its place may not return.
+                    # Wake up after the window, because the model that keeps its place may not come
+                    # back.
                     self._changed.wait(_RETURN_WINDOW if self._free else None)
             finally:
                 share.waiting -= 1

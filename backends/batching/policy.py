@@ -110,10 +110,10 @@ class _Batch:
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
-        """Add rows of `waiting` that are not in `without`, while the batch ends within `limit`.
+        """Take rows in `waiting` that are not in `without`, while the batch ends within `limit`.
 
-        The batch has its first row already. If `without` is empty, that row is in `waiting`, too,
-        and is skipped.
+        The batch already contains its first row. If `without` is empty, `waiting` includes the
+        first row, which this method does not take a second time.
         """
         anchor = self._anchor
         for _, length in sorted([(abs(length - anchor), length) for length in waiting]):
@@ -133,7 +133,7 @@ class _Batch:
             self.release = refused
 
     def _add(self, length: int, alone: float, limit: float) -> Release | None:
-        """Add a row, or return the reason why it may not join."""
+        """Put a row into the batch, or return the reason why it does not fit."""
         cost, count, widest = self._cost, self.count + 1, max(self._longest, length)
         tokens = self._tokens + length
         if self.count == self._limits.rows or count * widest > self._limits.tokens:

@@ -72,7 +72,7 @@ class RoomQueue:
     ) -> bool:
         """Wait until this item is first and `fits()` is true; return `False` after `max_wait` s.
 
-        After `True`, the caller must submit before it awaits anything else.
+        If the result is `True`, the caller must submit its rows before it awaits anything else.
         """
         self.rows += rows
         self._flows[flow] += 1
@@ -182,8 +182,8 @@ class SubmissionQueue:
         """Wait until the queue has room for an item's rows.
 
         The caller must then submit the rows before it awaits anything else. `size` returns the
-        item's numbers of rows and tokens, which may fall while the item waits, because equal rows
-        may end.
+        item's number of rows and number of tokens. Both may fall while the item waits, because
+        equal rows of other items may end.
 
         Raises:
             Overloaded: the queue stays full, or too many rows wait for room already.
