@@ -84,8 +84,8 @@ class SpanQueue(SpanProcessor):
 
         A `MakeSpans` is a function that makes several spans. The exporting thread calls it, because
         the code runs rarely and would be slow in the thread that answers requests. If a `MakeSpans`
-        returns n spans, n - 1 times `None` must precede it in `spans`, so that the queue counts all
-        n spans.
+        makes n spans, it must come after n - 1 times `None` in `spans`, so that the queue counts
+        all n spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
@@ -192,7 +192,7 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
             f" ({error}); run {install_command('otlp-grpc')}, or set it to `http/protobuf`"
         ) from error
     if signal == "TRACES":
-        # Both exporters look up their encoder in this module.
+        # Both exporters look up `encode_spans` in their module when they export.
         encode = encode_message if package == "grpc" else encode_spans
         setattr(module, "encode_spans", encode)  # noqa: B010
     # The specification says milliseconds, but the SDK's exporters read seconds.

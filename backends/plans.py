@@ -65,7 +65,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     `until` has models that move to other backends. This backend serves them until the other
     backends serve them. If `models` is empty, the backend's own setting applies. A backend uses the
     highest `version` that it has received. Two assignments of one version differ only in `until`;
-    the one with fewer models there is newer.
+    the assignment with fewer models in `until` is newer.
     """
 
     version: int = 0

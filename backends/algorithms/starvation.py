@@ -11,7 +11,7 @@ _SECOND = 1e9
 
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a process's `elapsed` seconds, and the seconds of these that it waited for a core.
+    """Holds a process's `elapsed` seconds, and for how many of them it waited for a core.
 
     The waits (`delay`) are not part of the time that a process is allowed. Exception: after ten
     times the allowed time, a process must end, however long its delay is.

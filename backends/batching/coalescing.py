@@ -167,7 +167,7 @@ class RowCoalescer:
 
         Unlike `ask`, this method does not check the item's row budget. If all rows are cached, the
         waiter ends immediately. After a success, the caller must `collect` the waiter. After an
-        error, it must `abandon` the waiter.
+        error, the caller must `abandon` the waiter.
 
         Raises:
             BackendError: the rows would be late, or cannot run.
@@ -195,7 +195,7 @@ class RowCoalescer:
             caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
-        """Count rows that were cached, coalesced and computed, and the size of the shared cache."""
+        """Return how many rows were cached, coalesced and computed, and the cache's size."""
         return RowStatistics(
             cached_rows=self._cached,
             coalesced_rows=self._coalesced,

@@ -184,7 +184,7 @@ class RowQueue:
             return not self.is_closed
 
     def end_running(self, ended: int) -> None:
-        """Subtract rows that have ended, or whose thread has died, from the running rows."""
+        """Reduce the number of running rows by `ended` rows, which have ended or failed."""
         with self._changed:
             self._running -= ended
             if self.awaited and not self._running:

@@ -34,7 +34,7 @@ class ModelExecutor(Protocol):
     """Predicts the time of `run_wide`; `None` if `run_wide` does the same as `run`."""
 
     def run_wide(self, batch: PaddedBatch) -> FloatArray:
-        """Run one batch on all cores. The caller runs no other batch during this time."""
+        """Run one batch on all cores. The caller must not run another batch during this time."""
         return self.run(batch)
 
     def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:

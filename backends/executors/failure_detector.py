@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# A run takes too long after this multiple of its predicted time, but not before this many seconds.
+# A run takes too long if it exceeds both this multiple of its predicted time and this many seconds.
 _TIMES = 5.0
 _LEAST = 1.0
 

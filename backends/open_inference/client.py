@@ -36,7 +36,7 @@ _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
-# Errors of an idle connection that the server closed before it sent any response.
+# Errors when a reused connection was closed by the server before it sent any response.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 # TCP keepalive: idle connections are probed after 5 s and closed after 10 s without an answer, so
 # that no call is sent on a connection that the network has dropped.
@@ -99,7 +99,7 @@ class UpstreamClient:
     def is_ready(self) -> bool:
         """Return whether both the server and the model report that they are ready.
 
-        A server that is shutting down may still report its models as ready.
+        Both are asked, because a server that is shutting down may still report its models as ready.
         """
         try:
             server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
@@ -182,7 +182,7 @@ class UpstreamClient:
                 connection.connect()
                 _enable_keepalive(connection)
             connection.sock.settimeout(_time_left(until))
-            # http.client only calls this attribute, so a function is enough.
+            # http.client only calls `response_class`, so it may be a function instead of a class.
             connection.response_class = partial(  # type: ignore[assignment]
                 _DeadlineResponse, left=lambda: _time_left(until)
             )
@@ -214,7 +214,8 @@ class UpstreamClient:
                 raise http.client.HTTPException("the response is too large")
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
-        # After `read1`, a response of known length is still open, and blocks its connection.
+        # `read1` leaves a response of known length open, and an open response blocks its
+        # connection.
         response.close()
         return bytes(body)
 

@@ -22,7 +22,8 @@ from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, OutputKind, RowInput, Text, TokenIds, TokenOffsets
 
-# A WordPiece token covers at most this many characters: a longer word is one unknown token.
+# A WordPiece token covers at most this many characters. Exception: a longer word becomes one
+# unknown token.
 _CHARACTERS_PER_TOKEN = 100
 _EMPTY = "the text is empty; send text"
 
@@ -68,7 +69,7 @@ class Encoder:
 
     @property
     def encoder(self) -> "Encoder":
-        """The encoder itself; `Head` has the same property."""
+        """The encoder itself, for code that has an encoder or a `Head`."""
         return self
 
     @property
@@ -179,12 +180,12 @@ class Encoder:
 
         Neighbouring windows share `overlap` tokens.
 
-        If `most` is less than `MAX_WINDOWS`, the text is truncated after `most` windows. `prompt`,
-        by default the model's own, is put before every window.
+        If `most` is less than `MAX_WINDOWS`, the text is truncated after the first `most` windows.
+        `prompt`, by default the model's own, is put before every window.
 
         Raises:
-            ItemRefused: the text is empty, has too many windows, or would be truncated against the
-                caller's wish.
+            ItemRefused: the text is empty or has too many windows, or the caller forbids a
+                truncation that is needed.
         """
         self._check_whole(text)
         begin = self._prompt if prompt is None else prompt
@@ -222,8 +223,8 @@ class Encoder:
 
         Raises:
             ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
-                window, or the text has too many windows or would be truncated against the caller's
-                wish.
+                window, the text has too many windows, or the caller forbids a truncation that is
+                needed.
         """
         self._check_lengths(text, others)
         before = [self._prompt] if text_first and self._prompt else []

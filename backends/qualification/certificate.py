@@ -19,7 +19,7 @@ from backends.types import FloatArray, IntArray, OutputKind
 
 FILE = "precision.json"
 _DECIMALS = 4
-# Few enough tokens that no model truncates the texts.
+# So few tokens that no model truncates the texts.
 _TOKENS = 12
 # Rounding in other kernels changes the fifth decimal of a cosine; an overflow changes the first.
 _LEAST_COSINE = 0.99

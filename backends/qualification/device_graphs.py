@@ -99,7 +99,7 @@ def find_quickest(
 ) -> QuickestGraph:
     """Return the quickest graph of `source`.
 
-    Each digest is measured once per kind of machine.
+    The graphs of a digest are measured once per kind of machine.
 
     The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
     memory, the measurement is not recorded, because memory may suffice at the next start. Without

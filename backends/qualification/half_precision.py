@@ -70,8 +70,8 @@ def choose_precision(
 ) -> str:
     """Return the precision to run a graph in.
 
-    The result is the declared precision, except for an fp32 graph on a GPU. `find` returns the
-    quickest graph in the precision of its argument. The fp16 graph of a digest is judged once per
+    The result is the declared precision, except for an fp32 graph on a GPU. `find` takes a
+    precision, and returns the quickest graph in it. The fp16 graph of a digest is judged once per
     kind of machine.
 
     Raises:

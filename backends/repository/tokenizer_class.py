@@ -53,7 +53,7 @@ _ALWAYS_GENERIC = "modernbert"
 
 
 def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the name of a folder's tokenizer class, which may not be in `CLASSES`.
+    """Return the name of a folder's tokenizer class; `CLASSES` does not contain all names.
 
     Return `None` if the files name no class and the model's type is unknown.
     """

@@ -102,7 +102,7 @@ def load_models(
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
-    # Mirror last, so that algorithms above a model use it without its shadow.
+    # Mirror last, so that algorithms that build on a model use it without its shadow.
     for model in catalogue.models.values():
         loader.mirror(model)
     return ModelSet(

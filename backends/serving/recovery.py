@@ -135,7 +135,7 @@ class _Search:
         self.reasons: dict[str, str] = {}
 
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
-        """Pin the next revision of each broken model; return whether there is any.
+        """Pin the next revision of each broken model; return whether any revision was left to pin.
 
         If a model is broken only because of a model below it, the revisions of the model below are
         tried first.

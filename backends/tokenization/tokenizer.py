@@ -39,7 +39,8 @@ _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
 _TOKEN_KINDS = get_args(_TokenKind)
-# These make Python objects of each token, which takes up to four times as long as a row.
+# These kinds make Python objects of each token, which takes up to four times as long as making a
+# row.
 _SLOW_KINDS = {"segments", "shown row", "shown ids"}
 _SLOWNESS = 4
 Texts = Sequence[RowInput]
