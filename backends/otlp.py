@@ -144,7 +144,7 @@ class SpanQueue(SpanProcessor):
 
 
 def open_queue(environ: Mapping[str, str]) -> SpanQueue:
-    """Return a queue whose exporters are those that the process's environment (`environ`) names.
+    """Return a queue with the exporters that the process's environment (`environ`) names.
 
     Raises:
         TracingProblem: an exporter is not installed, or a variable has an invalid value.

@@ -73,7 +73,7 @@ class MetricPusher:
     async def run(
         self, read: Callable[[], Awaitable[Iterable[Family]]], stop: asyncio.Event
     ) -> None:
-        """Push the metrics of `read` at every interval, and once more after `stop`."""
+        """Push the metrics that `read` returns at every interval, and once more after `stop`."""
         self._thread.start()
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):

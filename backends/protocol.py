@@ -11,8 +11,8 @@ was cut short, and items without an outcome may be retried. If the whole call is
 status is not 200, and the body is a `Refusal`.
 
 - `GET /v1/state` returns a msgpack `ServingState`: the backend's models and load.
-- `POST /v1/models/reload` reads the repository again, and returns the state once the new models
-  are served. Its body may be `ServingPlans`.
+- `POST /v1/models/reload` reads the repository again, and returns the state once the new models are
+  served. Its body is either empty or `ServingPlans`.
 - `POST /v1/models/check` takes a `PlanTrial` and returns a `PlanVerdict`.
 """
 
@@ -229,8 +229,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """Holds an item's result as JSON, and what it cost.
 
-    - `rows` and `tokens` count computed rows; `known` and `known_tokens` count rows that were
-      cached or coalesced.
+    - `rows` and `tokens` are the numbers of computed rows and of their tokens. `known` and
+      `known_tokens` are the same numbers for rows that were cached or coalesced.
     - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is none.
     - `arm` is the number of the revision that answered, if the model has a split or a shadow.
     - `shadow` is the shadow revision to which the item was mirrored.

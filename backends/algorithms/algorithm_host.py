@@ -383,7 +383,7 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step takes long, or whether threads without step marks use a core."""
+        """Return whether one step has taken long, or code without step marks has used a core."""
         process = self._live()
         step, before = process.marks.step(), self._long_step
         if step is None or before is None or step.began != before.began:
@@ -453,7 +453,7 @@ class AlgorithmHost:
 
 
 def _culprit(running: list[HostedItem], step: Step | None, *, is_exact: bool) -> HostedItem | None:
-    """Return the item that ended the process, or `None` if it is unknown."""
+    """Return the item that made the process fail, or `None` if no item certainly did."""
     if len(running) == 1 and running[0].is_suspect:
         return running[0]
     if not is_exact or step is None:

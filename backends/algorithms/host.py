@@ -321,7 +321,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a numpy value as plain Python."""
+    """Convert a numpy value to a plain Python value."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(f"a `{type(value).__name__}` has no JSON form")

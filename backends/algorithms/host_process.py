@@ -39,7 +39,7 @@ Fork = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[byt
 
 
 class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a host's resource usage; `busy` is its CPU time so far, in seconds."""
+    """Holds a host's resource usage; `busy` is the host's CPU time so far, in seconds."""
 
     threads: int
     resident_bytes: int

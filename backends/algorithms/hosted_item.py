@@ -25,7 +25,7 @@ ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 class HostedItem:
     """Owns the model calls of one item, and its state in the queue of a host.
 
-    If the host's process fails, the host may run the item again.
+    If the host's process fails, a new process can run the item again.
     """
 
     def __init__(

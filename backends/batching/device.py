@@ -185,7 +185,7 @@ class Device:
             self._changed.notify_all()
 
     def competing(self, share: DeviceShare, seconds: float) -> float:
-        """Implement `DeviceShare.competing`; reads without a lock, so it is approximate."""
+        """Implement `DeviceShare.competing`; the result is approximate, because no lock is held."""
         pending = [(other, other.pending()) for other in self._shares if other is not share]
         others = [(other, most) for other, most in pending if most > 0.0]
         if not others:

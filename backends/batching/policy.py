@@ -26,8 +26,8 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
     `padding` is the largest fraction of the batch's time, without its fixed cost, that padding may
-    take. With `by_arrival`, which is a baseline for comparisons, a batch is the oldest rows of any
-    length, up to `rows`. Then `choose_batch` is not used.
+    take. With `by_arrival`, which is a baseline for comparisons, a batch consists of the oldest
+    rows of any length, up to `rows` rows. Then `choose_batch` is not used.
     """
 
     rows: int = 16

@@ -65,7 +65,8 @@ def read_catalogue(
     """Read every model of a repository.
 
     A broken model blocks only the models that build on it. With `assigned` patterns, only two
-    groups of models are read: the models that match a pattern, and the models on which those build.
+    groups of models are read: the models that match a pattern, and the models on which the matching
+    models build.
 
     If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
     holds revisions and their weights by model name. `pinned` takes precedence over `plans`, and

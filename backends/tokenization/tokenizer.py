@@ -31,9 +31,9 @@ _TEXT = 32
 _PORTION = 32 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
-# What a text is turned into: a row with special tokens ("rows"), token ids ("ids"), ids with
+# The kinds of results for a text: a row with special tokens ("rows"), token ids ("ids"), ids with
 # offsets ("segments"), the number of tokens ("count"), or JSON with or without special tokens
-# ("shown row", "shown ids"). What token ids are turned into: text, with special tokens ("whole
+# ("shown row", "shown ids"). The kinds of results for token ids: text, with special tokens ("whole
 # text") or without them ("text").
 _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
@@ -121,7 +121,7 @@ class Tokenizer:
     def is_short(self, groups: Sequence[Texts]) -> bool:
         """Return whether `encode_short` may tokenize these texts in this event-loop iteration.
 
-        If so, their length is charged to the iteration.
+        If it may, the length of the texts is charged to the iteration.
         """
         return self._fits_iteration(_count(groups))
 

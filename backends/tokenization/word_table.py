@@ -40,8 +40,8 @@ class WordTable:
         self._words = words
         self._lowercase = lowercase
         self._read_words = read_words
-        # The tokenizer finds added tokens before it splits a text. It finds some of them in upper
-        # case and in lower case.
+        # The tokenizer finds added tokens before it splits a text. It finds some of them whether
+        # they are in upper or lower case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
     def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
