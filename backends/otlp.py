@@ -82,10 +82,10 @@ class SpanQueue(SpanProcessor):
     def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
         """Queue sampled spans, or drop all of them if the queue is full.
 
-        A `MakeSpans` is a function that makes several spans. The exporting thread calls it, because
-        the code runs rarely and would be slow in the thread that answers requests. If a `MakeSpans`
-        makes n spans, it must come after n - 1 times `None` in `spans`, so that the queue counts
-        all n spans.
+        A `MakeSpans` is a function that makes several spans. The exporting thread calls this
+        function, because rarely executed code would be slow in the thread that answers requests. If
+        a `MakeSpans` makes n spans, it must come after n - 1 times `None` in `spans`, so that the
+        queue counts all n spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:

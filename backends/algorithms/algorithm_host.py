@@ -70,7 +70,7 @@ _FIRST_DELAY, _LONGEST_DELAY, _QUIET = 0.25, 10.0, 30.0
 class AlgorithmHost:
     """Owns the process of one algorithm and queues items for it.
 
-    `open` may be called in any thread; all other methods belong to the event loop.
+    `open` is safe in any thread; all other methods belong to the event loop.
     """
 
     def __init__(

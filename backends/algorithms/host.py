@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     spec = msgspec.json.decode(arguments[0], type=HostSpec)
     link = socket.socket(fileno=spec.socket)
     marks = StepMarks(spec.marks)
-    # Ignore SIGINT, which would end the event loop, because only the backend ends this process.
+    # Ignore SIGINT, which would end the event loop. Only the backend ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confine(parent=spec.parent, memory_bytes=spec.memory_bytes)
     link.sendall(encode_frame(StartReply()))

@@ -89,7 +89,7 @@ class Mirror:
         try:
             async with asyncio.timeout(self._timeout):
                 other = await shadow.shadow.run(item, parameters, ask)
-            # Compare parsed JSON: a result may be arrays or encoded JSON.
+            # Compare parsed JSON, because one result may be arrays and the other encoded JSON.
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
             self._count(shadow, ask.revision, "failed")

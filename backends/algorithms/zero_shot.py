@@ -70,7 +70,8 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
             if null:
                 directions = _without(directions, vectors[-1])
             if not ask.is_truncated:
-                # Do not cache truncated labels: the next request must report the truncation, too.
+                # Do not cache truncated labels, because the next request must report the
+                # truncation, too.
                 self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))

@@ -54,7 +54,7 @@ class DeviceShare:
         return self._device.is_full
 
     def close(self) -> None:
-        """Remove the model. No thread may still wait for a slot on its behalf."""
+        """Remove the model. The caller ensures that no thread waits for a slot of the model."""
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:

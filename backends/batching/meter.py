@@ -75,7 +75,7 @@ class Meter:
     def begin(self, work: float, *, waiting_since: float) -> float:
         """Count `work` (predicted seconds) as running, and return the present time.
 
-        `waiting_since` is the time since which the queue has not been empty.
+        The queue has not been empty since the time `waiting_since`.
         """
         now = self.clock()
         with self._lock:

@@ -21,8 +21,8 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
     `seconds` is the predicted time of the batch. `work` is this time without fixed cost and
-    padding. `more` means that other rows wait. `waiting_since` is the time since which the queue
-    has not been empty.
+    padding. `more` means that other rows wait. The queue has not been empty since the time
+    `waiting_since`.
     """
 
     rows: list[Row]
@@ -241,7 +241,7 @@ class RowQueue:
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
         """Remove and return the waiting rows among `rows` that have no caller any more.
 
-        `rows` may contain a row twice.
+        The same row can be in `rows` twice.
         """
         removed: list[Row] = []
         with self._changed:

@@ -34,7 +34,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 262_144
 
     def admit(self, *, rows: int, tokens: int, held: int) -> bool:
-        """Return whether the queue may hold these totals if one flow holds `held` of the rows.
+        """Return whether the queue has room for these totals, of which one flow has `held` rows.
 
         The last eighth of the queue is reserved for flows with few rows, so that no tenant can fill
         the queue.
@@ -45,7 +45,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.admit_any(rows=rows, tokens=tokens)
 
     def admit_any(self, *, rows: int, tokens: int) -> bool:
-        """Return whether the queue may hold these totals without its reserved eighth."""
+        """Return whether the queue has room for these totals without its reserved eighth."""
         most_rows = self.rows - self.rows // _RESERVE
         return rows <= most_rows and tokens <= self.tokens - self.tokens // _RESERVE
 

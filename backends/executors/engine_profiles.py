@@ -115,7 +115,7 @@ def make_engine_folder(folder: Path) -> Path | None:
 def load_tensorrt(
     load: Callable[[str], ctypes.CDLL] = lambda name: ctypes.CDLL(name, ctypes.RTLD_GLOBAL),
 ) -> str:
-    """Load TensorRT's libraries from their wheel or the system, and return their version.
+    """Load TensorRT's libraries from a wheel or from system folders; return their version.
 
     Raises:
         ModelProblem: the libraries are missing.

@@ -106,7 +106,8 @@ class UpstreamClient:
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # Accept "not found" for the server itself: a proxy may expose only the models' routes.
+        # Accept "not found" for the server itself, because a proxy may expose only the models'
+        # routes.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -150,7 +151,7 @@ class UpstreamClient:
         try:
             idle = self._take_idle()
             if idle is not None:
-                # Inference has no side effects, so the request may be sent again.
+                # Inference has no side effects, so the request can be sent again.
                 with contextlib.suppress(*_STALE):
                     return self._exchange(idle, request, until)
             new = self._connection_class(self._netloc, timeout=_time_left(until))

@@ -154,7 +154,7 @@ def _judge(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return the reasons to refuse an fp16 graph because of its outputs; empty if it is accepted.
+    """Return the reasons to refuse an fp16 graph's outputs; empty if the outputs are accepted.
 
     Raises:
         BackendError: a run failed.

@@ -94,7 +94,7 @@ def watch_device(
 def watch_while_loading(
     settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """Call `failed` with the reason, in a thread, if the GPU fails inside the `with` block.
+    """If the GPU fails inside the `with` block, call `failed` with the reason, in a thread.
 
     A thread watches the GPU, so the code in the `with` block can block the event loop, as the
     loading of models does.
@@ -109,7 +109,7 @@ def watch_while_loading(
 
 @contextmanager
 def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
-    """Call `failed` with the reason, in a thread, if `look` fails inside the `with` block."""
+    """If `look` fails inside the `with` block, call `failed` with the reason, in a thread."""
     ended = threading.Event()
     watch = DeviceWatch(
         look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None

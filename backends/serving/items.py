@@ -111,7 +111,7 @@ class ItemAnswerer:
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[int]:
-        """Hold the memory of a large item in the `with` block; wait until the deadline.
+        """Hold the memory of a large item in the `with` block; wait for room until the deadline.
 
         Yields the reserved bytes; 0 for a small item.
         """

@@ -49,11 +49,11 @@ Texts = Sequence[RowInput]
 class Tokenizer:
     """Encodes texts with the tokenizer in a file.
 
-    Threads cannot share a tokenizer, so each thread has its own copy. Padding is always off. A text
-    is truncated to `truncate_to` tokens if that is set. `lowercase` lower-cases texts first.
-    Without `token_types`, all token types are 0. With `split_special_tokens`, a special token that
-    occurs in a text is tokenized like ordinary text. Calls that only count, show or decode tokens
-    run in `token_pool`, so that they do not delay rows.
+    Threads cannot share a tokenizer, so each thread has its own copy. Padding is always off. If
+    `truncate_to` is set, a text is truncated to this number of tokens. `lowercase` lower-cases
+    texts first. Without `token_types`, all token types are 0. With `split_special_tokens`, a
+    special token that occurs in a text is tokenized like ordinary text. Calls that only count, show
+    or decode tokens run in `token_pool`, so that they do not delay rows.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ def _encoding(
 def _token_offsets(
     encoding: tokenizers.Encoding, text: str, unknown: int | None, prefix: str
 ) -> list[TokenOffsets]:
-    """Return the offsets of each token, and whether it continues a word.
+    """Return the offsets of each token, and whether the token continues a word.
 
     The rules are those of Hugging Face. Exception: with WordPiece, a token continues a word if it
     begins with `prefix`. Hugging Face compares the lengths of the token and its text instead, which

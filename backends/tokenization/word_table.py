@@ -47,7 +47,7 @@ class WordTable:
     def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
         """Return the tokens of a text; `None` if the tokenizer must read it.
 
-        The tokenizer also reads a text with more than `most` tokens.
+        The result is also `None` for a text with more than `most` tokens.
         """
         if len(text) > _LONGEST_TEXT or not (text.isascii() and text.isprintable()):
             return None
