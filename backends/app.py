@@ -193,7 +193,7 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for their GPU.
+    """Return the settings with defaults for the GPU that they select.
 
     `read` takes the number of a GPU, and returns its name and memory.
 

@@ -45,8 +45,8 @@ class SpanQueue(SpanProcessor):
     """Queues ended spans for a thread that exports them. Any thread may add spans.
 
     If the queue is full, spans are dropped and counted, so that no request waits for a collector.
-    The SDK's own processor is slower: it makes a system call for each span, and logs each dropped
-    span.
+    The SDK's own processor is slower, because it makes a system call for each span, and logs each
+    dropped span.
     """
 
     def __init__(

@@ -91,8 +91,8 @@ class RevisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     - `outcomes` counts items by outcome, and `labels` counts results by their first label.
     - `durations` counts items by `duration_bucket`; `seconds` is the sum of durations.
     - `shadows` counts mirrored items by shadow revision and comparison.
-    - `largest` is, for each shadow revision, the largest difference between numbers of results that
-      otherwise agree.
+    - `largest` holds, for each shadow revision, the largest difference between numbers of otherwise
+      equal results.
     """
 
     model: str

@@ -9,7 +9,8 @@ import msgspec
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Tells how two results differ.
 
-    `changed` means that they disagree. Otherwise `largest` is the largest difference of numbers.
+    `changed` means that the results disagree. Otherwise `largest` is the largest difference of
+    numbers.
     """
 
     changed: bool = False

@@ -1,7 +1,7 @@
 """Limits the calling process: its memory, priority, child processes, signals and lifetime.
 
-This protects against mistakes in a model owner's code. It is not a sandbox: the code can use files
-and the network.
+The limits protect against mistakes in a model owner's code. They are not a sandbox, because the
+code can use files and the network.
 """
 
 import contextlib

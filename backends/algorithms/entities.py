@@ -99,7 +99,8 @@ def find_entities(
     `scores` has one row for each token. `aggregation` selects how tokens become entities:
 
     1. `none`: every token is an entity, and its label keeps the prefix `B-` or `I-`.
-    2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new one.
+    2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new
+       entity.
     3. `first`, `average`, `max`: each word gets one label. The label comes from the word's first
        token (`first`), from the mean of its tokens (`average`), or from its most certain token
        (`max`). Then words are grouped as in `simple`.

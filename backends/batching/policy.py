@@ -25,9 +25,9 @@ _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
-    `padding` is the largest fraction of the batch's time, without its fixed cost, that padding may
-    take. With `by_arrival`, which is a baseline for comparisons, a batch consists of the oldest
-    rows of any length, up to `rows` rows. Then `choose_batch` is not used.
+    `padding` limits the time for padding, as a fraction of the batch's time without its fixed cost.
+    With `by_arrival`, which is a baseline for comparisons, a batch consists of the oldest rows of
+    any length, up to `rows` rows. Then `choose_batch` is not used.
     """
 
     rows: int = 16
@@ -71,12 +71,12 @@ def choose_batch(
     joins if three conditions hold: it costs less in this batch than in a batch of its own length,
     padding stays within its limit, and the batch ends within `time_left`.
 
-    `own` counts the rows of `waiting` that belong to the first row's request; these join first.
-    `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
-    join only if the request still ends in time. While the request has more rows to come, rows of
-    other requests must also add little time to the batch. Without this rule, all requests would
-    share all batches. All of them would end late and at the same time, and then the device would be
-    idle.
+    `own` counts the rows of `waiting` that belong to the first row's request. They join before all
+    other rows. `own_work` is the predicted time of all remaining rows of this request. Rows of
+    other requests join only if the first row's request still ends in time. While that request has
+    more rows to come, rows of other requests must also add little time to the batch. Without this
+    rule, all requests would share all batches. All of them would end late and at the same time, and
+    then the device would be idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:

@@ -67,7 +67,7 @@ _NO_REQUEST = _LengthIndex()
 
 
 class RowQueue:
-    """Queues rows by flow and by length; `SubmissionQueue` limits its size.
+    """Queues rows by flow and by length; `SubmissionQueue` limits the queue's size.
 
     Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
     time of the waiting rows. All queues of a device may share `bulk`. With `delay`, a thread waits

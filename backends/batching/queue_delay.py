@@ -1,8 +1,8 @@
 """Decides how long a worker thread delays its next batch, so that callers can send more rows.
 
 Closed-loop callers send their next request some milliseconds after their last result. With a short
-delay, these rows join the next batch, and batches are larger. At full load, the delay costs little,
-because the event loop uses the core in the meantime.
+delay, the rows of these requests join the next batch, so that batches are larger. At full load, the
+delay costs little, because the event loop uses the core in the meantime.
 """
 
 import msgspec

@@ -54,8 +54,8 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
     With `runs_graphs`, this server runs every graph of the repository. Then the server's name of a
-    model must be the name of the model's folder in the repository, and its version must be the
-    number of the revision.
+    model must be the name of the model's folder in the repository, and the server's version of the
+    model must be the revision's number.
     """
 
     url: str = ""

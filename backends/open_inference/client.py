@@ -48,7 +48,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a response of the server.
 
     `json_bytes` is the length of the JSON head, if binary tensors follow it. `retry_after` is the
-    header of this name, in seconds.
+    value of the header `Retry-After` in seconds.
     """
 
     status: int
@@ -284,8 +284,8 @@ def _number(text: str | None) -> int | None:
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
     """Return a digest of a model's metadata, or "" if the server or model is not ready.
 
-    The digest covers the inputs, the outputs and, if `upstream` names no version, the versions. It
-    does not change if weights are replaced under the same version.
+    The digest covers the inputs and the outputs. If `upstream` names no version, the digest also
+    covers the versions. It does not change if weights are replaced under the same version.
     """
     client = UpstreamClient(upstream, token=token)
     try:

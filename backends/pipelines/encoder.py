@@ -261,8 +261,9 @@ class Encoder:
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets and the vector of every token of a text.
 
-        A text that is too long for the model is read in windows that overlap by a quarter. A token
-        in two windows gets the vector from the window in which it is farther from an edge.
+        A text that is too long for the model is read in windows that overlap by a quarter of their
+        length. If a token is in two windows, its vector comes from the window in which the token is
+        farther from an edge.
 
         Raises:
             ItemRefused: the text is empty, or has too many windows.

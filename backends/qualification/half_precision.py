@@ -2,7 +2,7 @@
 
 A GPU has fast matrix products only in fp16 and TF32. TF32 keeps the range of fp32, but fp16 does
 not. So the effect of fp16 is measured: the outputs of about a thousand texts are compared with fp32
-outputs of this machine's CPU. A revision may bring its own texts in `texts.txt`.
+outputs of this machine's CPU. A revision can have its own texts in `texts.txt`.
 """
 
 import logging
@@ -47,8 +47,8 @@ class HalfVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Describes a model whose precision is to be chosen.
 
-    `source` is its graph. `encode` turns texts into rows. `trim` counts the special tokens before
-    and after a text.
+    `source` is the model's graph. `encode` turns texts into rows. `trim` counts the special tokens
+    before and after a text.
     """
 
     folder: Path
@@ -71,8 +71,8 @@ def choose_precision(
     """Return the precision to run a graph in.
 
     The result is the declared precision, except for an fp32 graph on a GPU. `find` takes a
-    precision, and returns the quickest graph in it. The fp16 graph of a digest is judged once per
-    kind of machine.
+    precision, and returns the quickest graph in this precision. The fp16 graph of a digest is
+    judged once per kind of machine.
 
     Raises:
         ExecutorDied: the fp16 graph broke the device. The graph is not tried again.

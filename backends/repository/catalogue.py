@@ -37,7 +37,7 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the models of a repository in dependency order, and its problems.
+    """Holds the models of a repository in dependency order, and the repository's problems.
 
     A model comes after the models that it builds on. `blocked` names the models that cannot be
     served because of another model's problem. `waiting` names the models whose upstream server is

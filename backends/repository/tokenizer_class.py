@@ -1,4 +1,4 @@
-"""Finds the tokenizer class that `transformers` loads, and whether it sends token types.
+"""Finds the tokenizer class that `transformers` loads, and whether the class sends token types.
 
 The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The class is named in
 `tokenizer_config.json`, or else in `config.json`, or else follows from the model's type.

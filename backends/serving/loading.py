@@ -97,7 +97,7 @@ def load_models(
 ) -> ModelSet:
     """Load every model of a catalogue; reuse unchanged encoders of `running`.
 
-    A model that cannot be loaded is reported in `problems`. This does not start worker threads.
+    A model that cannot be loaded is reported in `problems`. No worker threads are started.
     """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():

@@ -4,7 +4,7 @@ The replacement is the first of these:
 
 1. the revision that was served last, if its files still exist
 2. the revision that this process serves now
-3. the newest older revision that loads
+3. the newest revision that is older than the broken revision and loads
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
