@@ -284,7 +284,7 @@ class AlgorithmHost:
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
     def _clock(self, item: HostedItem) -> ProcessTime:
-        """Return the seconds since the item began, and how many of them were waits for a core."""
+        """Return how long ago the item began, and how long it has waited for a core, in seconds."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()

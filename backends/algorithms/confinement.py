@@ -57,7 +57,7 @@ def confine(*, parent: int, memory_bytes: int) -> None:
 
 
 def _forbid_processes(libc: ctypes.CDLL) -> None:
-    """Forbid starting processes and signalling other processes. Threads may still start."""
+    """Forbid starting processes and signalling other processes. Threads can still start."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return

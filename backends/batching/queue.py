@@ -378,7 +378,7 @@ class RowQueue:
         return False
 
     def _minimum_time(self, row: Row) -> float:
-        """Return the minimum seconds that a row needs. With less time left, it has expired."""
+        """Return the minimum seconds that a row needs. With less time left, a row has expired."""
         # Bounded, so that a device that was slow gets rows to show that it is fast again.
         return (self._cost.base + row.work) * min(self.slowness, _MAX_SLOWNESS)
 

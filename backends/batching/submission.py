@@ -1,4 +1,4 @@
-"""Admits rows to the queue of the worker threads, if there is room and they would be in time."""
+"""Admits rows to the worker threads' queue, if there is room and the rows would be in time."""
 
 import asyncio
 from collections import Counter
@@ -70,7 +70,7 @@ class RoomQueue:
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Wait until this item is first and `fits()` is true; return `False` after `max_wait` s.
+        """Wait until this item is first in line and `fits()` is true; `False` after `max_wait` s.
 
         If the result is `True`, the caller must submit its rows before it awaits anything else.
         """

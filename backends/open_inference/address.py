@@ -66,7 +66,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return the remote server of a model, or `None`; `upstream` is from its manifest."""
+        """Return the remote server of a model, or `None`; `upstream` is the manifest's field."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:

@@ -356,7 +356,7 @@ class Encoder:
         return self._read_text(text)
 
     def _prompted(self, prompt: str, text: RowInput) -> RowInput:
-        """Return the input with `prompt` before it; token ids get the model's own prompt."""
+        """Return an input with `prompt` put before it; token ids get the model's own prompt."""
         if isinstance(text, TokenIds):
             return TokenIds(text.ids, self._prompt_ids or ())
         return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
@@ -382,7 +382,7 @@ class Encoder:
     def _note_cut(
         self, encoding: Encoding, truncated_from: int, caller: RowCaller, *, is_cut: bool
     ) -> None:
-        """Note the token count of a truncated text; refuse it if the caller forbids truncation.
+        """Note a truncated text's token count; refuse the text if the caller forbids truncation.
 
         With `is_cut`, the text was truncated before it was tokenized, so the whole text has more
         tokens than `encoding`.

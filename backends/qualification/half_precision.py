@@ -110,7 +110,7 @@ def choose_precision(
 def _is_quicker(
     half: QuickestGraph, other: GraphSource, *, find: Callable[[GraphSource], QuickestGraph]
 ) -> bool:
-    """Return whether the fp16 graph runs on this device, and is quicker than the `other` precision.
+    """Return whether the fp16 graph runs on this device, and is quicker than in precision `other`.
 
     TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """

@@ -1,4 +1,4 @@
-"""Loads a repository, and replaces each broken revision by another one that works.
+"""Loads a repository, and replaces each broken revision by another revision that works.
 
 The replacement is the first of these:
 

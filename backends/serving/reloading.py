@@ -128,7 +128,7 @@ class Repository:
         return (*(assignment.models or self._settings.own_assignment), *assignment.until)
 
     async def check(self, trial: PlanTrial) -> PlanVerdict:
-        """Load the models of a trial plan and return the result, without serving them.
+        """Load the models of a trial plan and return the result, without serving the models.
 
         Raises:
             StartProblem: the repository's folder is missing.
