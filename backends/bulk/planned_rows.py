@@ -1,8 +1,8 @@
 """Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
 A serving backend batches the rows that happen to wait, so results of two runs may differ in
-rounding. But a resumed bulk job must give the same results as an uninterrupted job. So a bulk job
-runs each of its parts (one output file) separately, and divides the part's rows into batches by
+rounding. But a resumed bulk job must give the same results as an uninterrupted job. So each
+part of a bulk job (one output file) has its own batches, into which the part's rows are divided by
 length.
 """
 
