@@ -6,7 +6,7 @@ import sys
 
 def run() -> None:
     """Import the command line and run it."""
-    # Modules are never freed. Garbage collection during imports would take a fifth of the start.
+    # Imports create no garbage, but collecting it would take a fifth of the start time.
     gc.disable()
     from backends.settings import limit_blas_threads  # noqa: PLC0415
 

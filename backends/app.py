@@ -44,7 +44,7 @@ from backends.telemetry.spans import NO_TRACING, Tracing
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
 _DEVICE_FAILED = 70
-# Timeout in seconds for the GPU driver if models run on the CPU, so that GPUs are only measured.
+# Timeout in seconds for the GPU driver if models run on the CPU and GPUs are only measured.
 _METRICS_PATIENCE = 5.0
 
 
@@ -68,7 +68,7 @@ async def open_backend(
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
-        # One thread for tokenizer tasks of all models, so that these do not delay rows.
+        # One thread for tokenizer tasks of all models, so that these tasks do not delay rows.
         token_pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="tokens"))
         tools = LoadingTools(
             settings=settings,
@@ -125,7 +125,7 @@ def serve(settings: BackendSettings) -> None:
             be used, or anybody on the network could send calls.
     """
     parent = os.getppid()
-    # By default, a worker thread that returns from the model may wait 5 ms for the GIL.
+    # With Python's default, a worker thread could wait 5 ms for the GIL after each run of a model.
     sys.setswitchinterval(_SWITCH)
     tls = server_tls(settings)
     # Bind before loading models, so that a second backend on the port fails immediately.
@@ -135,7 +135,7 @@ def serve(settings: BackendSettings) -> None:
 
 
 def check_trust(settings: BackendSettings, address: str) -> None:
-    """Check that only trusted callers can send calls, because a call names its tenant itself.
+    """Check that only trusted callers can send calls, because calls name their tenants.
 
     Raises:
         StartProblem: anybody on the network could send calls to this address.
@@ -193,7 +193,7 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for their GPU.
+    """Return the settings with defaults for the GPU that they select.
 
     `read` takes the number of a GPU, and returns its name and memory.
 
@@ -279,7 +279,7 @@ async def run_until_stopped(
     """Serve until a signal or, with `exit_with_parent`, until the parent ends; then drain.
 
     If `watch` reports that the device has failed, the process ends immediately, because runs on the
-    device may hang. Gateways then retry the calls on other backends as soon as their connections
+    device may hang. Gateways retry the calls on other backends as soon as the calls' connections
     end.
     """
     stop = StopSignals()
@@ -321,7 +321,7 @@ async def leave(
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
-    """Serve for `shutdown_delay` while not ready; then refuse connections and drain."""
+    """Report "not ready" but serve for `shutdown_delay`; then refuse connections and drain."""
     if server.started:
         core.leaving = True
         server.make_answers_last()

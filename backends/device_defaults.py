@@ -19,7 +19,8 @@ _BYTES_PER_TOKEN = 64 * 1024
 # The fraction of device memory for libraries, captured graphs and the CUDA context.
 _RESERVE = 0.1
 _GRAPH_ROWS = 4
-# Matches the device graphs that CUDA can capture: their shapes depend only on input shapes.
+# Matches the device graphs that CUDA can capture, because the shapes of all their tensors depend
+# only on the shapes of their inputs.
 _CAPTURED = re.compile(r"\.cuda-(fused|heads|ranges)(-\w+)?\.onnx$")
 
 
@@ -35,8 +36,8 @@ def with_device_defaults(
 ) -> BackendSettings:
     """Return the settings with a default for `gpu_memory_bytes`, the size of a model's arena.
 
-    The argument `gpu_memory_bytes` is the memory of the device, or 0 if the driver does not report
-    it. The device is shared by `processes` processes with `encoders` encoders each.
+    The argument of the same name is the memory of the whole device, or 0 if the driver does not
+    report it. The device is shared by `processes` processes with `encoders` encoders each.
     """
     if settings.provider not in GPU_PROVIDERS or settings.gpu_memory_bytes:
         return settings

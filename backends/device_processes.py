@@ -1,7 +1,7 @@
 """Chooses how many backends share a GPU, because one Python process cannot feed a large GPU."""
 
 # Decision 0037 has the measurements. Backends take five of eight cores; the gateway and Valkey take
-# the rest. Six backends answer 50,000 rows a second, which is enough for the largest cards.
+# the other three. Six backends answer 50,000 rows a second, which is enough for the largest cards.
 _BACKEND_SHARE = 5 / 8
 _MOST = 6
 

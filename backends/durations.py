@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 class DurationCounts:
-    """Counts durations in buckets with these upper `bounds`, and in one more bucket above them.
+    """Counts durations in buckets with these upper `bounds`, and longer ones in a last bucket.
 
     Not thread-safe.
     """
@@ -23,11 +23,11 @@ class DurationCounts:
         self.total += duration * count
 
     def seen(self) -> tuple[tuple[int, ...], float]:
-        """Return the counts by bucket, and the sum in seconds."""
+        """Return the counts by bucket, and the sum of the durations in seconds."""
         return tuple(self.counts), self.total
 
     def take(self) -> tuple[list[int], float]:
-        """Return the counts and the sum since the last call."""
+        """Return the counts and the sum of the durations since the last call of `take`."""
         seen = self.counts, self.total
         self.counts, self.total = [0] * len(self.counts), 0.0
         return seen

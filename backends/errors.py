@@ -97,7 +97,7 @@ class ItemRefused(BackendError):
 
 
 class AlgorithmFailed(BackendError):
-    """Reports an error in a model owner's algorithm; the same item would fail elsewhere, too."""
+    """Reports an error in a model owner's algorithm, which the item would cause everywhere."""
 
     code = "algorithm_failed"
     retryable = False
@@ -119,7 +119,7 @@ class UpstreamFailed(ModelFailed):
 
 
 class Overloaded(BackendError):
-    """Reports a queue that is full, or too slow for the deadline."""
+    """Reports a full queue, or one in which the item would miss its deadline."""
 
     status = 503
     code = "overloaded"

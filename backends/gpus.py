@@ -156,9 +156,10 @@ def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
 
     If the variable is not set, return all GPUs.
 
-    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's. The list
-    ends before the first name that does not match exactly one device. The number of a card with MIG
-    devices selects its first MIG device. If a device is named twice, there is no visible GPU.
+    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's. The list of
+    visible GPUs ends before the first name that does not match exactly one device. The number of a
+    card with MIG devices selects its first MIG device. If a device is named twice, there is no
+    visible GPU.
     """
     names = _visible_devices()
     if names is None:

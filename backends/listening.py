@@ -31,10 +31,10 @@ _HANDSHAKE = b"03"
 async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN) -> None:
     """Drop new connections, and wait until the server has accepted all earlier ones.
 
-    Without this, a connection that completes between the last `accept` and `close` would be reset.
-    The function also waits for handshakes in progress, for at most `within` seconds. A client whose
-    SYN is dropped sends it again after a second, and is then refused because the socket is closed.
-    On systems without socket filters, a reset remains possible.
+    Without this function, a connection that completes between the last `accept` and `close` would
+    be reset. The function also waits for handshakes in progress, for at most `within` seconds. A
+    client whose SYN is dropped sends the SYN again after a second, and is then refused because the
+    socket is closed. On systems without socket filters, a reset remains possible.
     """
     if sys.platform == "linux":
         program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))

@@ -16,9 +16,9 @@ _NANOSECOND: Final = 1e-9
 def measured_loop(count: Callable[[float, float], None]) -> Iterator[None]:
     """Measure the delay of the running event loop ten times a second, in the `with` block.
 
-    `count` gets two numbers for each timer: by how many seconds it was late, and a lower bound of
-    the seconds for which code held the loop. Time in which the loop's thread waits for a processor
-    core is part of the first number only.
+    `count` gets two numbers for each timer: by how many seconds the timer was late, and a lower
+    bound of the seconds for which code held the loop. Time in which the loop's thread waits for a
+    processor core is part of the first number only.
     """
     loop = asyncio.get_running_loop()
     due = perf_counter() + INTERVAL

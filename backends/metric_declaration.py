@@ -47,7 +47,7 @@ class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def family(self) -> str:
-        """The name without `_total`, which the metrics library adds to counters."""
+        """The name without `_total`, which the metrics library appends to the names of counters."""
         return self.name.removesuffix("_total")
 
 

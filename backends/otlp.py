@@ -45,8 +45,8 @@ class SpanQueue(SpanProcessor):
     """Queues ended spans for a thread that exports them. Any thread may add spans.
 
     If the queue is full, spans are dropped and counted, so that no request waits for a collector.
-    The SDK's own processor is slower: it makes a system call for each span, and logs each dropped
-    span.
+    The SDK's own processor is slower, because it makes a system call for each span, and logs each
+    dropped span.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class SpanQueue(SpanProcessor):
     def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
         """Queue sampled spans, or drop all of them if the queue is full.
 
-        A `MakeSpans` is a function that makes several spans. The exporting thread calls it, because
-        the code runs rarely and would be slow in the thread that answers requests. If a `MakeSpans`
-        returns n spans, n - 1 times `None` must precede it in `spans`, so that the queue counts all
-        n spans.
+        A `MakeSpans` is a function that makes several spans. The exporting thread calls this
+        function, because rarely executed code would be slow in the thread that answers requests. If
+        a `MakeSpans` makes n spans, it must come after n - 1 times `None` in `spans`, so that the
+        queue counts all n spans.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
@@ -144,7 +144,7 @@ class SpanQueue(SpanProcessor):
 
 
 def open_queue(environ: Mapping[str, str]) -> SpanQueue:
-    """Return a queue whose exporters are those that the process's environment (`environ`) names.
+    """Return a queue with the exporters that the process's environment (`environ`) names.
 
     Raises:
         TracingProblem: an exporter is not installed, or a variable has an invalid value.
@@ -192,7 +192,7 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
             f" ({error}); run {install_command('otlp-grpc')}, or set it to `http/protobuf`"
         ) from error
     if signal == "TRACES":
-        # Both exporters look up their encoder in this module.
+        # Both exporters look up `encode_spans` in their module when they export.
         encode = encode_message if package == "grpc" else encode_spans
         setattr(module, "encode_spans", encode)  # noqa: B010
     # The specification says milliseconds, but the SDK's exporters read seconds.

@@ -1,8 +1,9 @@
 """Encodes spans for OTLP as OpenTelemetry's encoder does, but four times as fast.
 
-OpenTelemetry's encoder creates an object for every attribute and takes 17 µs per span. A cache hit
-takes only 12 µs and has three spans. OpenTelemetry's encoder is still used for spans with rare
-content, and for the fields that all spans of a batch share.
+OpenTelemetry's encoder creates an object for every attribute and takes 17 µs per span. This is too
+slow, because a request that the cache answers takes only 12 µs and has three spans. OpenTelemetry's
+encoder is still used for spans with rare content, and for the fields that all spans of a batch
+share.
 """
 
 import struct

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetricPusher:
-    """Exports metrics in a thread, so that nothing waits for a collector.
+    """Exports metrics in a thread, so that no request waits for a collector.
 
     If an export takes longer than the interval, newer metrics replace the metrics that wait for
     their export.
@@ -73,7 +73,7 @@ class MetricPusher:
     async def run(
         self, read: Callable[[], Awaitable[Iterable[Family]]], stop: asyncio.Event
     ) -> None:
-        """Push the metrics of `read` at every interval, and once more after `stop`."""
+        """Push the metrics that `read` returns at every interval, and once more after `stop`."""
         self._thread.start()
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -124,8 +124,8 @@ def open_pusher(
 ) -> MetricPusher:
     """Return the pusher that the process's environment (`environ`) configures.
 
-    `counted_since` is the time in nanoseconds at which the counters began to count; the default is
-    now. With a wrong time, a collector would see a reset of the counters and count twice.
+    `counted_since` is the time in nanoseconds at which the counters began to count, by default the
+    present time. With a wrong time, a collector would see a reset of the counters and count twice.
 
     Raises:
         TracingProblem: the exporter is not installed, or a variable has an invalid value.
@@ -189,7 +189,8 @@ def _histogram_points(
                 sum=sums.get(labels, 0.0),
                 bucket_counts=counts,
                 explicit_bounds=[bound for bound, _ in found[:-1]],
-                # Unknown. The protocol allows that, but the SDK's type does not.
+                # The extremes are unknown. The protocol allows their absence, but the SDK's type
+                # does not.
                 min=None,  # type: ignore[arg-type]
                 max=None,  # type: ignore[arg-type]
             )

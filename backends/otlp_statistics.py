@@ -4,7 +4,7 @@ import msgspec
 
 
 class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts spans that were exported, that failed to export, and that a full queue dropped."""
+    """Counts the spans that were exported, could not be exported, or did not fit into the queue."""
 
     exported: int = 0
     failed: int = 0

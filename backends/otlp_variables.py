@@ -16,13 +16,14 @@ _EXPORTERS = frozenset({"otlp", "console"})
 _NUMBERS = ("TIMEOUT", "LIMIT")
 _HEADERS = "HEADERS"
 _PAIRS = "OTEL_RESOURCE_ATTRIBUTES"
-# Matches headers that the SDK accepts. The SDK would log others, which may contain secrets.
+# Matches headers that the SDK accepts. The SDK would log all other headers, which may contain
+# secrets.
 _HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 _log = logging.getLogger(__name__)
 
 
 class TracingProblem(ValueError):
-    """Reports a configuration that is not possible; the message names the variable to change."""
+    """Reports a tracing configuration that cannot work; the message names the variable."""
 
 
 def drop_unusable(environ: MutableMapping[str, str]) -> None:
@@ -41,8 +42,8 @@ def drop_unusable(environ: MutableMapping[str, str]) -> None:
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
     """Return whether `environ` names a trace exporter or an OTLP endpoint.
 
-    In the SDK, tracing is on by default. Here it is off, because the SDK logs errors if there is no
-    local collector.
+    In the SDK, tracing is on by default. In this program, it is off, because the SDK logs errors if
+    there is no local collector.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

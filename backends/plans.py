@@ -65,7 +65,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     `until` has models that move to other backends. This backend serves them until the other
     backends serve them. If `models` is empty, the backend's own setting applies. A backend uses the
     highest `version` that it has received. Two assignments of one version differ only in `until`;
-    the one with fewer models there is newer.
+    the assignment with fewer models in `until` is newer.
     """
 
     version: int = 0
@@ -91,8 +91,8 @@ class RevisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     - `outcomes` counts items by outcome, and `labels` counts results by their first label.
     - `durations` counts items by `duration_bucket`; `seconds` is the sum of durations.
     - `shadows` counts mirrored items by shadow revision and comparison.
-    - `largest` is, for each shadow revision, the largest difference between numbers of results that
-      otherwise agree.
+    - `largest` holds, for each shadow revision, the largest difference between numbers of otherwise
+      equal results.
     """
 
     model: str

@@ -7,12 +7,12 @@ the outcome is ready.
 
 The last frame is a `Report`. The backend also sends a `Report` after outcomes, and every second
 while batches run, to show that the call does not hang. If a stream ends without a final report, it
-was cut short, and items without an outcome may be retried. If the whole call is refused, the HTTP
+was cut short, and items without an outcome can be retried. If the whole call is refused, the HTTP
 status is not 200, and the body is a `Refusal`.
 
 - `GET /v1/state` returns a msgpack `ServingState`: the backend's models and load.
-- `POST /v1/models/reload` reads the repository again, and returns the state once the new models
-  are served. Its body may be `ServingPlans`.
+- `POST /v1/models/reload` reads the repository again, and returns the state once the new models are
+  served. Its body is either empty or `ServingPlans`.
 - `POST /v1/models/check` takes a `PlanTrial` and returns a `PlanVerdict`.
 """
 
@@ -47,8 +47,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 class Task(StrEnum):
     """Enumerates the tasks of models. Each task is a route of the API.
 
-    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`: `ModelInfo.shows_tokens`
-    says whether a model has them.
+    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`. Instead,
+    `ModelInfo.shows_tokens` says whether a model has them.
     """
 
     CLASSIFY = "classify"
@@ -229,8 +229,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """Holds an item's result as JSON, and what it cost.
 
-    - `rows` and `tokens` count computed rows; `known` and `known_tokens` count rows that were
-      cached or coalesced.
+    - `rows` and `tokens` are the numbers of computed rows and of their tokens. `known` and
+      `known_tokens` are the same numbers for rows that were cached or coalesced.
     - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is none.
     - `arm` is the number of the revision that answered, if the model has a split or a shadow.
     - `shadow` is the shadow revision to which the item was mirrored.
@@ -297,7 +297,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that a backend serves.
 
     - `revision` is a digest (12 hex digits) of all files that determine results, including the
-      files of models that it builds on.
+      files of the models on which this model builds.
     - `algorithm` and `algorithm_version` identify the code that answers.
     - `earlier` has revisions that were replaced a short while ago. The backend still answers calls
       that name them.

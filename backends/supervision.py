@@ -39,7 +39,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
 
 class StopSignals:
-    """Sets events on SIGTERM and SIGINT; create it in the process's event loop."""
+    """Sets events on SIGTERM and SIGINT; create the object in the process's event loop."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()

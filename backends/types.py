@@ -126,10 +126,10 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts comparisons of mirrored items, by `(model, revision, shadow, outcome)`.
+    """Counts comparisons of mirrored items, for each `(model, revision, shadow, outcome)`.
 
-    `largest` is the largest difference between numbers of results that otherwise agree, by
-    `(model, revision, shadow)`.
+    For each `(model, revision, shadow)`, `largest` is the largest difference between numbers of
+    results that otherwise agree.
     """
 
     outcomes: dict[tuple[str, str, str, str], int] = {}
@@ -139,8 +139,8 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's statistics at one moment.
 
-    `items` counts items by `(model, task, outcome)`. `lost_hosts` counts failed processes of
-    algorithms by `(model, reason)`.
+    `items` counts items for each `(model, task, outcome)`. `lost_hosts` counts failed processes of
+    algorithms for each `(model, reason)`.
     """
 
     ready: bool

@@ -4,7 +4,7 @@ A step is the code that a task runs between two awaits. The backend treats a pro
 the process
 
 - ends,
-- is still in a step of an item a while after the item's time limit,
+- is still in a step of an item when a short grace period after the item's time limit has passed,
 - ignores a cancellation, or
 - uses too much memory or too many threads.
 
@@ -13,8 +13,8 @@ and runs the other items again. If the backend does not know whose step was runn
 items again, one at a time, until one of them makes a process fail.
 
 The time of an item does not include steps of other items, calls to models, or waits for a processor
-core. A process is starved if it got too little time on a core. Then the backend blames no item, and
-callers may try again.
+core. If the process failed only because it got too little time on a core, the backend blames no
+item, and callers can send their items again.
 """
 
 import asyncio
@@ -55,22 +55,22 @@ _WORN_THREADS, _WORN = 24, 0.8
 _OVER = 1.25
 _MOST_RUNS = 4
 _WATCH_INTERVAL = 0.2
-# Seconds that a step may continue after its item's time, and that it may take to react to a
-# cancellation.
+# The grace period of a step after its item's time limit, and the time in which a step must react to
+# a cancellation, in seconds.
 _GRACE = 0.1
 _CANCELLATION = 1.0
-# Seconds before an equal error is logged again, and how many errors are remembered.
+# Seconds before an equal error is logged again, and the number of errors that are remembered.
 _LOG_INTERVAL, _MOST_LOGGED = 10.0, 64
-# Delays of restarts in seconds. The first restart is immediate, the second has the first delay, and
-# each later one has twice the previous delay, up to the longest. After a quiet time without
-# failures, a restart is immediate again.
+# Delays of restarts, and a quiet time, in seconds. The first restart is immediate. The second
+# restart waits for the first delay. Each later restart waits twice as long as the previous restart,
+# up to the longest delay. After a quiet time without failures, a restart is immediate again.
 _FIRST_DELAY, _LONGEST_DELAY, _QUIET = 0.25, 10.0, 30.0
 
 
 class AlgorithmHost:
     """Owns the process of one algorithm and queues items for it.
 
-    `open` may be called in any thread; all other methods belong to the event loop.
+    `open` is safe in any thread; all other methods belong to the event loop.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class AlgorithmHost:
         """Return the JSON of an item's result.
 
         Raises:
-            ItemRefused: the algorithm refused the item or was too slow, or the item ended a process
-                a short while ago.
+            ItemRefused: the algorithm refused the item or was too slow, or the item made a process
+                fail a short while ago.
             AlgorithmFailed: the code raised an error.
             BackendError: a model that the algorithm called failed, or no process is available.
         """
@@ -210,7 +210,7 @@ class AlgorithmHost:
         item.started = loop.time()
         process = self._live()
         item.busy_before = process.marks.busy_of_others(item.slot)
-        item.delay_before = process.delays.known  # `_watch` read it; reading again takes 0.1 ms
+        item.delay_before = process.delays.known  # read by `_watch`; a new reading takes 0.1 ms
         item.begin()
         self._running[item.number] = item
         item.timer = loop.call_later(self._budget.time, self._on_time, item)
@@ -284,7 +284,7 @@ class AlgorithmHost:
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
     def _clock(self, item: HostedItem) -> ProcessTime:
-        """Return the seconds since the item began, and how many of them were waits for a core."""
+        """Return how long ago the item began, and how long it has waited for a core, in seconds."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
@@ -355,7 +355,7 @@ class AlgorithmHost:
             self._lose("held after its time", item if self._is_known(item) else None)
 
     def _is_known(self, item: HostedItem) -> bool:
-        """Return whether this item certainly is the one that blocks the process."""
+        """Return whether it is certain that this item blocks the process."""
         return self._live().marks.are_exact or list(self._running.values()) == [item]
 
     def _watch(self) -> None:
@@ -383,7 +383,7 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step takes long, or whether threads without step marks use a core."""
+        """Return whether one step has taken long, or code without step marks has used a core."""
         process = self._live()
         step, before = process.marks.step(), self._long_step
         if step is None or before is None or step.began != before.began:
@@ -399,7 +399,8 @@ class AlgorithmHost:
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
         """Kill the process, refuse the item that blocked or ended it, and rerun the other items.
 
-        If `is_blamed` is false, `item` already has an outcome, and its caller may send it again.
+        If `is_blamed` is false, `item` already has an outcome, and its caller can send the item
+        again.
         """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())
@@ -452,7 +453,7 @@ class AlgorithmHost:
 
 
 def _culprit(running: list[HostedItem], step: Step | None, *, is_exact: bool) -> HostedItem | None:
-    """Return the item that ended the process, or `None` if it is unknown."""
+    """Return the item that made the process fail, or `None` if no item certainly did."""
     if len(running) == 1 and running[0].is_suspect:
         return running[0]
     if not is_exact or step is None:

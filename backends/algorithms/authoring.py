@@ -25,7 +25,7 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the result that the API gives for `model`.
+        """Return the result that the API gives for an item of `model`.
 
         `task` defaults to the model's first task.
         """

@@ -39,8 +39,8 @@ class Algorithm(Protocol):
 class QueryAlgorithm(Algorithm):
     """Answers an item from the vectors that one query of `model` returns.
 
-    The backend answers the items of a call together, without a coroutine for each item.
-    `prompts` has one prompt for each text, which replaces the model's own prompt.
+    The backend answers the items of a call together, without a coroutine for each item. `prompts`
+    has one prompt for each text, in place of the model's own prompt.
     """
 
     model: str
@@ -57,7 +57,7 @@ class QueryAlgorithm(Algorithm):
 
     @abstractmethod
     def answer(self, vectors: FloatArray, parameters: Any) -> Any:
-        """Return the result of an item from its vectors, of shape (texts, values)."""
+        """Compute the result of an item from its vectors, an array of shape (texts, values)."""
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -87,6 +87,6 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as error:
-        # Several coroutines may fail for one reason; one error is enough.
+        # Several coroutines may fail for the same reason, so one error is enough.
         raise error.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -8,8 +8,8 @@ import msgspec
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits the resources of an algorithm.
 
-    An item may take `time` seconds, and `rows` rows over all models together. A process may use
-    `memory_bytes` bytes of memory, and take `import_time` seconds to import the code.
+    An item may take `time` seconds, and use `rows` rows of all its models together. A process may
+    use `memory_bytes` bytes of memory, and take `import_time` seconds to import the code.
     """
 
     time: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0

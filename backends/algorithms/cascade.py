@@ -32,7 +32,7 @@ class Cascade(Labeller):
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)
         if function is not None:
-            # This does not run the model again: the row cache has this row by now.
+            # This does not run the model again, because the row is in the row cache by now.
             scores = await self._small.scores(text, ask, function)
         return reorder(scores, self._small.labels, self.labels)
 

@@ -40,7 +40,7 @@ def check_top(parameters: ClassifyParameters) -> None:
 
 
 class Labeller(Algorithm):
-    """Scores fixed labels for a text or a pair of texts; other algorithms can build on it."""
+    """Scores fixed labels for a text or a pair of texts; other algorithms can call it."""
 
     def __init__(self, *, labels: Sequence[str]) -> None:
         self.labels = list(labels)
@@ -58,7 +58,7 @@ class Labeller(Algorithm):
     def confidence(self, scores: FloatArray) -> float:
         """Return how certain the model is of its result, from 0 to 1.
 
-        `scores` come from the model's own function.
+        `scores` are the scores that the model's own function gives.
         """
 
     @override
@@ -75,7 +75,7 @@ class Labeller(Algorithm):
         top: int | None = None,
         function: Function | None = None,
     ) -> list[Label]:
-        """Return the labels of a text, best first, for an algorithm that builds on this one."""
+        """Return the labels of a text, best first, for an algorithm that calls this one."""
         return rank(self.labels, await self.scores(text, ask, function), top)
 
 

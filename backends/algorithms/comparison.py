@@ -9,7 +9,8 @@ import msgspec
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Tells how two results differ.
 
-    `changed` means that they disagree. Otherwise `largest` is the largest difference of numbers.
+    `changed` means that the results disagree. Otherwise `largest` is the largest difference of
+    numbers.
     """
 
     changed: bool = False
@@ -23,8 +24,8 @@ _NONE = Difference()
 def compare(one: Any, other: Any) -> Difference:
     """Compare two results, as parsed JSON.
 
-    Two rankings agree if they have the same labels and the same first label. Of other values, only
-    floats may differ.
+    Two rankings agree if they have the same labels and the same first label. Other values agree if
+    they differ only in floats.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))

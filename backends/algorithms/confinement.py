@@ -1,7 +1,7 @@
 """Limits the calling process: its memory, priority, child processes, signals and lifetime.
 
-This protects against mistakes in a model owner's code. It is not a sandbox: the code can use files
-and the network.
+The limits protect against mistakes in a model owner's code. They are not a sandbox, because the
+code can use files and the network.
 """
 
 import contextlib
@@ -26,8 +26,9 @@ _LOAD, _IF_EQUAL, _IF_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06
 _CALL, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 _CLONE_THREAD = 0x00010000
-# By machine: the audit architecture, then the numbers of the system calls `clone`, `kill` and
-# `tgkill`, `fork` and `vfork`.
+# For each kind of machine: the audit architecture, the number of the system call `clone`, the
+# numbers of `kill` and `tgkill`, and the numbers of `fork` and `vfork` if the machine has these
+# calls.
 _CALLS = {
     "x86_64": (0xC000003E, 56, (62, 234), (57, 58)),
     "aarch64": (0xC00000B7, 220, (129, 131), ()),
@@ -56,7 +57,7 @@ def confine(*, parent: int, memory_bytes: int) -> None:
 
 
 def _forbid_processes(libc: ctypes.CDLL) -> None:
-    """Forbid starting processes and signalling other processes. Threads may still start."""
+    """Forbid starting processes and signalling other processes. Threads can still start."""
     calls = _CALLS.get(platform.machine())
     if calls is None:
         return

@@ -70,7 +70,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     ) -> FloatArray:
         _check_query(parameters)
         for_query, for_document = self.prompts or (None, None)
-        # An empty string is a prompt, too: it replaces the model's own prompt.
+        # An empty string is also a prompt, which replaces the model's own prompt.
         own = None if for_query is None else [for_query]
         queries = await ask(self.model, [parameters.query], own)
         documents = await windows.of_text(self.model, item, ask, prompt=for_document)

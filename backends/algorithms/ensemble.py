@@ -21,8 +21,9 @@ class Ensemble(Labeller):
     """Combines several classifiers (Dietterich 2000, "Ensemble Methods in Machine Learning").
 
     With `mean` and `weighted`, a label's score is the mean of its scores from all models, weighted
-    by `weights`. With `vote`, a label's score is the fraction of models, weighted by `weights`,
-    that score this label highest. Labels with equal votes are ordered by their mean scores.
+    by `weights`. With `vote`, each model votes for the label that it scores highest, and a label's
+    score is its share of the votes, weighted by `weights`. Labels with equal votes are ordered by
+    their mean scores.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Ensemble(Labeller):
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return each label's mean score, and its score in the result (mean score or votes)."""
+        """Return each label's mean score, and its score in the result: mean score or votes."""
         if self._combine == "vote" and function is not None:
             detail = "this model counts votes, so it does not take a `function`; leave it out"
             raise ItemRefused("bad_function", detail)

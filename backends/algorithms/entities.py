@@ -81,9 +81,9 @@ def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
 
 
 def _with_accents(entity: TextEntity, text: str) -> TextEntity:
-    """Return the entity with its end moved behind the accents of its last letter.
+    """Return the entity, extended over the combining accents of its last letter.
 
-    A tokenizer that strips accents ends a token before combining accents.
+    A tokenizer that strips accents ends a token before these accents.
     """
     end = entity.end
     while end < len(text) and unicodedata.combining(text[end]):
@@ -99,7 +99,8 @@ def find_entities(
     `scores` has one row for each token. `aggregation` selects how tokens become entities:
 
     1. `none`: every token is an entity, and its label keeps the prefix `B-` or `I-`.
-    2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new one.
+    2. `simple`: neighbouring tokens of one type are one entity. The prefix `B-` begins a new
+       entity.
     3. `first`, `average`, `max`: each word gets one label. The label comes from the word's first
        token (`first`), from the mean of its tokens (`average`), or from its most certain token
        (`max`). Then words are grouped as in `simple`.

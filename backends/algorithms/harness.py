@@ -42,9 +42,9 @@ def answer(
 ) -> Any:
     """Return the algorithm's result for `item`, as a caller would get it.
 
-    `code` is the value of `code` in `model.yaml`; a file is relative to the working directory.
-    `models` has a function for each model, which replaces the model. It is called with the item of
-    an `ask.answer`, or with each text of an `ask`. Do not call `answer` in an event loop.
+    `code` has the form of `code` in `model.yaml`, but a file's path is relative to the working
+    directory. `models` maps a model's name to a function that replaces the model. The function gets
+    the item of an `ask.answer`, or each text of an `ask`. Do not call `answer` in an event loop.
 
     Raises:
         ValueError: the code is not a valid algorithm.

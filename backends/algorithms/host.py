@@ -1,4 +1,4 @@
-"""Runs as an algorithm host: the process that runs one model owner's algorithm.
+"""The main program of an algorithm host: the process that runs one model owner's algorithm.
 
 `host_process.start_host` starts this program: `python -m backends.algorithms.host SPEC`.
 """
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     spec = msgspec.json.decode(arguments[0], type=HostSpec)
     link = socket.socket(fileno=spec.socket)
     marks = StepMarks(spec.marks)
-    # Only the backend ends this process. Without this, SIGINT would end the event loop.
+    # Ignore SIGINT, which would end the event loop. Only the backend ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     confine(parent=spec.parent, memory_bytes=spec.memory_bytes)
     link.sendall(encode_frame(StartReply()))
@@ -85,16 +85,16 @@ def _note_threads(event: str, marks: StepMarks) -> None:
 
 
 class _Marked:
-    """Holds an item's slot for step marks; `None` once the item has ended."""
+    """Holds the slot of an item's step marks; `slot` is `None` once the item has ended."""
 
     def __init__(self, slot: int) -> None:
         self.slot: int | None = slot
 
 
 def _task_factory(marks: StepMarks) -> Any:
-    """Return a task factory, so that steps of all tasks of an item are marked.
+    """Return a task factory that marks the steps of all tasks of an item.
 
-    The algorithm may create tasks in any way; all of them come from the factory.
+    asyncio calls the factory for every task that the algorithm creates.
     """
 
     def create(
@@ -136,7 +136,7 @@ class _MarkedSteps(Coroutine[Any, Any, Any]):
         try:
             return step(*values)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Raised by a task, these exceptions would end the event loop.
+            # If a task raised these exceptions, they would end the event loop.
             raise RuntimeError from error
         finally:
             self._marks.end(slot)
@@ -209,7 +209,8 @@ class _Session(asyncio.Protocol):
         reply: asyncio.Future[ModelReply] = self._loop.create_future()
         self._calls[call] = reply
         try:
-            # Convert here, so that a value without a JSON form raises in the algorithm's own code.
+            # Convert here, so that a value without a JSON form raises an error in the algorithm's
+            # own code.
             plain = msgspec.to_builtins(content, enc_hook=_plain, builtin_types=(bytes,))
             self.send(ModelRequest(number=number, call=call, model=model, **plain))
             return await reply
@@ -320,7 +321,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a numpy value as plain Python."""
+    """Convert a numpy value to a plain Python value."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(f"a `{type(value).__name__}` has no JSON form")

@@ -1,7 +1,7 @@
 """Defines the messages between a backend and an algorithm host: msgpack frames on a socket.
 
-The backend starts the host with a `HostSpec`. The host sends one `StartReply` when it runs, and a
-second one after it has imported the code or failed to do so. The host answers each `RunRequest`
+The backend starts the host with a `HostSpec`. The host sends one `StartReply` before it imports the
+code, and a second one after the import has succeeded or failed. The host answers each `RunRequest`
 with one `RunReply`, even after a `CancelRequest`. While an item runs, the host calls models with
 `ModelRequest`. One `ModelRequest` carries all texts of a call.
 """

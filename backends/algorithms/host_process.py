@@ -39,7 +39,7 @@ Fork = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[byt
 
 
 class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a host's resource usage; `busy` is its CPU time so far, in seconds."""
+    """Holds a host's resource usage; `busy` is the host's CPU time so far, in seconds."""
 
     threads: int
     resident_bytes: int
@@ -71,7 +71,7 @@ class HostProcess:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
     def delay(self) -> float:
-        """Return the seconds that the process's threads have waited for a processor core so far."""
+        """Return for how many seconds the process has waited for a processor core so far."""
         return self.delays.read(has_threads=not self.marks.are_exact)
 
     def usage(self) -> HostUsage | None:
@@ -134,9 +134,9 @@ def start_host(
 ) -> HostProcess:
     """Start a host process and wait until it has imported the code.
 
-    The import takes most of the time of a start. So a restarted process imports the code with a low
-    priority. `fork` must run its argument in a thread that outlives the host: Linux kills the host
-    when the thread that started the host ends.
+    A restarted process imports the code with a low priority, because the import takes most of the
+    time of a start. `fork` must run its argument in a thread that outlives the host, because Linux
+    kills the host when the thread that started the host ends.
 
     Raises:
         ValueError: the code cannot be imported, or is not a valid algorithm. The message continues
@@ -164,8 +164,8 @@ def start_host(
                 env=foreign_environment() | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=(theirs.fileno(), descriptor),
                 # In its own process group, so that `kill` reaches its children. Not in its own
-                # session: Linux's autogroup scheduling would give the session as much time as the
-                # whole backend.
+                # session, because Linux's autogroup scheduling would give the session as much
+                # processor time as the whole backend.
                 process_group=0,
             )
         )

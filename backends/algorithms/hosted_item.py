@@ -16,8 +16,8 @@ from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import Text
 
 _log = logging.getLogger(__name__)
-# How many more calls to models an item may make than it may compute rows. Some calls are refused or
-# need no rows.
+# An item may make this many more calls to models than its row budget, because some calls are
+# refused or need no rows.
 _SPARE_CALLS = 256
 ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 
@@ -25,7 +25,7 @@ ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 class HostedItem:
     """Owns the model calls of one item, and its state in the queue of a host.
 
-    If the host's process fails, the host may run the item again.
+    If the host's process fails, a new process can run the item again.
     """
 
     def __init__(

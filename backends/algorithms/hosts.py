@@ -17,7 +17,7 @@ HostKey = tuple[str, str]
 
 
 class AlgorithmHosts:
-    """Opens hosts and keeps them across reloads: an unchanged model keeps its process."""
+    """Opens hosts and keeps them across reloads, so that an unchanged model keeps its process."""
 
     def __init__(self, *, shows_output: bool = False) -> None:
         self._shows_output = shows_output
@@ -39,7 +39,7 @@ class AlgorithmHosts:
         self.close()
 
     def open(self, key: HostKey, *, code: str, folder: Path, budget: Budget) -> AlgorithmHost:
-        """Return a model's host, and start its process if none runs. Safe in any thread.
+        """Return a model's host, and start the host's process if necessary. Safe in any thread.
 
         Raises:
             ValueError: the code cannot be imported, or is not a valid algorithm.

@@ -104,7 +104,7 @@ def read_tree(written: Any) -> list[Node]:
     """Read the `tree` of `options`: mappings of names to subtrees, or lists of leaves.
 
     Raises:
-        ValueError: the tree has another form, or a name occurs twice.
+        ValueError: the tree does not have this form, or a name occurs twice.
     """
     nodes = _read(written)
     names = [leaf.name for node in nodes for leaf in _leaves(node)]

@@ -1,4 +1,4 @@
-"""Answers for texts that are too long for one row, by combining scores of overlapping windows."""
+"""Answers items with texts too long for one row, by combining scores of overlapping windows."""
 
 from typing import Any
 

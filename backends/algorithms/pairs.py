@@ -1,6 +1,6 @@
 """Answers with a model that reads pairs of texts: entailment, multiple choice, relevance.
 
-With the same weights, results equal the results of the reference libraries. These are the pipeline
+With the same model weights, results equal the results of the reference libraries: the pipeline
 `zero-shot-classification` and `AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of
 `sentence-transformers`.
 """
@@ -49,7 +49,8 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         if not found:
             raise ValueError(f"none of the labels {', '.join(labels)} begins with `entail`")
         self._entailment = found[0]
-        # As in the reference pipeline: the first label, or the last if the first is entailment.
+        # As in the reference pipeline, contradiction is the first label, or the last label if the
+        # first label is entailment.
         self._contradiction = -1 if self._entailment == 0 else 0
 
     @override

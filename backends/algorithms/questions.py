@@ -18,7 +18,7 @@ SLOT = "{}"
 
 
 class ZeroShotTask(Algorithm):
-    """Scores the caller's labels for a text; other algorithms can build on it."""
+    """Scores the caller's labels for a text; other algorithms can call it."""
 
     @abstractmethod
     async def rank(

@@ -163,7 +163,8 @@ def build_custom(
     """Return a model owner's algorithm, which runs in a process of `hosts`.
 
     Raises:
-        ValueError: the algorithm cannot be built; the message continues a sentence, as in `Recipe`.
+        ValueError: the algorithm cannot be built. The message continues a sentence that begins with
+            the algorithm's name.
     """
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)

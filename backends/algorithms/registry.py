@@ -61,9 +61,9 @@ def build_served_model(
 
 
 def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
-    """Refuse to build on a model with a traffic split: its revisions may differ in labels.
+    """Refuse a model `below` with a traffic split, because its revisions may differ in labels.
 
-    A model owner's algorithm may build on such a model, because the algorithm only uses results.
+    Exception: a model owner's algorithm, which only uses results, can build on such a model.
     """
     manifest = model.manifest
     if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == CUSTOM:
@@ -77,7 +77,7 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
 
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
-    """Return the models that a catalogue can serve, and problems by model; loads no weights."""
+    """Return the models that a catalogue can serve, and problems by model, without loading them."""
     served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     with AlgorithmHosts() as hosts:

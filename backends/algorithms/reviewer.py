@@ -1,4 +1,4 @@
-"""Reviews a message with three models: its mood, its topics, and the intent of a complaint."""
+"""Finds a message's mood, its topics, and the intent of a complaint, with three models."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ class Mirror:
     """Owns the tasks that mirror items, and counts how their results differ.
 
     A mirror has no queue. While `most` mirrored items run, or while the device is busy, the mirror
-    skips items and counts them.
+    skips items and counts the skipped items.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Mirror:
         try:
             async with asyncio.timeout(self._timeout):
                 other = await shadow.shadow.run(item, parameters, ask)
-            # Compare parsed JSON: a result may be arrays or encoded JSON.
+            # Compare parsed JSON, because one result may be arrays and the other encoded JSON.
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
             self._count(shadow, ask.revision, "failed")
@@ -113,8 +113,8 @@ class MirroringAlgorithm(Algorithm):
     """Answers like `below`, and mirrors a fraction of the items to `shadow`.
 
     A hash of scope and item selects the mirrored items, as in `Split`. Mirroring an item never
-    affects the item's caller: a failure is only counted, and the mirrored rows and time are not
-    charged to the caller.
+    affects the item's caller, because a failure is only counted, and the mirrored rows and time are
+    not charged to the caller.
     """
 
     def __init__(

@@ -11,10 +11,10 @@ _SECOND = 1e9
 
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the seconds that a process had, and how many of them were waits for a core (`delay`).
+    """Holds a process's `elapsed` seconds, and for how many of them it waited for a core.
 
-    The delay does not count towards the time that a process is allowed. But after ten times the
-    allowed time, a process must end, however long its delay is.
+    The waits (`delay`) are not part of the time that a process is allowed. Exception: after ten
+    times the allowed time, a process must end, however long its delay is.
     """
 
     elapsed: float
@@ -37,8 +37,8 @@ class CoreDelays:
     """Reads how long the threads of a process waited for a processor core.
 
     The kernel counts a wait only when the wait has ended. So the length of an unfinished wait is
-    estimated. The wait began between two readings: the last reading before the process last ran,
-    and the next reading. The estimate counts from the earlier one, so it is slightly too long.
+    estimated. The wait began after the process last ran, between two readings of its time on a
+    core. The estimate starts at the first of these readings, so it is slightly too long.
 
     With several threads, one thread may wait while another one runs. Only time in which no thread
     ran counts as a wait. Otherwise, a process could get more time by starting many busy threads.

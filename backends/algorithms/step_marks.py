@@ -18,7 +18,7 @@ _SECOND = 1e9
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the running step: its slot, when it began (ns), and its seconds so far."""
+    """Describes the running step: its slot, its start (`began`, in ns), and its seconds so far."""
 
     slot: int
     began: int

@@ -27,11 +27,11 @@ class _Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Tournament(Algorithm):
     """Ranks documents with a model that tells which of two texts is better.
 
-    It uses tree selection (Knuth, The Art of Computer Programming 3, 5.2.3). A knockout finds the
-    best of `n` documents in `n - 1` comparisons. To find the document for each further place, only
-    one path of the tree is played again: at most `ceil(log2 n)` comparisons. No pair is compared
-    twice. The pairs of a round run concurrently. For language models as judges, see Qin et al. 2023
-    (arXiv:2306.17563).
+    The algorithm is tree selection (Knuth, The Art of Computer Programming 3, 5.2.3). A knockout
+    finds the best of `n` documents in `n - 1` comparisons. To find the document for each further
+    place, only one path of the tree is played again, which takes at most `ceil(log2 n)`
+    comparisons. No pair is compared twice. The pairs of a round run concurrently. For language
+    models as judges, see Qin et al. 2023 (arXiv:2306.17563).
     """
 
     def __init__(self, *, judge: Labeller, better: str, both_ways: bool) -> None:
@@ -110,7 +110,7 @@ class _Knockout:
     def _winner(self, pair: Sequence[int]) -> int | None:
         """Return the winner of a pair; `None` if the documents were not compared yet.
 
-        The number -1 replaces a document that is already ranked. It loses against every other
+        The number -1 replaces a document that is already ranked. This number loses against every
         document. If both documents are already ranked, the winner is -1.
         """
         present = [player for player in pair if player >= 0]

@@ -27,7 +27,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     async def of_text(
         self, model: str, text: str, ask: AlgorithmContext, *, prompt: str | None = None
     ) -> FloatArray:
-        """Return raw outputs of `model`, one row per window; see `AlgorithmContext.windows`."""
+        """Return raw outputs of `model`, one line per window; see `AlgorithmContext.windows`."""
         return await ask.windows(model, text, overlap=self.overlap, most=self._most, prompt=prompt)
 
     async def of_pairs(

@@ -20,7 +20,7 @@ from backends.pipelines.scores import normalize, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
 
-# This value minimizes the log loss on the data set Banking77; see the model's page.
+# The temperature that minimizes the log loss on the data set Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)
 # Halfway between typical cosines of correct and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
@@ -70,7 +70,8 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
             if null:
                 directions = _without(directions, vectors[-1])
             if not ask.is_truncated:
-                # Do not cache truncated labels: the next request must report the truncation, too.
+                # Do not cache truncated labels, because the next request must report the
+                # truncation, too.
                 self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
@@ -115,7 +116,7 @@ def _scores(rows: FloatArray, directions: FloatArray, parameters: ZeroShotParame
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:
-    """Return unit vectors orthogonal to `null`; a vector parallel to it becomes zero."""
+    """Project `null` out of vectors and normalize them; vectors parallel to `null` become zero."""
     rest = vectors - (vectors @ null)[:, None] * null
     rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - only rounding errors
     return normalize(rest)

@@ -40,11 +40,11 @@ class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Admission:
-    """Predicts when new rows would end, from the rows that run before them and the measured pace.
+    """Predicts when new rows would end, from the measured pace and the rows that run earlier.
 
     "Work" is the time that the cost model predicts for rows, in seconds. The pace is the work done
     per second. This class belongs to the event loop. Exception: `learn` runs in worker threads.
-    They also change the queue and the meter concurrently.
+    Worker threads also change the queue and the meter concurrently.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Admission:
         """Admit rows into the queue, and deduct their work from the item's reservation.
 
         Raises:
-            Overloaded: the rows would be late. An item that has begun is never refused, because its
-                earlier rows would be wasted.
+            Overloaded: the rows would be late. Exception: rows of an item that has begun are always
+                admitted, because its earlier rows would be wasted.
         """
         if reservation is None or reservation.admission is not self:
             self.check(work, time_left=deadline - self._meter.clock(), flow=flow)
@@ -142,8 +142,8 @@ class Admission:
     def note_late(self, request: RequestWork, rows: int) -> None:
         """Learn that an item of a request missed its deadline and wasted `rows` rows.
 
-        If a request of one item has wasted no row, its row has expired, and `learn` has already
-        counted this row. Then this function does nothing.
+        Exception: if the request has only this item and wasted no row, this method does nothing,
+        because the item's row has expired and `learn` has already counted that row.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
@@ -169,10 +169,11 @@ class Admission:
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
     ) -> None:
-        """Check that work would not be late.
+        """Check that new work, in predicted seconds, would end in time.
 
-        The work waits for all earlier work of its flow. In that time, each other flow gets its fair
-        share. The predicted wait is multiplied by `factor`, by default the learned factor.
+        The new work waits for all earlier work of its flow. Meanwhile, each other flow gets its
+        fair share of the device. The predicted wait is multiplied by `factor`, by default the
+        learned factor.
 
         Raises:
             Overloaded: the work would be late. `retry_after` tells when it could be admitted.

@@ -129,7 +129,7 @@ class RowCoalescer:
     async def ask(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> list[FloatArray]:
-        """Return the output of each encoding, in order, and add the counts to `caller`.
+        """Return the output of each encoding, in order, and update the counts in `caller`.
 
         Raises:
             BackendError: the row budget is exceeded, a row failed, or the queue stayed full.
@@ -148,7 +148,7 @@ class RowCoalescer:
         try:
             self.begin(waiter, encodings, kind=kind, caller=caller)
             await ended
-        except BaseException:  # also after a cancellation, withdraw rows that nobody needs
+        except BaseException:  # withdraw rows that nobody needs, even after a cancellation
             self.abandon(waiter, caller)
             raise
         return self.collect(waiter, caller)
@@ -165,9 +165,9 @@ class RowCoalescer:
 
         The queue must have room for the rows.
 
-        This does not check the item's row budget, but `ask` does. If all rows are cached, the
+        Unlike `ask`, this method does not check the item's row budget. If all rows are cached, the
         waiter ends immediately. After a success, the caller must `collect` the waiter. After an
-        error, it must `abandon` the waiter.
+        error, the caller must `abandon` the waiter.
 
         Raises:
             BackendError: the rows would be late, or cannot run.
@@ -180,7 +180,7 @@ class RowCoalescer:
             self._submit(fresh, caller)
 
     def collect(self, waiter: RowWaiter, caller: RowCaller) -> list[FloatArray]:
-        """Return the outputs of a waiter that has ended, and add its counts to `caller`."""
+        """Return the outputs of a waiter that has ended, and update the counts in `caller`."""
         waiter.leave()
         caller.rows += waiter.rows
         caller.cached += len(waiter.values) - waiter.rows
@@ -195,7 +195,7 @@ class RowCoalescer:
             caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
-        """Count rows that were cached, coalesced and computed, and the size of the shared cache."""
+        """Return how many rows were cached, coalesced and computed, and the cache's size."""
         return RowStatistics(
             cached_rows=self._cached,
             coalesced_rows=self._coalesced,
@@ -334,6 +334,6 @@ class RowCoalescer:
 
 
 def _may_wait(row: Row, caller: RowCaller) -> bool:
-    """Return whether a caller may wait for a row in flight: it is live and runs early enough."""
+    """Return whether a caller can use a row in flight: the row is live and runs early enough."""
     is_urgent = caller.deadline < row.due - _WAIT_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

@@ -54,7 +54,7 @@ class DeviceShare:
         return self._device.is_full
 
     def close(self) -> None:
-        """Remove the model. No thread may still wait for a slot on its behalf."""
+        """Remove the model. The caller ensures that no thread waits for a slot of the model."""
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
@@ -116,7 +116,7 @@ class Device:
         self._now = 0.0
 
     def share(self) -> DeviceShare:
-        """Add a model."""
+        """Register a model, and return its share of the device."""
         share = DeviceShare(self)
         with self._changed:
             self._shares.append(share)
@@ -124,7 +124,7 @@ class Device:
 
     @property
     def shares(self) -> int:
-        """The number of models."""
+        """The number of registered models."""
         return len(self._shares)
 
     @property
@@ -160,7 +160,8 @@ class Device:
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
-                    # Wake up after the window: the model that keeps its place may not return.
+                    # Wake up after the window, because the model that keeps its place may not come
+                    # back.
                     self._changed.wait(_RETURN_WINDOW if self._free else None)
             finally:
                 share.waiting -= 1
@@ -184,7 +185,7 @@ class Device:
             self._changed.notify_all()
 
     def competing(self, share: DeviceShare, seconds: float) -> float:
-        """Implement `DeviceShare.competing`; reads without a lock, so it is approximate."""
+        """Implement `DeviceShare.competing`; the result is approximate, because no lock is held."""
         pending = [(other, other.pending()) for other in self._shares if other is not share]
         others = [(other, most) for other, most in pending if most > 0.0]
         if not others:

@@ -19,7 +19,7 @@ _NO_CORES: AbstractSet[int] = frozenset()
 
 
 class CoreAffinity(Protocol):
-    """Reads and sets the cores that threads may use; raises `OSError` if the system refuses."""
+    """Reads and sets the cores that threads may use; raises `OSError` if the kernel refuses."""
 
     def current(self) -> int:
         """Return the core of the calling thread, -1 if it is unknown."""
@@ -32,7 +32,7 @@ class CoreAffinity(Protocol):
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
         """Restrict the thread with the native id `thread` to `cores`.
 
-        It moves there immediately.
+        The thread moves to one of these cores immediately.
         """
         ...
 
@@ -55,13 +55,13 @@ class LinuxAffinity:
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
         """Restrict the thread with the native id `thread` to `cores`.
 
-        It moves there immediately.
+        The thread moves to one of these cores immediately.
         """
         os.sched_setaffinity(thread, cores)
 
 
 def system_affinity() -> CoreAffinity | None:
-    """Return the core affinity of this system, or `None` if it is not supported."""
+    """Return an object that sets core affinities on this operating system, or `None`."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     try:
@@ -73,7 +73,7 @@ def system_affinity() -> CoreAffinity | None:
 class LoopWakeup:
     """Schedules calls on an event loop from other threads.
 
-    Create it in the loop's thread. `schedule` is the loop's `call_soon_threadsafe`. Without
+    Create the object in the loop's thread. `schedule` is the loop's `call_soon_threadsafe`. Without
     `affinity`, the kernel chooses the core.
     """
 
@@ -138,7 +138,7 @@ class LoopWakeup:
         return True
 
     def _give_up(self, error: OSError) -> None:
-        """Leave the choice of cores to the kernel."""
+        """Leave the choice of cores to the kernel from now on."""
         if self._affinity is None:
             return
         self._affinity = None

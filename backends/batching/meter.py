@@ -73,9 +73,9 @@ class Meter:
             self._recent_busy = self._recent_busy * fade + took
 
     def begin(self, work: float, *, waiting_since: float) -> float:
-        """Count work as running and return the time.
+        """Count `work` (predicted seconds) as running, and return the present time.
 
-        `waiting_since` is the time since which the queue has not been empty.
+        The queue has not been empty since the time `waiting_since`.
         """
         now = self.clock()
         with self._lock:

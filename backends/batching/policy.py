@@ -25,9 +25,9 @@ _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
-    `padding` is the largest fraction of the batch's time, without its fixed cost, that padding may
-    take. With `by_arrival`, which is a baseline for comparisons, a batch is the oldest rows of any
-    length, up to `rows`. Then `choose_batch` is not used.
+    `padding` limits the time for padding, as a fraction of the batch's time without its fixed cost.
+    With `by_arrival`, which is a baseline for comparisons, a batch consists of the oldest rows of
+    any length, up to `rows` rows. Then `choose_batch` is not used.
     """
 
     rows: int = 16
@@ -71,12 +71,12 @@ def choose_batch(
     joins if three conditions hold: it costs less in this batch than in a batch of its own length,
     padding stays within its limit, and the batch ends within `time_left`.
 
-    `own` counts the rows of `waiting` that belong to the first row's request; these join first.
-    `own_work` is the predicted time of all remaining rows of this request. Rows of other requests
-    join only if the request still ends in time. While the request has more rows to come, rows of
-    other requests must also add little time to the batch. Without this rule, all requests would
-    share all batches. All of them would end late and at the same time, and then the device would be
-    idle.
+    `own` counts the rows of `waiting` that belong to the first row's request. They join before all
+    other rows. `own_work` is the predicted time of all remaining rows of this request. Rows of
+    other requests join only if the first row's request still ends in time. While that request has
+    more rows to come, rows of other requests must also add little time to the batch. Without this
+    rule, all requests would share all batches. All of them would end late and at the same time, and
+    then the device would be idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
@@ -110,10 +110,10 @@ class _Batch:
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
-        """Add rows of `waiting` that are not in `without`, while the batch ends within `limit`.
+        """Take rows in `waiting` that are not in `without`, while the batch ends within `limit`.
 
-        The batch has its first row already. If `without` is empty, that row is in `waiting`, too,
-        and is skipped.
+        The batch already contains its first row. If `without` is empty, `waiting` includes the
+        first row, which this method does not take a second time.
         """
         anchor = self._anchor
         for _, length in sorted([(abs(length - anchor), length) for length in waiting]):
@@ -133,7 +133,7 @@ class _Batch:
             self.release = refused
 
     def _add(self, length: int, alone: float, limit: float) -> Release | None:
-        """Add a row, or return the reason why it may not join."""
+        """Put a row into the batch, or return the reason why it does not fit."""
         cost, count, widest = self._cost, self.count + 1, max(self._longest, length)
         tokens = self._tokens + length
         if self.count == self._limits.rows or count * widest > self._limits.tokens:

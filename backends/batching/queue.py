@@ -21,8 +21,8 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
     `seconds` is the predicted time of the batch. `work` is this time without fixed cost and
-    padding. `more` means that other rows wait. `waiting_since` is the time since which the queue
-    has not been empty.
+    padding. `more` means that other rows wait. The queue has not been empty since the time
+    `waiting_since`.
     """
 
     rows: list[Row]
@@ -67,7 +67,7 @@ _NO_REQUEST = _LengthIndex()
 
 
 class RowQueue:
-    """Queues rows by flow and by length; `SubmissionQueue` limits its size.
+    """Queues rows by flow and by length; `SubmissionQueue` limits the queue's size.
 
     Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
     time of the waiting rows. All queues of a device may share `bulk`. With `delay`, a thread waits
@@ -184,7 +184,7 @@ class RowQueue:
             return not self.is_closed
 
     def end_running(self, ended: int) -> None:
-        """Subtract rows that have ended, or whose thread has died, from the running rows."""
+        """Reduce the number of running rows by `ended` rows, which have ended or failed."""
         with self._changed:
             self._running -= ended
             if self.awaited and not self._running:
@@ -241,7 +241,7 @@ class RowQueue:
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
         """Remove and return the waiting rows among `rows` that have no caller any more.
 
-        `rows` may contain a row twice.
+        The same row can be in `rows` twice.
         """
         removed: list[Row] = []
         with self._changed:
@@ -378,7 +378,7 @@ class RowQueue:
         return False
 
     def _minimum_time(self, row: Row) -> float:
-        """Return the minimum seconds that a row needs. With less time left, it has expired."""
+        """Return the minimum seconds that a row needs. With less time left, a row has expired."""
         # Bounded, so that a device that was slow gets rows to show that it is fast again.
         return (self._cost.base + row.work) * min(self.slowness, _MAX_SLOWNESS)
 

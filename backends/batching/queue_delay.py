@@ -1,13 +1,13 @@
 """Decides how long a worker thread delays its next batch, so that callers can send more rows.
 
 Closed-loop callers send their next request some milliseconds after their last result. With a short
-delay, these rows join the next batch, and batches are larger. At full load, the delay costs little,
-because the event loop uses the core in the meantime.
+delay, the rows of these requests join the next batch, so that batches are larger. At full load, the
+delay costs little, because the event loop uses the core in the meantime.
 """
 
 import msgspec
 
-# A delay takes at most this fraction of the time of the larger batch.
+# A delay takes at most this fraction of the time of the batch that becomes larger through it.
 _MAX_SHARE = 0.3
 # Success is averaged over about this many delays.
 _MEMORY = 8
@@ -55,7 +55,7 @@ class QueueDelayPolicy:
         self._skipped = 0
 
     def rows(self, load: FlightCounts, *, most: int) -> int:
-        """Return how many rows to wait for; `load.waiting` means that there should be no delay."""
+        """Return how many rows to wait for; if this is `load.waiting`, the batch is not delayed."""
         wanted = expected_rows(load, threads=self._threads, most=most)
         if wanted <= load.waiting:
             return load.waiting

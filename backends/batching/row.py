@@ -41,7 +41,7 @@ class RowWaiter:
         size: int,
         *,
         deadline: float,
-        # Called with the waiter itself, which may be a subclass, and so typed as `Any`.
+        # The argument is this waiter. Its type is `Any`, because it may be of a subclass.
         on_end: Callable[[Any, BackendError | None], None],
     ) -> None:
         self.values = [_MISSING] * size

@@ -136,8 +136,8 @@ class BatchRunner:
         To find out, run the proven row: a row that succeeded in an earlier batch.
 
         Raises:
-            UpstreamUnavailable: the proven row failed on another server, too.
-            ExecutorDied: the proven row failed in this process, too.
+            UpstreamUnavailable: the proven row also failed, and another server runs the graph.
+            ExecutorDied: the proven row also failed, and this process runs the graph.
         """
         self._meter.count_failed(1)
         if self._proven is None or self._proven is row:

@@ -1,4 +1,4 @@
-"""Admits rows to the queue of the worker threads, if there is room and they would be in time."""
+"""Admits rows to the worker threads' queue, if there is room and the rows would be in time."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 262_144
 
     def admit(self, *, rows: int, tokens: int, held: int) -> bool:
-        """Return whether the queue may hold these totals if one flow holds `held` of the rows.
+        """Return whether the queue has room for these totals, of which one flow has `held` rows.
 
         The last eighth of the queue is reserved for flows with few rows, so that no tenant can fill
         the queue.
@@ -45,7 +45,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.admit_any(rows=rows, tokens=tokens)
 
     def admit_any(self, *, rows: int, tokens: int) -> bool:
-        """Return whether the queue may hold these totals without its reserved eighth."""
+        """Return whether the queue has room for these totals without its reserved eighth."""
         most_rows = self.rows - self.rows // _RESERVE
         return rows <= most_rows and tokens <= self.tokens - self.tokens // _RESERVE
 
@@ -70,9 +70,9 @@ class RoomQueue:
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Wait until this item is first and `fits()` is true; return `False` after `max_wait` s.
+        """Wait until this item is first in line and `fits()` is true; `False` after `max_wait` s.
 
-        After `True`, the caller must submit before it awaits anything else.
+        If the result is `True`, the caller must submit its rows before it awaits anything else.
         """
         self.rows += rows
         self._flows[flow] += 1
@@ -182,8 +182,8 @@ class SubmissionQueue:
         """Wait until the queue has room for an item's rows.
 
         The caller must then submit the rows before it awaits anything else. `size` returns the
-        item's numbers of rows and tokens, which may fall while the item waits, because equal rows
-        may end.
+        item's number of rows and number of tokens. Both may fall while the item waits, because
+        equal rows of other items may end.
 
         Raises:
             Overloaded: the queue stays full, or too many rows wait for room already.

@@ -1,9 +1,9 @@
 """Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
 A serving backend batches the rows that happen to wait, so results of two runs may differ in
-rounding. But a resumed bulk job must give the same results as an uninterrupted job. So a bulk job
-divides the rows of each part of the job, which is one file of its output, into batches by their
-lengths.
+rounding. But a resumed bulk job must give the same results as an uninterrupted job. So each
+part of a bulk job (one output file) has its own batches, into which the part's rows are divided by
+length.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from backends.tokenization.text_queue import TextQueue
 from backends.types import Encoding, FloatArray, OutputKind
 
 RowValue = FloatArray | BackendError
-# After this many event-loop iterations without a new request for rows, all items wait for rows or
-# for the tokenizer.
+# After this many event-loop iterations without a new request for rows, all items are assumed to
+# wait for rows or for the tokenizer.
 _QUIET_ITERATIONS = 32
 _Answer = TypeVar("_Answer")
 
@@ -227,7 +227,7 @@ class PlannedRows(RowCoalescer):
 def count_rows(
     values: Sequence[RowValue], encodings: Sequence[Encoding], caller: RowCaller
 ) -> list[FloatArray]:
-    """Add an item's rows to the counts of `caller`, and return their outputs.
+    """Update the row counts of `caller` for an item's rows, and return the rows' outputs.
 
     Raises:
         BackendError: a row has failed.

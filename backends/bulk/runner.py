@@ -315,7 +315,7 @@ def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
 
 
 def _failure(error: BackendError) -> BulkFailure:
-    """Convert an error to the outcome of its item, if a retry would also fail.
+    """Return the outcome of an item that failed with `error`, if a retry would fail, too.
 
     Raises:
         BackendError: the error may be temporary, so a retry may succeed.

@@ -12,7 +12,7 @@ class ModelExecutor(Protocol):
     """Runs padded batches through one encoder graph; blocks the calling thread.
 
     `run` returns a float32 array in the order of the rows. Its shape is `(rows, dimensions)` for
-    pooled output and `(rows, length, dimensions)` for token output. It raises:
+    pooled output and `(rows, length, dimensions)` for token output. `run` raises:
 
     - `ModelFailed` if this batch cannot be computed, and `OutOfMemory` if a smaller batch may fit;
     - `UpstreamUnavailable` or `Overloaded` if no batch can be computed at present;
@@ -34,7 +34,7 @@ class ModelExecutor(Protocol):
     """Predicts the time of `run_wide`; `None` if `run_wide` does the same as `run`."""
 
     def run_wide(self, batch: PaddedBatch) -> FloatArray:
-        """Run one batch on all cores. The caller runs no other batch during this time."""
+        """Run one batch on all cores. The caller must not run another batch during this time."""
         return self.run(batch)
 
     def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:

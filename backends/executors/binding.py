@@ -33,7 +33,7 @@ class BoundTensors:
     """Holds the inputs and output of one shape at fixed addresses, for one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
-        # Imported here because the library's environment is set when a session is opened.
+        # Imported only here, because the library's environment variables must be set first.
         from onnxruntime import OrtValue  # type: ignore[import-untyped] # noqa: PLC0415
 
         self.shape = shape

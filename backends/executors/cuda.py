@@ -29,7 +29,8 @@ from backends.executors.trial_shapes import device_trials
 from backends.types import FloatArray, OutputKind
 
 _BINDING_BYTES = 256 * 1024 * 1024
-# ONNX Runtime captures a graph in its second run. The third run proves that it replays.
+# ONNX Runtime captures a graph in its second run. The third run proves that the graph can be
+# replayed.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
 # For this many seconds, trial batches are measured when a model is loaded.
@@ -39,8 +40,9 @@ _FATAL = (
     *("cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "device-side assert"),
     *("CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
 )
-# Error codes from which a process cannot recover, by the CUDA runtime's reference: the device is
-# gone or held by others, its memory or links are faulty, or a kernel corrupted the context.
+# Error codes from which a process cannot recover, according to the CUDA runtime's reference. They
+# mean that the device is gone or in use by other processes, that its memory or links are faulty, or
+# that a kernel has corrupted the context.
 _FATAL_CODES = {46, 100, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 999}
 _CODE = re.compile(r"CUDA failure (\d+)")
 _MEMORY = (
@@ -52,10 +54,10 @@ _MEMORY = (
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the runs of an executor.
 
-    Up to `runs` batches run at a time. `batch` bounds every batch, but a single row may be longer.
-    Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs (0:
-    none). After a batch of more than `outsized_tokens`, ONNX Runtime's memory arena frees its
-    unused memory (0: never).
+    Up to `runs` batches run at a time. `batch` bounds every batch. Exception: a batch of one row
+    may have more tokens. Batches of up to `graph_rows` rows and `graph_tokens` tokens run as
+    captured CUDA graphs (0: none). After a batch of more than `outsized_tokens`, ONNX Runtime's
+    memory arena frees its unused memory (0: never).
     """
 
     runs: int = 2
@@ -181,7 +183,7 @@ class _RunSlot:
         return self._thread.submit(self._run, batch).result()
 
     def warm_up(self) -> None:
-        """Capture CUDA graphs, and run each output once.
+        """Capture CUDA graphs, and compute each output once.
 
         Raises:
             ModelProblem: a run failed.
@@ -240,7 +242,7 @@ class _RunSlot:
         With `shrink`, the memory arena frees its unused memory after the run.
         """
         if (made := self._run_options.get((graph, shrink))) is None:
-            # Imported here because the library's environment is set when a session is opened.
+            # Imported only here, because the library's environment variables must be set first.
             from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
 
             made = self._run_options[graph, shrink] = RunOptions()

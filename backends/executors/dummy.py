@@ -19,7 +19,7 @@ _TABLE_LINES = 1021
 
 
 class DummyExecutor(ModelExecutor):
-    """Computes each row from its token ids; a row with the id `poison` makes its batch fail."""
+    """Computes each row from its token ids; a batch with the token id `poison` fails."""
 
     def __init__(
         self, *, dimensions: int = 8, worker_threads: int = 1, poison: int | None = None
@@ -52,7 +52,7 @@ class DummyExecutor(ModelExecutor):
 
 
 class PacedExecutor(DummyExecutor):
-    """Calls `pace(rows, length)` before each batch; `pace` may wait or raise."""
+    """Calls `pace(rows, length)` before each batch, to delay the batch or to raise an error."""
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from backends.executors.device_info import DeviceInfo
 from backends.executors.graph import GraphSource
 
 _log = logging.getLogger(__name__)
-# The libraries of the version to which ONNX Runtime's provider is linked, each after those that it
-# depends on.
+# The libraries of the TensorRT version to which ONNX Runtime's provider is linked. Each library
+# comes after the libraries on which it depends.
 LIBRARIES: Final = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 _PACKAGE: Final = "tensorrt_libs"
 # The ratio of the longest rows of neighbouring profiles. A larger ratio saves memory, a smaller
@@ -84,7 +84,7 @@ def engine_folder(
     """Return the cache folder of an engine.
 
     The folder's name depends on everything that the engine depends on, such as the device and
-    versions. So a change of one of them leads to another folder and a new engine.
+    versions. So a changed device or version leads to a new folder and a new engine.
     """
     words = (
         source.digest,
@@ -115,7 +115,7 @@ def make_engine_folder(folder: Path) -> Path | None:
 def load_tensorrt(
     load: Callable[[str], ctypes.CDLL] = lambda name: ctypes.CDLL(name, ctypes.RTLD_GLOBAL),
 ) -> str:
-    """Load TensorRT's libraries from their wheel or the system, and return their version.
+    """Load TensorRT's libraries from a wheel or from system folders; return their version.
 
     Raises:
         ModelProblem: the libraries are missing.

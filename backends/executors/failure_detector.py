@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# A run takes too long after this multiple of its predicted time, but not before this many seconds.
+# A run takes too long if it exceeds both this multiple of its predicted time and this many seconds.
 _TIMES = 5.0
 _LEAST = 1.0
 
@@ -13,8 +13,8 @@ _LEAST = 1.0
 class FailureDetector:
     """Watches the runs of an executor; safe in any thread.
 
-    The detector is truthy if the executor may have failed: its last run failed, or a run takes far
-    too long. After a successful run, the detector is falsy again.
+    The detector is truthy if the executor's last run failed or a run takes far too long, because
+    the executor may then have failed. After a successful run, the detector is falsy again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

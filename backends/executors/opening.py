@@ -66,10 +66,10 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
 def open_capturing(
     open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
 ) -> ModelExecutor:
-    """Open a graph with CUDA graphs.
+    """Open a model's graph so that its batches run as captured CUDA graphs.
 
-    If capture fails, open the graph without CUDA graphs. Exception: with `is_asked_for`, an
-    operator requested CUDA graphs, so the error is raised.
+    If the capture fails, open the model's graph without CUDA graphs. Exception: with
+    `is_asked_for`, an operator requested CUDA graphs, so the error is raised.
 
     Raises:
         ModelProblem: the graph cannot be opened.

@@ -86,7 +86,7 @@ def computes_bf16(cpu_info: Path = _CPU_INFO) -> bool:
     return bool(_BF16_FLAGS & _flags(cpu_info))
 
 
-def runtime() -> Any:  # it may be absent
+def runtime() -> Any:  # the library may be absent
     """Import OpenVINO with its telemetry disabled.
 
     Raises:

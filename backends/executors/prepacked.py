@@ -20,7 +20,7 @@ _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
 _LOCK = "lock"
 _LOCK_TIMEOUT, _PAUSE = 60.0, 0.02
-# Smaller tensors stay in the graph. All packed tensors are larger.
+# Smaller tensors stay in the graph file; every packed tensor has at least this many bytes.
 _LEAST_BYTES = "1024"
 # The alignment in bytes that the widest vector loads need, and the pattern of a packed weight's
 # offset in the graph file.
@@ -93,7 +93,7 @@ def _build(folder: Path, save: Callable[[Path], None]) -> None:
 def _delete_stale(folder: Path, machine: str) -> None:
     """Delete the folders that `folder` replaces.
 
-    Processes that still use their files keep the mapped pages.
+    Processes that still use files of the deleted folders keep the mapped pages.
     """
     for other in folder.parent.iterdir():
         # Another kind of machine may share the folder and deletes its own files.

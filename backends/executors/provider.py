@@ -19,8 +19,8 @@ NAMES: dict[Provider, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-# On a CPU, the operator that this optimizer inserts takes six times as long as the operators that
-# it replaces.
+# On a CPU, the operator that this optimizer inserts takes six times as long as the replaced
+# operators.
 _UNWANTED = {"cpu": ["SkipLayerNormFusion"]}
 _REMEDIES = {
     "cuda": "install the GPU build of ONNX Runtime and its CUDA libraries",
@@ -129,7 +129,7 @@ def _register_arena() -> None:
 
 
 def shrink_arena(session: Any, feeds: Mapping[str, Any]) -> None:
-    """Run a CPU session once more, so that the arena returns its free memory to the system."""
+    """Run a CPU session once more, so that the arena frees its unused memory."""
     options = _runtime().RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with contextlib.suppress(Exception):  # the session may have been closed because it fails
@@ -254,7 +254,7 @@ def _session_options(onnxruntime: Any, options: DeviceOptions, *, threads: int) 
         _register_arena()
         found.add_session_config_entry("session.use_env_allocators", "1")
     if options.provider == "cuda" and options.graphs:
-        # A node that runs on the CPU cannot be captured, so refuse such a graph when it is loaded.
+        # A node that runs on the CPU cannot be captured, so refuse a graph with such a node now.
         found.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return found
 

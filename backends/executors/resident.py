@@ -63,7 +63,7 @@ class SessionMemory:
 
 
 class ResidentExecutor(ModelExecutor):
-    """Wraps an executor. Its session may be closed when not in use, and is reopened on demand."""
+    """Wraps an executor whose session can be closed while not in use, and is reopened on demand."""
 
     def __init__(
         self,

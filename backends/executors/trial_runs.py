@@ -13,7 +13,7 @@ _LONGEST_TRIAL = 2048
 
 
 def run_trials(executor: ModelExecutor, source: GraphSource) -> None:
-    """Run a short row and the longest row for each output.
+    """Compute each output once for a short row and once for the longest row.
 
     These runs also allocate memory, so that no caller has to wait for the allocation.
 

@@ -41,7 +41,7 @@ class UpstreamExecutor(ModelExecutor):
     def __init__(
         self, source: GraphSource, upstream: RemoteModelServer, *, token: str = ""
     ) -> None:
-        """Read the model's metadata, run it once, and measure the time of batches.
+        """Read the model's metadata, run the model once, and measure the time of batches.
 
         Raises:
             ModelProblem: the server does not answer, or its model does not match `source`.
@@ -131,7 +131,7 @@ class UpstreamExecutor(ModelExecutor):
         return UpstreamUnavailable(answer)
 
     def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
-        """Return the maximum rows according to the inputs' shapes and Triton's `max_batch_size`."""
+        """Return the maximum rows of a batch, from input shapes and Triton's `max_batch_size`."""
         batches = {tensor.shape[0] for tensor in metadata.inputs}
         if batches == {1}:
             return 1

@@ -18,8 +18,8 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Identifies a model on another server.
 
     An empty `url` means the default server of the settings. Without a `version`, the server chooses
-    one. Operators change `revision` after replacing weights under the same version. A run may take
-    `timeout` seconds, and at most `runs` are in flight.
+    the version. Operators change `revision` after replacing weights under the same version. A run
+    may take `timeout` seconds, and at most `runs` runs are in flight at a time.
     """
 
     url: Annotated[str, msgspec.Meta(pattern=f"^({_URL})?$")] = ""
@@ -53,8 +53,9 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
-    With `runs_graphs`, this server runs every graph of the repository. Then the server must name a
-    model like the model's folder in the repository, and a version like the revision's number.
+    With `runs_graphs`, this server runs every graph of the repository. Then the server's name of a
+    model must be the name of the model's folder in the repository, and the server's version of the
+    model must be the revision's number.
     """
 
     url: str = ""
@@ -65,7 +66,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return the remote server of a model, or `None`; `upstream` is from its manifest."""
+        """Return the remote server of a model, or `None`; `upstream` is the manifest's field."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:
@@ -73,7 +74,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return RemoteModelServer(url=self.url, model=name, version=version, runs=self.runs)
 
     def token_for(self, upstream: RemoteModelServer) -> str:
-        """Return the token to send; only the default server gets one."""
+        """Return the token to send to a server; "" unless it is the default server."""
         return self.token if upstream.url == self.url else ""
 
 

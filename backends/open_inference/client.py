@@ -36,7 +36,7 @@ _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
-# Errors of an idle connection that the server closed before it sent any response.
+# Errors when a reused connection was closed by the server before it sent any response.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 # TCP keepalive: idle connections are probed after 5 s and closed after 10 s without an answer, so
 # that no call is sent on a connection that the network has dropped.
@@ -48,7 +48,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a response of the server.
 
     `json_bytes` is the length of the JSON head, if binary tensors follow it. `retry_after` is the
-    header of this name, in seconds.
+    value of the header `Retry-After` in seconds.
     """
 
     status: int
@@ -99,14 +99,15 @@ class UpstreamClient:
     def is_ready(self) -> bool:
         """Return whether both the server and the model report that they are ready.
 
-        A server that is shutting down may still report its models as ready.
+        Both are asked, because a server that is shutting down may still report its models as ready.
         """
         try:
             server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # Accept "not found" for the server itself: a proxy may expose only the models' routes.
+        # Accept "not found" for the server itself, because a proxy may expose only the models'
+        # routes.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -150,7 +151,7 @@ class UpstreamClient:
         try:
             idle = self._take_idle()
             if idle is not None:
-                # Inference has no side effects, so the request may be sent again.
+                # Inference has no side effects, so the request can be sent again.
                 with contextlib.suppress(*_STALE):
                     return self._exchange(idle, request, until)
             new = self._connection_class(self._netloc, timeout=_time_left(until))
@@ -182,7 +183,7 @@ class UpstreamClient:
                 connection.connect()
                 _enable_keepalive(connection)
             connection.sock.settimeout(_time_left(until))
-            # http.client only calls this attribute, so a function is enough.
+            # http.client only calls `response_class`, so it may be a function instead of a class.
             connection.response_class = partial(  # type: ignore[assignment]
                 _DeadlineResponse, left=lambda: _time_left(until)
             )
@@ -214,7 +215,8 @@ class UpstreamClient:
                 raise http.client.HTTPException("the response is too large")
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
-        # After `read1`, a response of known length is still open, and blocks its connection.
+        # `read1` leaves a response of known length open, and an open response blocks its
+        # connection.
         response.close()
         return bytes(body)
 
@@ -282,8 +284,8 @@ def _number(text: str | None) -> int | None:
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
     """Return a digest of a model's metadata, or "" if the server or model is not ready.
 
-    The digest covers the inputs, the outputs and, if `upstream` names no version, the versions. It
-    does not change if weights are replaced under the same version.
+    The digest covers the inputs and the outputs. If `upstream` names no version, the digest also
+    covers the versions. It does not change if weights are replaced under the same version.
     """
     client = UpstreamClient(upstream, token=token)
     try:

@@ -57,8 +57,9 @@ def encode(
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and headers of a request.
 
-    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. Servers
-    that support this parameter drop a request that they have not begun when the timeout ends.
+    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. If a
+    server that supports the parameter has not begun the request when the timeout ends, the server
+    drops the request.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []

@@ -23,7 +23,7 @@ class Pipeline(Protocol):
     ) -> FloatArray:
         """Return one vector per text, or raise `BackendError`.
 
-        `prompts` has one prompt for each text, which replaces the model's own prompt.
+        `prompts` has one prompt for each text, in place of the model's own prompt.
         """
         ...
 
@@ -89,7 +89,7 @@ class AlgorithmContext:
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
-        """Mark the item as running in an algorithm host while the context is open."""
+        """Mark the item as running in an algorithm host, in the `with` block."""
         self._caller.hosted.count += 1
         try:
             yield
@@ -97,9 +97,9 @@ class AlgorithmContext:
             self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context with the item's scope.
+        """Return a context for background work, with the item's scope.
 
-        Its rows are bulk rows, and they are not charged to the item.
+        The context's rows are bulk rows, and they are not charged to the item.
         """
         caller = RowCaller(
             scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
@@ -151,7 +151,7 @@ class AlgorithmContext:
     ) -> FloatArray:
         """Return the raw outputs of `model`, one line per text.
 
-        `prompts` has one prompt for each text, which replaces the model's own prompt.
+        `prompts` has one prompt for each text, in place of the model's own prompt.
 
         Raises:
             BackendError: a text is refused or a row failed.
@@ -182,8 +182,8 @@ class AlgorithmContext:
 
         Neighbouring windows share `overlap` tokens.
 
-        If `most` is less than `MAX_WINDOWS`, the text after `most` windows is left out. `prompt` is
-        put before each window, and replaces the model's own prompt.
+        If `most` is less than `MAX_WINDOWS`, the text after the first `most` windows is left out.
+        `prompt` is put before each window, and replaces the model's own prompt.
         """
         pipeline, caller = self._pipelines[model], self._caller
         return await pipeline.windows(text, caller, overlap=overlap, most=most, prompt=prompt)

@@ -22,7 +22,8 @@ from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, OutputKind, RowInput, Text, TokenIds, TokenOffsets
 
-# A WordPiece token covers at most this many characters: a longer word is one unknown token.
+# A WordPiece token covers at most this many characters. Exception: a longer word becomes one
+# unknown token.
 _CHARACTERS_PER_TOKEN = 100
 _EMPTY = "the text is empty; send text"
 
@@ -68,7 +69,7 @@ class Encoder:
 
     @property
     def encoder(self) -> "Encoder":
-        """The encoder itself; `Head` has the same property."""
+        """The encoder itself, for code that has an encoder or a `Head`."""
         return self
 
     @property
@@ -179,12 +180,12 @@ class Encoder:
 
         Neighbouring windows share `overlap` tokens.
 
-        If `most` is less than `MAX_WINDOWS`, the text is truncated after `most` windows. `prompt`,
-        by default the model's own, is put before every window.
+        If `most` is less than `MAX_WINDOWS`, the text is truncated after the first `most` windows.
+        `prompt`, by default the model's own, is put before every window.
 
         Raises:
-            ItemRefused: the text is empty, has too many windows, or would be truncated against the
-                caller's wish.
+            ItemRefused: the text is empty or has too many windows, or the caller forbids a
+                truncation that is needed.
         """
         self._check_whole(text)
         begin = self._prompt if prompt is None else prompt
@@ -222,8 +223,8 @@ class Encoder:
 
         Raises:
             ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
-                window, or the text has too many windows or would be truncated against the caller's
-                wish.
+                window, the text has too many windows, or the caller forbids a truncation that is
+                needed.
         """
         self._check_lengths(text, others)
         before = [self._prompt] if text_first and self._prompt else []
@@ -260,8 +261,9 @@ class Encoder:
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets and the vector of every token of a text.
 
-        A text that is too long for the model is read in windows that overlap by a quarter. A token
-        in two windows gets the vector from the window in which it is farther from an edge.
+        A text that is too long for the model is read in windows that overlap by a quarter of their
+        length. If a token is in two windows, its vector comes from the window in which the token is
+        farther from an edge.
 
         Raises:
             ItemRefused: the text is empty, or has too many windows.
@@ -354,7 +356,7 @@ class Encoder:
         return self._read_text(text)
 
     def _prompted(self, prompt: str, text: RowInput) -> RowInput:
-        """Return the input with `prompt` before it; token ids get the model's own prompt."""
+        """Return an input with `prompt` put before it; token ids get the model's own prompt."""
         if isinstance(text, TokenIds):
             return TokenIds(text.ids, self._prompt_ids or ())
         return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
@@ -380,7 +382,7 @@ class Encoder:
     def _note_cut(
         self, encoding: Encoding, truncated_from: int, caller: RowCaller, *, is_cut: bool
     ) -> None:
-        """Note the token count of a truncated text; refuse it if the caller forbids truncation.
+        """Note a truncated text's token count; refuse the text if the caller forbids truncation.
 
         With `is_cut`, the text was truncated before it was tokenized, so the whole text has more
         tokens than `encoding`.

@@ -31,7 +31,7 @@ def label_scores(logits: FloatArray, function: Function) -> FloatArray:
 def best_labels(
     logits: FloatArray, function: Function, top: int | None = None
 ) -> list[tuple[int, float]]:
-    """Return one text's labels by index, highest score first; equal scores keep their order."""
+    """Return each label's index and score, highest score first; equal scores keep their order."""
     if function == "none" or len(logits) > _FEW_LABELS:
         return best_first(apply_function(logits, function), top)
     # `array("f")` rounds to float32 like `label_scores`, in a third of the time.

@@ -47,7 +47,7 @@ class TokenReader:
         return await self._tokenizer.show(text, add_special_tokens=add_special_tokens)
 
     async def windows(self, tokens: int, overlap: int) -> int:
-        """Return the number of windows of a text with `tokens` tokens; 1 if it fits the model.
+        """Return the number of windows of a text with `tokens` tokens; 1 for a text that fits.
 
         Each window has the special tokens and the model's prompt, and repeats `overlap` tokens of
         the window before it.

@@ -18,7 +18,7 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="token-work")
 async def run_token_work(
     tokens: int, work: Callable[[*_Arguments], _Result], *arguments: *_Arguments
 ) -> _Result:
-    """Return the result of `work`, which takes longer the more `tokens` there are."""
+    """Return the result of `work`, whose duration grows with the number of `tokens`."""
     if tokens <= _FEW_TOKENS:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))

@@ -20,7 +20,7 @@ def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
 
     Each window repeats the last `overlap` tokens of the window before it.
 
-    This works like `stride` of Hugging Face's tokenizers. The last window may be shorter.
+    The overlap works like `stride` of Hugging Face's tokenizers. The last window may be shorter.
     """
     step = max(1, size - overlap)
     spans = [(0, min(size, tokens))]
@@ -31,7 +31,7 @@ def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
 
 
 def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArray:
-    """Return one line per token, from the window whose edges are farthest from the token.
+    """Return each token's line, from the window whose edges are farthest from the token.
 
     Two windows meet in the middle of their overlap.
     """

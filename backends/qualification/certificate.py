@@ -1,4 +1,4 @@
-"""Checks that a variant has the same outputs here as on the machine where it was accepted.
+"""Checks that a variant's outputs on this machine equal those of the accepting machine.
 
 The certificate of a variant holds the outputs that the variant had where it was accepted. Without a
 check, an int8 graph may silently overflow on a CPU that lacks instructions of the accepting
@@ -19,7 +19,7 @@ from backends.types import FloatArray, IntArray, OutputKind
 
 FILE = "precision.json"
 _DECIMALS = 4
-# Few enough tokens that no model truncates the texts.
+# So few tokens that no model truncates the texts.
 _TOKENS = 12
 # Rounding in other kernels changes the fifth decimal of a cosine; an overflow changes the first.
 _LEAST_COSINE = 0.99

@@ -99,7 +99,7 @@ def find_quickest(
 ) -> QuickestGraph:
     """Return the quickest graph of `source`.
 
-    Each digest is measured once per kind of machine.
+    The graphs of a digest are measured once per kind of machine.
 
     The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
     memory, the measurement is not recorded, because memory may suffice at the next start. Without
@@ -170,9 +170,9 @@ def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:
-    """Return the batches to compare for each output.
+    """Return the batches with which graphs are compared, for each output.
 
-    Their token ids are so low that every model has embeddings for them.
+    The batches' token ids are so low that every model has embeddings for them.
     """
     longest = min(source.max_tokens or _USUAL, _LONGEST)
     usual = text_lengths(_MANY, min(longest, _USUAL))

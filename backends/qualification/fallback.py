@@ -39,7 +39,7 @@ class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
 def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
     """Warn that a GPU runs a graph for CPUs, and try the graph.
 
-    Each digest is tried once per kind of machine.
+    The graph of a digest is tried once per kind of machine.
 
     If this machine's CPU cannot run the graph, the GPU's outputs only have to be finite.
 

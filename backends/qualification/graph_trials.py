@@ -33,7 +33,7 @@ from backends.types import FloatArray, IntArray
 # Seconds for one graph. TensorRT takes minutes to build an engine, and CUDA may have to compile its
 # kernels for a newer GPU.
 _PATIENCE: Mapping[Provider, float] = MappingProxyType({"cuda": 300.0, "tensorrt": 1800.0})
-# Seconds within which a child process ends after its pipe was closed.
+# Seconds within which a child process must end after its pipe was closed.
 _ENDING = 10.0
 # The kernel sends these signals if memory is short, and operators send them, too. So they do not
 # show that a graph is bad.

@@ -2,7 +2,7 @@
 
 A GPU has fast matrix products only in fp16 and TF32. TF32 keeps the range of fp32, but fp16 does
 not. So the effect of fp16 is measured: the outputs of about a thousand texts are compared with fp32
-outputs of this machine's CPU. A revision may bring its own texts in `texts.txt`.
+outputs of this machine's CPU. A revision can have its own texts in `texts.txt`.
 """
 
 import logging
@@ -47,8 +47,8 @@ class HalfVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Describes a model whose precision is to be chosen.
 
-    `source` is its graph. `encode` turns texts into rows. `trim` counts the special tokens before
-    and after a text.
+    `source` is the model's graph. `encode` turns texts into rows. `trim` counts the special tokens
+    before and after a text.
     """
 
     folder: Path
@@ -70,9 +70,9 @@ def choose_precision(
 ) -> str:
     """Return the precision to run a graph in.
 
-    The result is the declared precision, except for an fp32 graph on a GPU. `find` returns the
-    quickest graph in the precision of its argument. The fp16 graph of a digest is judged once per
-    kind of machine.
+    The result is the declared precision, except for an fp32 graph on a GPU. `find` takes a
+    precision, and returns the quickest graph in this precision. The fp16 graph of a digest is
+    judged once per kind of machine.
 
     Raises:
         ExecutorDied: the fp16 graph broke the device. The graph is not tried again.
@@ -110,7 +110,7 @@ def choose_precision(
 def _is_quicker(
     half: QuickestGraph, other: GraphSource, *, find: Callable[[GraphSource], QuickestGraph]
 ) -> bool:
-    """Return whether the fp16 graph runs on this device, and is quicker than the `other` precision.
+    """Return whether the fp16 graph runs on this device, and is quicker than in precision `other`.
 
     TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """
@@ -154,7 +154,7 @@ def _judge(
     *,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return the reasons to refuse an fp16 graph because of its outputs; empty if it is accepted.
+    """Return the reasons to refuse an fp16 graph's outputs; empty if the outputs are accepted.
 
     Raises:
         BackendError: a run failed.

@@ -13,7 +13,7 @@ from backends.types import FloatArray
 
 
 def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
-    """Return what to compare of a model's outputs, and whether the model reads pairs of texts."""
+    """Return what to compare in a model's outputs, and whether the model reads pairs of texts."""
     if isinstance(manifest, HeadManifest):
         return ("tokens" if manifest.task is Task.ENTITIES else "labels"), False
     if not isinstance(manifest, ClassifierManifest):

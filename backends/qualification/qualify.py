@@ -55,10 +55,10 @@ def qualify_unmeasured(_: Candidate) -> bool:
 def qualify(candidate: Candidate) -> bool:
     """Return whether rows may share batches.
 
-    This is measured once for each digest and kind of machine.
+    The answer is measured once for each digest and kind of machine.
 
-    A model on an upstream server is measured each time it is loaded, because the server's machine
-    is unknown.
+    Exception: a model on an upstream server is measured each time it is loaded, because the
+    server's machine is unknown.
 
     Raises:
         ModelProblem: padding changes an output by more than the precision allows, as in a graph

@@ -1,7 +1,7 @@
 """Stores measurements of a model on this machine, so that a restart need not repeat them.
 
-The files are in the model's folder. They are hidden, because hidden files do not count for the
-digest of the model.
+The files are in the model's folder. They are hidden, because hidden files are not part of the
+model's digest.
 """
 
 import hashlib

@@ -13,8 +13,9 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 
 _TURNS = 11
-# The third smallest ratio of eleven rounds is a lower bound of the median with a certainty of 97 %:
-# by the binomial distribution, two or fewer ratios are below the median in 67 of 2,048 cases.
+# The third smallest ratio of eleven rounds is a lower bound of the median with a certainty of 97 %,
+# because by the binomial distribution, two or fewer ratios are below the median in 67 of 2,048
+# cases.
 _LOWER = 2
 
 
@@ -62,8 +63,8 @@ def run_texts(
 ) -> tuple[FloatArray, IntArray]:
     """Return the lines of output of all texts in order, and for each line the index of its text.
 
-    A text has one line, or one line for each token. `trim` says how many tokens to leave out at
-    the beginning and end of a text. All worker threads of the executor run.
+    A text has one line, or one line for each token. `trim` says how many tokens to leave out at the
+    beginning and end of a text. All worker threads of the executor are used.
     """
     found: list[FloatArray] = [np.zeros((0, executor.dimensions), np.float32)] * _texts(batches)
     before, after = trim
@@ -110,7 +111,7 @@ def compare_speed(
 
 
 def summarize_turns(turns: Sequence[Sequence[SpeedSample]]) -> Speedup:
-    """Return the speedup of eleven rounds; each round has a sample before and one after."""
+    """Return the speedup of eleven rounds, each with a sample `before` and a sample `after`."""
     ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in turns)
     before, after = (_median(samples) for samples in zip(*turns, strict=True))
     return Speedup(

@@ -37,7 +37,7 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the models of a repository in dependency order, and its problems.
+    """Holds the models of a repository in dependency order, and the repository's problems.
 
     A model comes after the models that it builds on. `blocked` names the models that cannot be
     served because of another model's problem. `waiting` names the models whose upstream server is
@@ -64,8 +64,9 @@ def read_catalogue(
 ) -> Catalogue:
     """Read every model of a repository.
 
-    A broken model blocks only the models that build on it. With `assigned` patterns, only the
-    matching models are read, and the models that they build on.
+    A broken model blocks only the models that build on it. With `assigned` patterns, only two
+    groups of models are read: the models that match a pattern, and the models on which the matching
+    models build.
 
     If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
     holds revisions and their weights by model name. `pinned` takes precedence over `plans`, and
@@ -173,7 +174,7 @@ class _CatalogueReader:
             self.found[name] = msgspec.structs.replace(own, digest=digest, upstream=upstream)
 
     def resolve(self, name: str, path: tuple[str, ...]) -> Model | None:
-        """Add model `name` after the models on which it builds.
+        """Put model `name` into the catalogue, after the models on which it builds.
 
         Return `None` if the model cannot be served.
         """

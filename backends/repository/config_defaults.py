@@ -127,7 +127,7 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def padding_position(config: Mapping[str, Any]) -> int | None:
-    """Return the position of padding tokens, for model types that count positions from it.
+    """Return the position of padding tokens, if the model type counts positions from there.
 
     This position equals the padding token's id. Return `None` for model types whose positions count
     from 0.

@@ -123,7 +123,8 @@ class _ManifestInference:
             self._set("max_tokens", limits[source], source)
         self._require("max_tokens", "the number of tokens that the model accepts")
         if published is not None:
-            # Sentence transformers truncate long texts, so their models do here too.
+            # The library sentence-transformers truncates long texts, so its models truncate them
+            # here, too.
             self._set("truncate", True, published.source)
             if published.lowercase:
                 self._set("lowercase", True, published.source)

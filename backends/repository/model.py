@@ -108,8 +108,8 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
 def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     """Return the digest of the inferred fields; empty if nothing was inferred.
 
-    A model's digest includes this one, because another version of this program may infer other
-    values.
+    A model's digest includes the digest of the inferred fields, because another version of this
+    program may infer other values.
     """
     values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     found = {name: value for name, value in values.items() if name in inferred}

@@ -11,7 +11,7 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 def publish_revision(entry: Path, model: Path) -> Path:
     """Rename the folder `entry` to the next revision of `model`, and return its path.
 
-    If another process publishes the same number first, the next number is tried.
+    If another process publishes a revision of this number first, the next number is tried.
 
     Raises:
         OSError: the repository cannot be written.

@@ -30,7 +30,7 @@ _TORCH = "torch."
 
 
 class TextLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the token limit of texts, whether they are lower-cased, and the file that says so."""
+    """Holds the token limit of texts, whether texts are lower-cased, and the source file."""
 
     source: str
     max_tokens: int | None

@@ -1,4 +1,4 @@
-"""Finds the tokenizer class that `transformers` loads, and whether it sends token types.
+"""Finds the tokenizer class that `transformers` loads, and whether the class sends token types.
 
 The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The class is named in
 `tokenizer_config.json`, or else in `config.json`, or else follows from the model's type.
@@ -53,7 +53,7 @@ _ALWAYS_GENERIC = "modernbert"
 
 
 def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the name of a folder's tokenizer class, which may not be in `CLASSES`.
+    """Return the name of a folder's tokenizer class; `CLASSES` does not contain all names.
 
     Return `None` if the files name no class and the model's type is unknown.
     """

@@ -30,8 +30,8 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
     def serving(self, numbers: Sequence[str]) -> Serving:
         """Return the revisions that Triton's version policy selects for serving.
 
-        The model's name stands for the newest of these revisions. The others have names such as
-        `tiny@2`.
+        The model's name stands for the newest of these revisions. The other revisions have names
+        such as `tiny@2`.
         """
         ordered = sorted(numbers, key=int)
         chosen = {

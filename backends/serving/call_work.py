@@ -92,7 +92,8 @@ class CallWork:
         batcher.admission.check(
             min(works),
             time_left=max(item.remaining for item in call.items),
-            # The flow with the fewest waiting rows, which would run first.
+            # Of the call's flows, the flow with the fewest waiting rows, whose new rows would run
+            # first.
             flow=min(flows, key=batcher.submissions.held),
         )
 

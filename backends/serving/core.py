@@ -154,7 +154,7 @@ class ServingCore:
     reported as missing and do not affect other models.
 
     `replace` changes the model set. Calls that name an old revision are still answered by that
-    revision, until `forget` is called for it.
+    revision, until `forget` is called for that revision.
     """
 
     gpu: GpuState | None = None
@@ -222,7 +222,7 @@ class ServingCore:
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Stop answering calls that name retired models.
 
-        Exception: a retired model may be served again in the meantime.
+        Exception: a retired model that is served again in the meantime stays.
         """
         self._found.clear()
         for variant, entry in retired.items():

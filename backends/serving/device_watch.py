@@ -16,7 +16,7 @@ from backends.telemetry.nvml import GpuReader
 # Seconds between two readings, and the timeout of the driver for one reading.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
 # The timeout is split into this many waits. If something blocks the event loop, such as the opening
-# of a large model, that uses up only one of the waits.
+# of a large model, the blocked time uses up only one of the waits.
 _WAITS: Final = 10
 # The GPU counts as lost after this many failed readings in a row, or once an error says so.
 _FAILED_LOOKS: Final = 3
@@ -29,8 +29,8 @@ class DeviceWatch:
     """Reads the state of a GPU once a second, in its own threads, because the driver may hang.
 
     `look` returns the GPU's state or an error number of the driver. `seen` is called with each
-    state. `failures` returns the encoders that have failed for good: a process cannot recover from
-    an error of the device.
+    state. `failures` returns the encoders that have failed for good, because a process cannot
+    recover from an error of the device.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ def watch_device(
 def watch_while_loading(
     settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """Call `failed` with the reason, in a thread, if the GPU fails inside the `with` block.
+    """If the GPU fails inside the `with` block, call `failed` with the reason, in a thread.
 
-    A thread watches the GPU, so the block may block the event loop, as the loading of models does.
+    A thread watches the GPU, so the code in the `with` block can block the event loop, as the
+    loading of models does.
     """
     look = _look_at_device(settings, gpus)
     if look is None:
@@ -108,7 +109,7 @@ def watch_while_loading(
 
 @contextmanager
 def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
-    """Call `failed` with the reason, in a thread, if `look` fails inside the `with` block."""
+    """If `look` fails inside the `with` block, call `failed` with the reason, in a thread."""
     ended = threading.Event()
     watch = DeviceWatch(
         look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None

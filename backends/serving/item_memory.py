@@ -1,4 +1,4 @@
-"""Computes the memory that an item takes during its answer, without its queued rows.
+"""Computes the memory that an item takes while it is answered, without its queued rows.
 
 A gateway limits the size of requests, but a backend does not rely on this limit. Sizes are upper
 bounds in bytes, which are computed from the decoded item and its parameters.

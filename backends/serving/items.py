@@ -111,7 +111,7 @@ class ItemAnswerer:
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[int]:
-        """Hold the memory of a large item in the `with` block; wait for it until the deadline.
+        """Hold the memory of a large item in the `with` block; wait for room until the deadline.
 
         Yields the reserved bytes; 0 for a small item.
         """
@@ -134,7 +134,7 @@ class ItemAnswerer:
             memory.release(item.scope, size)
 
     def begin(self, item: CallItem) -> RowCaller:
-        """Begin an item and return the caller of its rows.
+        """Begin an item, and return the `RowCaller` with which it asks for rows.
 
         The item must then end with exactly one of `done`, `failed` and `cancelled`.
         """

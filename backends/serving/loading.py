@@ -97,12 +97,12 @@ def load_models(
 ) -> ModelSet:
     """Load every model of a catalogue; reuse unchanged encoders of `running`.
 
-    A model that cannot be loaded is reported in `problems`. This does not start worker threads.
+    A model that cannot be loaded is reported in `problems`. No worker threads are started.
     """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
-    # Mirror last, so that algorithms above a model use it without its shadow.
+    # Mirror last, so that algorithms that build on a model use it without its shadow.
     for model in catalogue.models.values():
         loader.mirror(model)
     return ModelSet(

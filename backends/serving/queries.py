@@ -47,8 +47,8 @@ class _OpenItem(RowWaiter):
 class QueryCall:
     """Answers the items of one call; calls `on_ready` when there are outcomes to `take`.
 
-    The user first calls `begin`, and calls it again after each `take`, until `is_over` is true.
-    Then the user calls `close`.
+    The owner first calls `begin`, and calls `begin` again after each `take`, until `is_over` is
+    true. Then the owner calls `close`.
     """
 
     def __init__(

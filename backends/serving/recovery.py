@@ -1,10 +1,10 @@
-"""Loads a repository, and replaces each broken revision by another one that works.
+"""Loads a repository, and replaces each broken revision by another revision that works.
 
 The replacement is the first of these:
 
 1. the revision that was served last, if its files still exist
 2. the revision that this process serves now
-3. the newest older revision that loads
+3. the newest revision that is older than the broken revision and loads
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ class _Search:
         self.reasons: dict[str, str] = {}
 
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
-        """Pin the next revision of each broken model; return whether there is any.
+        """Pin the next revision of each broken model; return whether any revision was left to pin.
 
         If a model is broken only because of a model below it, the revisions of the model below are
         tried first.

@@ -54,11 +54,12 @@ class Repository:
         loaded = self._load(None, ())
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
-        # Whether a sync needs a reload, and the assignment and time of the last failed attempt.
+        # Whether a sync still needs a reload; the assignment and the time of the last failed
+        # attempt.
         self._is_behind = False
         self._failed: tuple[Assignment, float] | None = None
-        # Seconds before a failed change is tried again, and before a model of a ready upstream
-        # server that could not be loaded is tried again.
+        # Seconds before the backend tries a failed change again. After the same time, it also tries
+        # again to load a model whose upstream server is ready.
         self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             backend_id=settings.backend_id,
@@ -72,7 +73,7 @@ class Repository:
         )
         self.core.patterns = self.core.wanted = self._patterns(self._followed)
         self._started: dict[int, RunningEncoder] = {}
-        # The next reload, which has not begun. All requests for a reload share it until it begins.
+        # The next reload, which has not begun. Until it begins, all requests for a reload share it.
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
@@ -127,7 +128,7 @@ class Repository:
         return (*(assignment.models or self._settings.own_assignment), *assignment.until)
 
     async def check(self, trial: PlanTrial) -> PlanVerdict:
-        """Load the models of a trial plan and return the result, without serving them.
+        """Load the models of a trial plan and return the result, without serving the models.
 
         Raises:
             StartProblem: the repository's folder is missing.

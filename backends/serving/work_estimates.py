@@ -7,8 +7,8 @@ import msgspec
 
 from backends.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
-# Bytes per token. Most texts have fewer, so estimates are low, and no item is refused that would be
-# in time.
+# Bytes per token. Most texts have fewer bytes per token. So estimates are low, and no item that
+# would be in time is refused.
 _TOKEN_BYTES = 6
 # Items of these tasks get more rows if they are too long for one row. Long items of other tasks are
 # truncated or refused.

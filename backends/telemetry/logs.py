@@ -30,7 +30,8 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            # Keep the first line: asyncio adds others, which may quote an exception's message.
+            # Keep only the first line, because asyncio appends lines that may quote an exception's
+            # message.
             "message": record.getMessage().partition("\n")[0],
         }
         line.update((k, v) for k, v in vars(record).items() if k not in _STANDARD)

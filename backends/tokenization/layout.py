@@ -121,8 +121,9 @@ def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -
 def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...] | None:
     """Return the tokens that a prompt adds before a text's tokens.
 
-    These tokens may differ from the tokens of the prompt alone: the last space of the prompt may
-    join the first word of the text. Return `None` if the prompt changes the tokens of the text.
+    These tokens may differ from the tokens of the prompt alone, because the last space of the
+    prompt may join the first word of the text. Return `None` if the prompt changes the tokens of
+    the text.
     """
     found = set()
     for probe in _PROBES:

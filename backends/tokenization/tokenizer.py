@@ -31,15 +31,16 @@ _TEXT = 32
 _PORTION = 32 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
-# What a text is turned into: a row with special tokens ("rows"), token ids ("ids"), ids with
+# The kinds of results for a text: a row with special tokens ("rows"), token ids ("ids"), ids with
 # offsets ("segments"), the number of tokens ("count"), or JSON with or without special tokens
-# ("shown row", "shown ids"). What token ids are turned into: text, with special tokens ("whole
+# ("shown row", "shown ids"). The kinds of results for token ids: text, with special tokens ("whole
 # text") or without them ("text").
 _RowKind = Literal["rows", "ids", "segments"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
 _TOKEN_KINDS = get_args(_TokenKind)
-# These make Python objects of each token, which takes up to four times as long as a row.
+# These kinds make Python objects of each token, which takes up to four times as long as making a
+# row.
 _SLOW_KINDS = {"segments", "shown row", "shown ids"}
 _SLOWNESS = 4
 Texts = Sequence[RowInput]
@@ -48,11 +49,11 @@ Texts = Sequence[RowInput]
 class Tokenizer:
     """Encodes texts with the tokenizer in a file.
 
-    Threads cannot share a tokenizer, so each thread has its own copy. Padding is always off. A text
-    is truncated to `truncate_to` tokens if that is set. `lowercase` lower-cases texts first.
-    Without `token_types`, all token types are 0. With `split_special_tokens`, a special token that
-    occurs in a text is tokenized like ordinary text. Calls that only count, show or decode tokens
-    run in `token_pool`, so that they do not delay rows.
+    Threads cannot share a tokenizer, so each thread has its own copy. Padding is always off. If
+    `truncate_to` is set, a text is truncated to this number of tokens. `lowercase` lower-cases
+    texts first. Without `token_types`, all token types are 0. With `split_special_tokens`, a
+    special token that occurs in a text is tokenized like ordinary text. Calls that only count, show
+    or decode tokens run in `token_pool`, so that they do not delay rows.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Tokenizer:
     def is_short(self, groups: Sequence[Texts]) -> bool:
         """Return whether `encode_short` may tokenize these texts in this event-loop iteration.
 
-        If so, their length is charged to the iteration.
+        If it may, the length of the texts is charged to the iteration.
         """
         return self._fits_iteration(_count(groups))
 
@@ -427,7 +428,7 @@ def _encoding(
 def _token_offsets(
     encoding: tokenizers.Encoding, text: str, unknown: int | None, prefix: str
 ) -> list[TokenOffsets]:
-    """Return the offsets of each token, and whether it continues a word.
+    """Return the offsets of each token, and whether the token continues a word.
 
     The rules are those of Hugging Face. Exception: with WordPiece, a token continues a word if it
     begins with `prefix`. Hugging Face compares the lengths of the token and its text instead, which

@@ -40,13 +40,14 @@ class WordTable:
         self._words = words
         self._lowercase = lowercase
         self._read_words = read_words
-        # The tokenizer finds added tokens before it splits a text, and some of them in any case.
+        # The tokenizer finds added tokens before it splits a text. It finds some of them whether
+        # they are in upper or lower case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
     def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
         """Return the tokens of a text; `None` if the tokenizer must read it.
 
-        The tokenizer also reads a text with more than `most` tokens.
+        The result is also `None` for a text with more than `most` tokens.
         """
         if len(text) > _LONGEST_TEXT or not (text.isascii() and text.isprintable()):
             return None
