@@ -120,8 +120,8 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
 def count_positions(graph: GraphBuilder, padding: int) -> str:
     """Append nodes that compute the position of every place of a row: int32 `[batch, sequence]`.
 
-    The position of a token is the number of tokens up to this token that are not `padding`. A token
-    that is `padding` has position 0.
+    The position of a token is the number of tokens up to this token whose id is not `padding`. A
+    token with the id `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))

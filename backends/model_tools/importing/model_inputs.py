@@ -2,8 +2,8 @@
 
 A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
 `position_ids`, the added nodes compute it from the ids and the mask. If the id of the model's
-padding token is not 0, the added nodes replace the zeros by this id, because the graph may derive a
-mask or positions from it.
+padding token is not 0, the added nodes replace the zeros by that id, because some graphs derive a
+mask or positions from the ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
     `config` is the checkpoint's complete configuration.
 
     Raises:
-        ValueError: the model counts positions from its padding token, and has no such token.
+        ValueError: the model counts positions from its padding token, but has no padding token.
     """
     inputs = {value.name: value for value in model.graph.input}
     padding = padding_id(config)

@@ -27,7 +27,7 @@ class ObjectMissing(Exception):
 
 
 class Objects(Protocol):
-    """Stores objects by name. Calls block, and raise `SyncProblem`."""
+    """Stores objects by name. Methods block; a failure raises `SyncProblem`."""
 
     where: str
     """The address of the objects, for messages."""

@@ -173,7 +173,7 @@ class RegistryStore:
     def _token(self, parameters: dict[str, str]) -> str:
         realm = httpx.URL(parameters.pop("realm", ""))
         # A challenge that came over HTTP may be forged, so the password goes only to the registry
-        # itself. After HTTPS, it must not be sent over HTTP.
+        # itself. After a challenge over HTTPS, the password must not be sent over HTTP.
         is_over_http = self._base.scheme == "http"
         may_know = realm.host == self._base.host if is_over_http else realm.scheme == "https"
         own = {"Authorization": f"Basic {self._credentials}"} if self._credentials else {}

@@ -91,7 +91,7 @@ class _TuningSession:
 
     @asynccontextmanager
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
-        """Serve the model in batches of `rows` rows in `threads` threads, without a row cache."""
+        """Serve the model in batches of `rows` rows with `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
@@ -116,7 +116,7 @@ class _TuningSession:
     def open(self, source: GraphSource) -> ModelExecutor:
         """Return a device graph's executor; open the graph if needed.
 
-        The session serves the graph that was opened last.
+        Later measurements use the graph that was opened last.
         """
         key = (source.path, source.precision)
         if key not in self._executors:
@@ -186,7 +186,7 @@ async def _tune(
 
 
 def _output(model: Model, manifest: GraphManifest) -> OutputKind:
-    """Return the output of the graph that most requests use."""
+    """Return the graph output from which most requests are answered."""
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         return OutputKind.POOLED
     return graph_source(model, manifest).first_output
