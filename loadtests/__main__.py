@@ -1,6 +1,6 @@
 """Runs a benchmark, a fuzzer, a check or fault tests on this machine: `python -m loadtests NAME`.
 
-A name stands for the module `loadtests.NAME`, or for `command` in the package of that name.
+`NAME` is a module of `loadtests`, or a package of `loadtests` that has a module `command`.
 """
 
 import ast

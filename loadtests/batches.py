@@ -1,8 +1,8 @@
 """Measures how much a running batch job slows other requests: their p95 with the job and without.
 
-The process that runs the batch job is paused and resumed in turns. Each round has two measurements
-without the job. They are the control: a difference smaller than the one between these two means
-nothing.
+The process that runs the batch job is alternately paused and resumed. Each round has two
+measurements without the job. These two are the control. If the p95 with the job differs from the
+p95 without the job by less than the two controls differ from each other, the difference is noise.
 """
 
 import asyncio

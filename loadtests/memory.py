@@ -59,7 +59,7 @@ def measure(*, items: int, requests: int, universe: int) -> None:
 
 
 def _flood(items: int) -> tuple[float, float]:
-    """Store distinct items of all sizes; return how much RSS had grown at the end, and at most."""
+    """Store distinct items of all sizes; return the growth of RSS at the end and at its peak."""
     tier = MemoryTier(capacity_bytes=_CAPACITY)
     chance = random.Random(3)
     gc.collect()

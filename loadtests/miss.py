@@ -38,7 +38,7 @@ def measure(*, connections: int, count: int, rounds: int, two_backends: bool) ->
 
     A bare session runs the served graph, and another one the graph that computes padding. The
     faster of the two is the baseline. The gateway has a backend with all cores or, with
-    --two-backends, one in each of two regions.
+    --two-backends, one backend in each of two regions.
     """
     texts = iter(sentences(count * rounds * 2, seed=2))
     arguments = TWO_REGIONS if two_backends else ()

@@ -1,4 +1,4 @@
-"""Measures each process's time for a missed item, with a model that takes no processor time.
+"""Measures each process's time for a cache miss, with a model that takes no processor time.
 
 `sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
 The executor of that device takes some processor time itself. This time is measured separately and
@@ -144,7 +144,7 @@ class Pipeline:
             what="all is billed",
             every=0.2,
         )
-        time.sleep(0.5)  # for the request log, which has no sign of its own
+        time.sleep(0.5)  # because the request log does not show that it is complete
 
     def counters(self) -> tuple[float, float, float]:
         """Return how many batches, rows and padded tokens the backends ran."""

@@ -41,7 +41,7 @@ _DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 
 
 class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. `over` is the excess of the worst window, over both regions."""
+    """The result of a run. `over` is the excess of the worst window, summed over both regions."""
 
     phases: list[Line]
     over: float

@@ -2,7 +2,7 @@
 
 `python -m loadtests.steady < LOAD` prints the outcome as JSON. Timers of the event loop are exact
 to tens of microseconds. As root, the process gets a real-time priority on its core. Otherwise,
-other work may delay the sending of a request, and the delay would count as latency.
+other work may delay the sending of a request, and the delay would be measured as latency.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def _run(load: SteadyLoad) -> Outcome:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     gc.disable()
-    # `epoll` counts in milliseconds; `select` is exact.
+    # `epoll` rounds timeouts to milliseconds, but `select` does not.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         answers = runner.run(

@@ -62,8 +62,9 @@ def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Lin
 def _weigh() -> list[Line]:
     """Return the memory of a backend with one session, and of one with three.
 
-    A first start writes the packed weights, so that it does not distort the memory. The two
-    backends do not run at the same time, because they would share the memory of these weights.
+    A first start writes the packed weights, so that their writing does not distort the measured
+    memory. The two backends do not run at the same time, because they would share the memory of
+    these weights.
     """
     texts = iter(sentences(100_000, seed=5))
     lines: list[Line] = []

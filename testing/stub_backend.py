@@ -75,7 +75,7 @@ class Reply:
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
-        """Send raw bytes. The response's head is sent before the first of them."""
+        """Send raw bytes. The response's head is sent before the first bytes."""
         if not self._has_begun:
             self._has_begun = True
             content = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + content

@@ -37,7 +37,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class System:
     """A running `sluicegate up`.
 
-    At the exit it stops, and no process or file may be left behind.
+    At the exit, the system stops. An error is raised if a process is left behind.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class System:
             )
         try:
             wait_until(self._ready, within=within, what="ready", every=0.02)
-        except BaseException as error:  # also when the test's own time limit ends it
+        except BaseException as error:  # also when the test's own time limit ends the wait
             self._running().kill()
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started

@@ -47,7 +47,7 @@ def kill(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def stop(topology: Processes, part: str) -> Iterator[None]:
-    """Stop a part by SIGSTOP: it keeps its connections and answers nothing."""
+    """Pause a part by SIGSTOP: the part keeps its connections but answers nothing."""
     members = [each for each in topology.members(part) if isinstance(each, Valkey | Child)]
     for each in members:
         each.pause()
@@ -76,7 +76,8 @@ def proxied(**fault: float) -> Act:
 def all_down(topology: Processes, part: str) -> Iterator[None]:
     """Refuse the calls of all backends.
 
-    The last backend accepts calls again some seconds before the others.
+    At the end of the fault, the last backend in the list accepts calls some seconds before the
+    other backends.
     """
     *others, last = topology.backends_of(part)
     for backend in (*others, last):

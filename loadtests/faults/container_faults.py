@@ -38,16 +38,17 @@ _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
 _BALANCER_AWAY = {"load": Window(is_open=True, after_end=3)}
 _SILENT = {
     "load": Window(is_open=True, after_end=10),
-    # The balancer sends it requests until it has missed two health checks.
+    # The balancer sends requests to a silent gateway until the gateway has missed two health
+    # checks.
     "gateway": Window(after_begin=5),
 }
 _LOST = {
-    # There is only one balancer: while it is away, callers get no answer.
+    # There is only one balancer, so callers get no answer while it is away.
     "load": Window(is_open=True, after_end=5),
     "edge": Window(is_open=True, after_end=10),
     # A gateway that dies loses its requests in flight. The load does not send them again.
     "gateway": Window(after_begin=3),
-    # No model can be reached: only requests that the cache can answer succeed.
+    # No model can be reached, so only requests that the cache can answer succeed.
     "backends": Window(is_open=True, after_end=10),
 }
 _MEMORY_MIB = {
@@ -227,7 +228,7 @@ def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None
 
 
 def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
-    """Return an act that takes the steps of a procedure."""
+    """Return an act that performs the steps of a procedure."""
 
     @contextmanager
     def act(topology: Containers, _: str) -> Iterator[None]:

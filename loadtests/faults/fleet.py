@@ -181,7 +181,7 @@ class Fleet(Topology):
 
     @override
     def restore(self) -> None:
-        """Wait until every bucket is full, because another bucket could hide an excess."""
+        """Wait until every bucket is full, because a partly full bucket could hide an excess."""
         time.sleep(RULE.window)
 
     @override

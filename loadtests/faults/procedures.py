@@ -201,7 +201,8 @@ def _sentinel(layout: Containers, *words: str) -> str:
 
 def _fail_over(layout: Containers, former: str) -> None:
     """Make another server the primary of the state Redis, and wait until all others follow."""
-    # Refused while a failover is in progress, and until the Sentinels know the copy: some 10 s.
+    # The Sentinels refuse the command while a failover is in progress, and until they know the
+    # replica, which takes some 10 s.
     _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
     _wait(lambda: _primary(layout) != former, "there is another primary")
     _wait(lambda: _is_copied(layout.services[former]), "the former primary follows")
@@ -217,7 +218,8 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 
     To callers, this is like an address that moves between balancers.
     """
-    # The second balancer may have any address. Gateways do not know it and take it for the caller.
+    # The second balancer may have any address. Gateways do not know this address, so they take the
+    # second balancer for the caller.
     networks = dict.fromkeys(changed.networks, "")
     second = msgspec.structs.replace(changed, name=f"{_BALANCER}-next", networks=networks)
     services.start(second, port=_OTHER_PORT)

@@ -96,7 +96,7 @@ class Topology(ABC):
 
     @abstractmethod
     def start(self, stack: ExitStack) -> None:
-        """Start every part; `stack` gets a callback that stops each. Raises one of `FAILURES`."""
+        """Start every part, and give `stack` a callback to stop it. Raises one of `FAILURES`."""
 
     @abstractmethod
     def unwell(self) -> Sequence[str]:
@@ -104,7 +104,7 @@ class Topology(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Make all parts work again by hand, after a case that left some broken."""
+        """Make all parts work again after a case that left some of them broken."""
 
     @abstractmethod
     def ask_ledger(self, query: str) -> Iterable[Sequence[Any]]:

@@ -154,7 +154,7 @@ def _run_two_processes(options: Options, _: Figure) -> Measurement:
     """Compare outputs while two processes use the device at the same time."""
     candidate = REFERENCE if options.provider == "cpu" else _SAFE
     for each in (PLAIN, candidate):
-        graph(options, SMALL, each.form, short(options, SMALL))  # before both processes want it
+        graph(options, SMALL, each.form, short(options, SMALL))  # before both processes need it
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         found = [pool.submit(_compare_for_a_while, options, candidate) for _ in range(2)]

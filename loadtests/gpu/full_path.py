@@ -66,8 +66,8 @@ def _system(options: Options, model: str, models: Path) -> System:
     if options.provider == "cpu":
         settings["threads"] = "1"
     return System(
-        # A new folder each time: `up` of a process that died may still be ending in the former
-        # folder.
+        # A new folder each time: the `sluicegate up` of a process that died may still be ending in
+        # the former folder.
         Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
         models=models,
         workers=options.gateway_workers,

@@ -174,7 +174,7 @@ def import_classifier(options: Options, model: str) -> Path:
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print
         )
         shutil.rmtree(folder)
-        # The precision gate would fail: with random weights, all scores are nearly equal.
+        # The precision gate would fail, because all scores are nearly equal with random weights.
         (revision / "model.yaml").write_text(f"profile: {options.precision}\n")
     return root
 

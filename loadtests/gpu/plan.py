@@ -126,7 +126,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
 
     def shape(self, model: str) -> BertShape:
-        """Return the size of a model; a dry run takes tiny ones."""
+        """Return the size of a model; in a dry run, a tiny size."""
         return _TINY if self.tiny else PRESETS[model]
 
     def batch(self, figure: Figure) -> Shape:

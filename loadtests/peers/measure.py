@@ -88,8 +88,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A running server: its address, how to send it a text, and how to read its answer.
 
-    `pids` are the processes of the server, and of a cache in front of the server. Their child
-    processes count as well.
+    `pids` are the processes of the server, and of a cache in front of the server. The processor
+    time of their child processes is included.
     """
 
     target: Target
@@ -202,7 +202,7 @@ def check_answers(expected: list[list[float]], found: list[list[float]], work: W
     """Check that each text has the expected label, and values close to the expected values.
 
     Raises:
-        AnswersDiffer: a text does not.
+        AnswersDiffer: a text has another label, or a value that is too far from the expected value.
     """
     if list(map(len, found)) != list(map(len, expected)):
         raise AnswersDiffer(f"{len(found)} answers of other sizes than the {len(expected)} of ours")

@@ -88,7 +88,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             "LOAD_PLAN": str(folder / "plan.json"),
             "LOAD_WORKLOAD": str(folder / "workload.json"),
             "LOAD_SUMMARY": str(summary),
-            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # neither a file nor an argument
+            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # secret: no file, no argument
         }
         with subprocess.Popen(command, env=environment) as child:
             try:

@@ -33,7 +33,8 @@ _ROUNDS, _DURATION = 3, 4.0
 def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
     """Print the rates of a backend on Triton and of one on our executor, over HTTP, in turns."""
     threads = str(len(os.sched_getaffinity(0)))
-    # Both backends get the same sentences: neither knows the answers of the other.
+    # Both backends can get the same sentences, because neither of them has cached the other's
+    # answers.
     texts = [sentences(20_000, seed=seed) for seed in range(200, 200 + _ROUNDS)]
 
     def ask(running: RunningBackend, rounds: Iterator[list[str]]) -> float:
