@@ -62,7 +62,7 @@ class Differences:
 
     def __init__(self) -> None:
         self.answers: Counter[bytes] = Counter()
-        """Connections by the status of their first answer."""
+        """The number of connections by the status of their first answer."""
         self.found = 0
 
     def compare(self, what: str, sent: bytes, ours: bytes, theirs: bytes) -> None:

@@ -36,10 +36,10 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
-"""100 at once, 1,000 a minute."""
+"""A burst of 100 requests, and 1,000 requests a minute."""
 REFILL = RULE.capacity / RULE.window
 OFFERED = 3.0 * REFILL
-"""The requests of each tenant a second."""
+"""Requests a second that each tenant sends."""
 BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 LIMITED = 429
 WORKERS, TENANTS, _SHARE = 4, 10, 0.1

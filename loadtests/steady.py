@@ -22,7 +22,7 @@ from loadtests.workload import cycle
 
 _ROOT = Path(__file__).parents[1]
 _WARM = 0.2
-"""Seconds of requests that do not count, because a connection's first request is slow."""
+"""Seconds of requests that are not measured, because a connection's first request is slow."""
 
 
 class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,8 +52,7 @@ def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float
 LARGEST_LEASE = 0.02
 """The share of a limit that a worker may lease, or may admit in advance while Redis is late."""
 SLOWEST_CALL = 0.2
-"""The longest call of a healthy Redis in seconds. Callers that come during it wait for the next
-call."""
+"""The longest call of a healthy Redis in seconds. Later callers wait for the next call."""
 
 
 def failover_bound(

@@ -70,7 +70,7 @@ class System:
         self._environment = dict(process_environment()) | own | (environment or {})
         port_of_grpc = self._environment["SLUICEGATE_GRPC_PORT"]
         self.grpc_address = "" if port_of_grpc == "0" else f"127.0.0.1:{port_of_grpc}"
-        """Where it serves gRPC, if it does."""
+        """The address at which the system serves gRPC; empty if it serves none."""
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

@@ -22,7 +22,7 @@ SUPERVISED = {"worker": "gateway", "shipper": "shipper", "admin": "admin", "batc
 _LATE = 0.2
 """Seconds by which replies of a slow Redis are delayed."""
 _EARLIER = 4.0
-"""Seconds by which one backend returns before the others."""
+"""Seconds by which one backend returns before the other backends."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing_extensions import override
 SETTLED = 10.0
 """Every part must work again within this many seconds after a fault's end."""
 LIMITED = "limited-"
-"""The id of a tenant begins with this if its limit may refuse requests with 429."""
+"""The id of a tenant begins with this text if its limit may refuse requests with 429."""
 _OK, _REFUSED = 200, 429
 _NOT_BILLED = frozenset({401, 409})
 _TOLD = frozenset({503, 504})

@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""After this many seconds nobody uses the former balancer: the longest exchange is shorter."""
+"""After this many seconds, nobody uses the former balancer, because exchanges are shorter."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25

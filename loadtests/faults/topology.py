@@ -74,7 +74,7 @@ class Topology(ABC):
 
     def __init__(self) -> None:
         self.notes: dict[str, Any] = {}
-        """What acts note for checks."""
+        """Values that acts leave for checks."""
 
     def __enter__(self) -> Self:
         """Start every part, and return when all of them work.

@@ -38,7 +38,7 @@ _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
-"""The largest allowed difference of scores, and of components of vectors of length one."""
+"""The largest allowed difference of scores, and of components of unit vectors."""
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _NEW = 0.5
 """The share of mixed texts that are new."""

@@ -183,7 +183,7 @@ PEERS = {
         tried=_tried_of_infinity(_TORCH),
     ),
 }
-"""The fastest peer comes first: the benchmark of mixed texts takes the first installed one."""
+"""The fastest peer comes first: the benchmark of mixed texts takes the first that is installed."""
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: Answers
     ideal: int
-    """Requests that repeat an earlier one: a cache that forgets nothing would answer them."""
+    """Requests that repeat an earlier request; a cache that forgets nothing would answer them."""
     dropped: int
-    """Requests that were not sent, because too many others were in flight when they were due."""
+    """Requests that were not sent, because too many requests were in flight when they were due."""
     users: int
     """The most requests that were in flight at the same time."""
 
