@@ -62,7 +62,7 @@ def _purpose(name: str) -> str:
 
 @click.group(cls=_Commands, context_settings={"show_default": True})
 def main() -> None:
-    """Measure Sluicegate beside a baseline in the same run, fuzz it, or inject faults into it."""
+    """Measure Sluicegate and a baseline in the same run, fuzz it, or inject faults into it."""
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _PACED = {
 @click.option("--lines", default=100_000, help="Lines of the batch job's file.")
 @rounds(6)
 def measure(*, lines: int, rounds: int) -> None:
-    """Measure a batch job of `lines`; fail if the p95 beside it exceeds the bound.
+    """Measure a batch job of `lines`; fail if the p95 of other requests exceeds the bound.
 
     If the p95 values of the two controls differ by more than the bound, the measurement is too
     noisy to judge. Then the command fails only if requests failed.

@@ -1,8 +1,9 @@
-"""Measures a bulk job and bare sessions that run the same batches, in turns.
+"""Compares a bulk job with sessions of ONNX Runtime that run the same batches without a job.
 
-Both tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads Parquet, looks for
-equal items, keeps results and writes Parquet. Each round makes new texts and drops the texts of the
-round before, because every garbage collection would traverse all texts in memory.
+Job and sessions tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads
+Parquet, looks for equal items, keeps results and writes Parquet. Each round makes new texts and
+drops the texts of the round before, because every garbage collection would traverse all texts in
+memory.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Measures each page of the console with many tenants and many backends.
+"""Measures how long each page of the console takes with many tenants and many backends.
 
 Each tenant has used a model on each day of a year, and in each hour of the last seven days. A real
 gateway serves the pages. This process runs the client and the stub backends, which the gateway's

@@ -1,4 +1,4 @@
-"""Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
+"""Measures hit latency at a steady rate by cache tier, and that of LiteLLM's proxy.
 
 The latency of a request is measured from the time at which it was due. A server that only sends
 fixed bytes is measured in the same turns. Its latency shows how much of the measured latencies

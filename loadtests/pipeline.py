@@ -278,7 +278,7 @@ def _running(environment: dict[str, str], backends: int) -> Iterator[Pipeline]:
 def sharing_backends(
     system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
 ) -> Iterator[list[RunningBackend]]:
-    """Yield `count` backends of one region: the backend of `system`, and others beside it.
+    """Yield `count` backends of one region: the backend of `system`, and new backends.
 
     Gateways spread items over them in the same way as over backends that share a GPU.
     """

@@ -1,4 +1,4 @@
-"""Measures bf16 and fp32 in a backend with OpenVINO, beside fp32 in ONNX Runtime."""
+"""Compares bf16 and fp32 in a backend with OpenVINO with fp32 in ONNX Runtime."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence

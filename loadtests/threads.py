@@ -35,7 +35,7 @@ def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> 
 
 
 def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Line]:
-    """Measure the three settings of threads in turns, for each number of clients."""
+    """Measure the three settings of threads in each round, for each number of clients."""
     texts = iter(sentences(400_000, seed=4))
     lines: list[Line] = []
     with demo_models() as models, contextlib.ExitStack() as stack:

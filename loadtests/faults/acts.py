@@ -59,7 +59,7 @@ def stop(topology: Processes, part: str) -> Iterator[None]:
 
 
 def proxied(**fault: float) -> Act:
-    """Return an act that makes the proxies of backends behave as `ProxyFault(**fault)`."""
+    """Return an `Act` that makes the proxies of backends behave as `ProxyFault(**fault)`."""
 
     @contextmanager
     def act(topology: Processes, part: str) -> Iterator[None]:

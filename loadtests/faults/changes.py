@@ -37,7 +37,7 @@ _MOST_LOG_BYTES = 32 * _MIB
 
 
 class Operator:
-    """Makes one change at each `next`, in rotation. `failed` counts the changes without effect."""
+    """Makes one change, in rotation, at each `next`; `failed` counts the changes without effect."""
 
     def __init__(self, topology: Processes, every: float) -> None:
         self._topology = topology

@@ -182,7 +182,7 @@ def _roll(topology: Containers, part: str) -> Iterator[None]:
 
 
 def _cut(*rule: str) -> Act:
-    """Return an act that drops all packets that one container sends, or all that it receives."""
+    """Return an `Act` that drops all packets that one container sends, or all that it receives."""
 
     @contextmanager
     def act(topology: Containers, part: str) -> Iterator[None]:
@@ -228,7 +228,7 @@ def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None
 
 
 def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
-    """Return an act that performs the steps of a procedure."""
+    """Return an `Act` that performs the steps of a procedure."""
 
     @contextmanager
     def act(topology: Containers, _: str) -> Iterator[None]:
@@ -265,7 +265,7 @@ def _memory(case: Case) -> Iterator[str]:
 
 
 def _started(case: Case) -> Iterator[str]:
-    """Find a slow start of the layout, and images that contain build or installation tools."""
+    """Find out if the layout started slowly, and which images contain build or install tools."""
     topology: Containers = case.topology
     case.figures["started_in"] = round(topology.started_in, 1)
     if topology.started_in > _HEALTHY:

@@ -315,7 +315,7 @@ def _stopped(node: PostgreSQLNode) -> Iterator[None]:
 
 @contextmanager
 def _frozen(node: PostgreSQLNode) -> Iterator[None]:
-    """Pause the primary's processes, and let them run again for a moment beside the new primary."""
+    """Pause the primary's processes, and resume them for a moment while the new primary runs."""
     node.pause()
     yield
     node.resume()

@@ -239,7 +239,7 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 
 
 def restore(layout: Containers) -> Iterator[str]:
-    """Back up ledger and state, lose them, and restore them into empty volumes.
+    """Back up ledger and state, delete them, and restore them into empty volumes.
 
     Yield each difference between the data before and after, with the keys and tenants of the
     ledger.

@@ -1,4 +1,4 @@
-"""Runs scripts on real connections and compares the responses with the expected ones."""
+"""Runs scripts on real connections and compares the responses with the expected responses."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Measures the highest speed of bare sessions: every graph, then the fastest with other batches."""
+"""Measures the speed of bare sessions: every graph, then the fastest graph with other batches."""
 
 import time
 from collections.abc import Callable

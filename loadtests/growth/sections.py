@@ -174,7 +174,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 def _models(run: SectionRun) -> None:
     """Measure misses for each number of models. All models are heads on the same encoder.
 
-    Each request is for a random one of the models.
+    Each request is for a model chosen at random.
     """
     demo = run.demo_models()
     for size in run.sizes:

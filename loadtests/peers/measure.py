@@ -1,4 +1,4 @@
-"""Measures Sluicegate and model servers on the same texts, one server after another, in turns."""
+"""Measures Sluicegate and model servers on the same texts, one server after another."""
 
 import contextlib
 import itertools
@@ -102,7 +102,7 @@ Start = Callable[[], AbstractContextManager[Server]]
 
 
 def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
-    """Measure each peer at each task in each precision, beside Sluicegate's backend and gateway.
+    """Measure each peer, Sluicegate's backend and its gateway at each task in each precision.
 
     With `tuned`, measure all configurations that may be the best.
 
@@ -152,7 +152,7 @@ def compare(
     *,
     texts: Callable[..., list[str]] = sentences,
 ) -> list[Row]:
-    """Run servers in turns, each time on new texts; name servers that fail or answer differently.
+    """Run all servers in each round, on new texts; name servers that fail or answer differently.
 
     Raises:
         AnswersDiffer: a server of Sluicegate answers differently from the first server.

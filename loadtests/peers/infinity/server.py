@@ -10,7 +10,7 @@ from loadtests.peers.infinity.checkpoints import checkpoint, exported
 
 
 def main() -> None:
-    """Serve on the port of the first argument."""
+    """Serve on the port that the first argument gives."""
     way, task = PeerConfiguration.read(), os.environ[TASK]
     # Infinity finds the graph of a local model only if the model is named `.`.
     os.chdir(exported(task) if "optimum" in way.options else checkpoint(task))
