@@ -218,7 +218,7 @@ def _mounted(
     """Rename a volume, and return the object from which it is made, if there is one.
 
     Podman names the volume of each `emptyDir`, config map and secret after the object, so each
-    needs a name of its own.
+    object needs a name of its own.
     """
     volume["name"] = name
     if "persistentVolumeClaim" in volume:

@@ -102,8 +102,7 @@ def limits_hold(case: Case) -> Iterator[str]:
 def worst_window(case: Case) -> tuple[float, float]:
     """Return by how many requests the worst window of a limited tenant exceeded `RULE`.
 
-    The second value is about the tenant with the fewest admitted requests: the fraction of its
-    limit that it got.
+    Also return the fraction of its limit that the tenant with the fewest admitted requests got.
     """
     lasted = case.sent[-1].due - case.sent[0].due
 

@@ -161,8 +161,8 @@ def _deberta(size: BertShape) -> _Shapes:
 def import_classifier(options: Options, model: str) -> Path:
     """Return a repository with the classifier `bench` of a size, in the device's precision.
 
-    The model has every graph that an import writes. The backend that loads it serves the quickest
-    one.
+    The model has every graph that an import writes. The backend that loads the model serves the
+    quickest of these graphs.
     """
     root = options.work / f"models-{model}"
     revision = root / "bench" / "1"

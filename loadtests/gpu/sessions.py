@@ -87,7 +87,7 @@ def distance(found: FloatArray, expected: FloatArray) -> float:
 
     The distance is divided by the length of the expected row.
 
-    It is infinite if a row has NaN.
+    The distance is infinite if a row has NaN.
     """
     if not np.isfinite(found).all():
         return float("inf")

@@ -155,7 +155,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def program() -> str:
-    """Return the path of k6; the one that `make install-load` installed comes first.
+    """Return the path of k6, preferably of the k6 that `make install-load` installed.
 
     Raises:
         click.ClickException: k6 is missing.

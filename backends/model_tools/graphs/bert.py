@@ -13,8 +13,8 @@ The operators were chosen by measurements on a CPU. `BiasGelu` costs as much as 
 together, and gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it
 is not used. `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`
 together, so the graph has the latter two. On a GPU, `SkipLayerNormalization` is faster than the two
-operators. There, ONNX Runtime itself replaces the two operators by `SkipLayerNormalization`.
-Exception: it does not do so for packed rows.
+operators, and ONNX Runtime itself puts it in their place. Exception: in graphs of packed rows, the
+two operators stay.
 """
 
 import numpy as np

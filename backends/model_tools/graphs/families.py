@@ -126,7 +126,7 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Remove the embeddings of positions before the padding token's, because no token has them."""
+    """Remove embeddings of positions before the padding token's position, as no token has them."""
     shape, padding = BertShape.from_config(config), padding_position(config) or 0
     if padding >= shape.positions:
         raise WeightsError(

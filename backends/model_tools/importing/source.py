@@ -268,7 +268,7 @@ def _unusable_weights(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the module of a model that a weight belongs to, from the weight's name."""
+    """Return the module of the model to which a weight belongs, judged by the weight's name."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 

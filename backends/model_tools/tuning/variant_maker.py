@@ -51,7 +51,7 @@ class VariantMaker:
     ) -> tuple[bytes | None, VariantReport]:
         """Return a graph in `precision`, and its report.
 
-        For int8, `calibrate` must be a list of texts.
+        For int8, `calibrate` must hold the texts with which the ranges are calibrated.
 
         The graph is `None` if the model's own files can run in that precision.
 
