@@ -44,7 +44,7 @@ _JOB = "sluicegate bulk"
 @rounds(3)
 @click.option("--bare-share", default=1.0, help="Share of the texts that bare sessions run.")
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
-    """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
+    """Measure bare sessions with two forms of the graph, and a bulk job, on the same texts.
 
     The bare sessions run only the fraction `bare_share` of each round's texts, which are in random
     order.

@@ -1,7 +1,7 @@
 """Measures hit latency at a steady rate by cache tier, and that of LiteLLM's proxy.
 
 The latency of a request is measured from the time at which it was due. A server that only sends
-fixed bytes is measured in the same turns. Its latency shows how much of the measured latencies
+fixed bytes is measured in the same rounds. Its latency shows how much of the measured latencies
 comes from the machine and the load generator.
 """
 

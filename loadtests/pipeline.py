@@ -2,8 +2,8 @@
 
 `sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
 The executor of that device takes some processor time itself. This time is measured separately and
-subtracted from the backend's time. Bare uvicorn is measured in the same turns; its processor time
-for a request is the unit of the other times. With fewer than four cores, the generator shares the
+subtracted from the backend's time. Bare uvicorn is measured in the same rounds. Its processor time
+for a request is the unit of all other times. With fewer than four cores, the generator shares the
 gateway's core.
 
 In the topology `gpu`, several backends share the device. From the processor time of all processes

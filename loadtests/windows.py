@@ -74,7 +74,7 @@ def failover_bound(
 def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
     """Return by how many units a window may exceed `rule` while Redis answers slowly.
 
-    Each worker may admit its part of the limit before Redis answers. `by_share` counts the units
-    that were admitted in this way.
+    Each worker may admit its part of the limit before Redis answers. `by_share` is the number of
+    units that were admitted in this way.
     """
     return min(workers * LARGEST_LEASE * rule.capacity, by_share)

@@ -66,7 +66,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
-    """Refuse bf16, and any kind of attention that is not in `attention`, which the family supports.
+    """Refuse bf16, and kinds of attention other than the family's kinds, which are in `attention`.
 
     Raises:
         WeightsError: the options are not supported, or not valid.

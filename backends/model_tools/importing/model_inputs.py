@@ -67,8 +67,8 @@ def _positions(
 ) -> Iterator[NodeProto]:
     """Yield nodes that compute positions.
 
-    Without `padding`, positions count from 0. With `padding`, they count only real tokens, and they
-    count from the padding token's id.
+    Without `padding`, positions begin at 0. With `padding`, positions advance only at real tokens,
+    starting from the padding token's id.
     """
     names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
     one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
@@ -96,7 +96,7 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
     """Rename values that nodes read.
 
-    This includes nodes of subgraphs, because they may read values of the outer graph.
+    Nodes of subgraphs are included, because they may read values of the outer graph.
     """
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:

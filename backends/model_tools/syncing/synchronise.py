@@ -313,7 +313,7 @@ def _file_digest(blob: Descriptor) -> FileDigest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link a file. If the file already has another link, copy it.
+    """Hard-link a file, or copy it if it already has another link.
 
     Two files of the repository must not be links to the same content, because a change of one file
     would change the other file, too.
