@@ -42,7 +42,7 @@ _PROBED_EVERY = 5.0
 
 
 class PageTime(NamedTuple):
-    """The seconds that a page took, for each request, and its size.
+    """The size of a page, and the seconds that each request for the page took.
 
     `processor` is the processor time of the operators' process. Other work on the machine affects
     this time less than the seconds of a page.

@@ -1,4 +1,4 @@
-"""Compares a worker's cache hits with rivals and with a server without logic.
+"""Compares a worker's cache hits with those of rivals, and with a server without logic.
 
 In each round, every server is measured once. The measured server has one core, and all other
 processes share the other core. The report has the rates and three processor times of a request. The

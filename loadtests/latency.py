@@ -1,4 +1,4 @@
-"""Measures hit latency at a steady rate by cache tier, and that of LiteLLM's proxy.
+"""Measures the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
 
 The latency of a request is measured from the time at which it was due. A server that only sends
 fixed bytes is measured in the same rounds. Its latency shows how much of the measured latencies

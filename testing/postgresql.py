@@ -155,7 +155,7 @@ class PostgreSQL:
     def database(self) -> str:
         """Return the URL of an empty database.
 
-        To save time, it is only a new schema.
+        To save time, this is only a new schema.
         """
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")

@@ -183,7 +183,7 @@ def _chunk(content: bytes) -> bytes:
 class StubBackend:
     """An HTTP server on loopback; with a `certificate`, it uses TLS.
 
-    All attributes may be changed while the server runs.
+    A test can change all attributes while the server runs.
     """
 
     def __init__(

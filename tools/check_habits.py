@@ -1,4 +1,4 @@
-"""Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 if it finds any.
+"""Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 if one is broken.
 
 The rules are: a handler that catches every exception has a comment that says why. A test does not
 sleep. No file names a package host, because each machine configures its own host. The changelog and

@@ -146,7 +146,7 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` repeatedly in a thread; each call returns the seconds until the next one.
+    """Call `action` repeatedly in a thread; each call returns the seconds until the next call.
 
     Raises:
         TopologyError: `action` raised an error, which ended the thread.

@@ -154,7 +154,8 @@ def summary(
 ) -> Measurement:
     """Return the figure that combines the results of all load processes and backends.
 
-    It has passed if every request was answered, and every backend ran on the expected device.
+    The figure has passed if every request was answered, and every backend ran on the expected
+    device.
     """
     right = sum(each.statuses.get(200, 0) for each in runs)
     others = sum(sum(each.statuses.values()) for each in runs) - right
