@@ -1,6 +1,6 @@
 """Runs a benchmark, a fuzzer, a check or fault tests on this machine: `python -m loadtests NAME`.
 
-A name stands for the module `loadtests.NAME`, or for `command` in the package of that name.
+`NAME` is a module of `loadtests`, or a package of `loadtests` that has a module `command`.
 """
 
 import ast
@@ -62,7 +62,7 @@ def _purpose(name: str) -> str:
 
 @click.group(cls=_Commands, context_settings={"show_default": True})
 def main() -> None:
-    """Measure Sluicegate beside a baseline in the same run, fuzz it, or inject faults into it."""
+    """Measure Sluicegate and a baseline in the same run, fuzz it, or inject faults into it."""
 
 
 if __name__ == "__main__":

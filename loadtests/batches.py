@@ -1,8 +1,8 @@
 """Measures how much a running batch job slows other requests: their p95 with the job and without.
 
-The process that runs the batch job is paused and resumed in turns. Each round has two measurements
-without the job. They are the control: a difference smaller than the one between these two means
-nothing.
+The process that runs the batch job is alternately paused and resumed. Each round has two
+measurements without the job. These two are the control. If the p95 with the job differs from the
+p95 without the job by less than the two controls differ from each other, the difference is noise.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _PACED = {
 @click.option("--lines", default=100_000, help="Lines of the batch job's file.")
 @rounds(6)
 def measure(*, lines: int, rounds: int) -> None:
-    """Measure a batch job of `lines`; fail if the p95 beside it exceeds the bound.
+    """Measure a batch job of `lines`; fail if the p95 of other requests exceeds the bound.
 
     If the p95 values of the two controls differ by more than the bound, the measurement is too
     noisy to judge. Then the command fails only if requests failed.

@@ -1,8 +1,9 @@
-"""Measures a bulk job and bare sessions that run the same batches, in turns.
+"""Compares a bulk job with sessions of ONNX Runtime that run the same batches without a job.
 
-Both tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads Parquet, looks for
-equal items, keeps results and writes Parquet. Each round makes new texts and drops the texts of the
-round before, because every garbage collection would traverse all texts in memory.
+Job and sessions tokenize, sort and pad the texts in parts of 2,048. The bulk job also reads
+Parquet, looks for equal items, keeps results and writes Parquet. Each round makes new texts and
+drops the texts of the round before, because every garbage collection would traverse all texts in
+memory.
 """
 
 import itertools
@@ -43,7 +44,7 @@ _JOB = "sluicegate bulk"
 @rounds(3)
 @click.option("--bare-share", default=1.0, help="Share of the texts that bare sessions run.")
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
-    """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
+    """Measure bare sessions with two forms of the graph, and a bulk job, on the same texts.
 
     The bare sessions run only the fraction `bare_share` of each round's texts, which are in random
     order.

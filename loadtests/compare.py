@@ -1,4 +1,4 @@
-"""Sends the same requests to this version and another, and compares every byte of the answers."""
+"""Sends the same requests to two versions of Sluicegate, and compares every byte of the answers."""
 
 import contextlib
 import gzip
@@ -52,7 +52,8 @@ _SOURCES = (
     (re.compile(rb"(cache-status: )[^\r]*", re.IGNORECASE), rb"\1*"),
     (re.compile(rb'"source": ?"\w+"'), b'"source":*'),
 )
-# A worker sends `connection: close` if it noticed the end of the sender before it answered.
+# A worker sends `connection: close` if it noticed, before it answered, that the client had closed
+# its side of the connection.
 _CLOSES = ((re.compile(rb"connection: close\r\n", re.IGNORECASE), b""),)
 
 
@@ -61,7 +62,7 @@ class Differences:
 
     def __init__(self) -> None:
         self.answers: Counter[bytes] = Counter()
-        """Connections by the status of their first answer."""
+        """The number of connections by the status of their first answer."""
         self.found = 0
 
     def compare(self, what: str, sent: bytes, ours: bytes, theirs: bytes) -> None:
@@ -182,10 +183,11 @@ def _call(gateway: Gateway, message: bytes, caller: Caller) -> bytes:
 def _answers(port: int, requests: list[bytes], last: bytes, *, is_at_once: bool) -> bytes:
     """Return the answers to valid `requests`, and all bytes that the server sends for `last`.
 
-    `last` may be invalid. `is_at_once` sends all requests before the first answer is read.
+    `last` may be invalid. If `is_at_once` is true, all requests are sent before the first answer is
+    read.
 
-    After `last`, the function ends its side of the connection. If the server waits for the rest of
-    `last`, it then closes the connection.
+    After `last`, the function ends its side of the connection. A server that waits for the rest of
+    `last` then closes the connection.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
         answers = _Answers(connection)

@@ -1,4 +1,4 @@
-"""Measures each page of the console with many tenants and many backends.
+"""Measures how long each page of the console takes with many tenants and many backends.
 
 Each tenant has used a model on each day of a year, and in each hour of the last seven days. A real
 gateway serves the pages. This process runs the client and the stub backends, which the gateway's
@@ -42,7 +42,7 @@ _PROBED_EVERY = 5.0
 
 
 class PageTime(NamedTuple):
-    """The seconds that a page took, for each request, and its size.
+    """The size of a page, and the seconds that each request for the page took.
 
     `processor` is the processor time of the operators' process. Other work on the machine affects
     this time less than the seconds of a page.

@@ -41,8 +41,8 @@ def dashboards_command(*, seconds: float) -> None:
 def check(system: System, *, model: str, seconds: float) -> list[str]:
     """Send traffic to a classifier and run every query.
 
-    Return the queries that fail, and the queries that return no data here but return data on every
-    healthy system.
+    Return the queries that fail, and the queries that return no data now although they return data
+    on every healthy system.
     """
     with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
         wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")
@@ -58,7 +58,7 @@ def check(system: System, *, model: str, seconds: float) -> list[str]:
 
 
 def _bodies(model: str) -> Iterator[bytes]:
-    """Yield bodies of one item; every second one repeats an earlier one."""
+    """Yield bodies of one item; every second body repeats an earlier body."""
     for number in itertools.count():
         word = WORDS[number % len(WORDS)]
         text = f"{word} text" if number % 2 else f"the {word} {number}"

@@ -1,4 +1,4 @@
-"""Measures memory hits through dialects' routes, beside memory hits through the native route."""
+"""Compares memory hits through dialects' routes with memory hits through the native route."""
 
 import tempfile
 from contextlib import ExitStack

@@ -2,7 +2,7 @@
 
 import io
 from pathlib import Path
-from typing import Any  # matplotlib's types come with it, and it may be absent
+from typing import Any  # matplotlib has its own types, but may not be installed
 
 
 def new_figure(name: str, *, width: float, height: float) -> Any:

@@ -1,6 +1,6 @@
-"""Writes a classifier of pairs of texts, with the demo encoder.
+"""Writes a classifier of pairs of texts that runs the demo encoder.
 
-The classifier's answers are useless, but it costs as much as a real one.
+The classifier's answers are useless, but it takes as much processor time as a real classifier.
 """
 
 from pathlib import Path

@@ -19,7 +19,7 @@ _LOOK = 0.5
 
 @contextlib.contextmanager
 def seeded_run(seed: int | None) -> Iterator[tuple[Path, int]]:
-    """Print the given or random seed; yield it with a folder that is deleted afterwards."""
+    """Print the seed, random if none is given; yield it with a folder, deleted afterwards."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:

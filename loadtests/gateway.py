@@ -22,7 +22,8 @@ from testing.system import Process
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-# A stop takes long on a busy machine; other tests measure its time.
+# The time limit is generous, because a stop takes long on a busy machine, and other tests measure
+# the time of a stop.
 _STOPS_WITHIN = 300.0
 
 WIDE_LIMITS = {

@@ -145,7 +145,7 @@ async def closed_loop(
 ) -> Outcome:
     """Send over `connections` for `duration` seconds, or until `bodies` are exhausted.
 
-    Each connection sends its next request when the answer to the one before has come.
+    Each connection sends its next request when its previous request is answered.
     """
     statuses: Counter[int] = Counter()
     latencies: list[float] = []

@@ -1,9 +1,10 @@
-"""Measures a worker's cache hits, beside rivals and a server without logic.
+"""Compares a worker's cache hits with those of rivals, and with a server without logic.
 
-Servers are measured in turns. The measured server has one core, and all other processes share the
-other core. The report has the rates and three processor times of a request. The first one is the
-server's. The second one is that of all other processes that the server needs: Redis, and the
-processes that carry usage events until they are billed. The third one is the load generator's.
+In each round, every server is measured once. The measured server has one core, and all other
+processes share the other core. The report has the rates and three processor times of a request. The
+first one is the server's. The second one is that of all other processes that the server needs:
+Redis, and the processes that carry usage events until they are billed. The third one is the load
+generator's.
 """
 
 import shutil
@@ -69,7 +70,7 @@ class Load(NamedTuple):
     systems: Sequence[System]
 
     def run(self, candidate: Candidate, bodies: Sequence[bytes]) -> Turn:
-        """Load a server."""
+        """Send the load to a server."""
         send = partial(
             wrk.send,
             candidate.target,
@@ -88,7 +89,7 @@ class Load(NamedTuple):
 @duration(5.0)
 @rounds(5)
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure cache hits by tier and entry point, beside rivals."""
+    """Measure cache hits by tier and entry point, and the same load on rivals."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -112,7 +113,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
 def start_systems(
     stack: ExitStack, root: Path, bodies: list[bytes], *, ways: Sequence[str] = ()
 ) -> dict[str, System]:
-    """Start the product once for each way to a hit, fill its caches, and pin its processes."""
+    """Start the product once for each way to answer a hit, fill caches, and pin processes."""
     config = Path(shutil.copytree(_ROOT / "config", root / "config")) / "gateway.yaml"
     config.write_text(
         config.read_text().replace("cache:\n", "cache:\n  memory_enabled: false\n", 1)

@@ -35,7 +35,7 @@ _LOST = re.compile(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} (\d+
 @click.option("--seconds", default=10.0, help="Length of each run.")
 @rounds(3)
 def measure(*, rate: float, seconds: float, rounds: int) -> None:
-    """Send `rate` requests a second to a model, with and without hostile algorithms, in turns.
+    """Send `rate` requests a second to a model, alternately with and without hostile algorithms.
 
     Each hostile algorithm gets one harmful item after another, and never the same item twice.
     """

@@ -1,8 +1,8 @@
-"""Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
+"""Measures the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
 
 The latency of a request is measured from the time at which it was due. A server that only sends
-fixed bytes is measured in the same turns. Its latency shows the share of the machine and of the
-load generator.
+fixed bytes is measured in the same rounds. Its latency shows how much of the measured latencies
+comes from the machine and the load generator.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """Checks that four workers together keep tenants' limits, with Redis and without.
 
-Over many connections, every tenant sends three times as many requests as its bucket refills. The
-requests admitted in every window are then compared with the limit.
+Over many connections, every tenant sends requests at three times the rate at which its bucket
+refills. The requests admitted in every window are then compared with the limit.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ from testing.valkey import Valkey
 from testing.waiting import wait_until
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
-"""100 at once, 1,000 a minute."""
+"""A burst of 100 requests, and 1,000 requests a minute."""
 REFILL = RULE.capacity / RULE.window
 OFFERED = 3.0 * REFILL
-"""The requests of each tenant a second."""
+"""Requests a second that each tenant sends."""
 BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 LIMITED = 429
 WORKERS, TENANTS, _SHARE = 4, 10, 0.1
@@ -133,7 +133,7 @@ def _admitted_without_redis(gateway: Gateway, before: Counter[str], admitted: in
 
 
 def _admissions(gateway: Gateway) -> Counter[str]:
-    """Return how many requests the workers have admitted since their start, by what allowed it."""
+    """Return how many requests the workers have admitted so far, by what allowed each admission."""
     registry = CollectorRegistry()
     folder = str(gateway.settings.metrics_dir)
     MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]

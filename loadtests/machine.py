@@ -102,7 +102,7 @@ def _kib(pid: int, file: str, field: str) -> int:
     for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1])
-    raise ProcessLookupError(pid)  # it has ended, but its parent has not noticed yet
+    raise ProcessLookupError(pid)  # the process has ended, but its parent has not noticed yet
 
 
 def _commit() -> str:

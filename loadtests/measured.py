@@ -1,6 +1,6 @@
 """Starts what a benchmark measures, the whole system or a bare server, and pins its processes.
 
-The measured process has one core, and everything else has another one.
+The measured process has one core, and everything else shares another core.
 """
 
 import contextlib

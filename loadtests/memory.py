@@ -35,7 +35,7 @@ _ALLOWED_POINTS = 0.03
 @click.option("--requests", default=3_000_000, help="Requests of the Zipf stream.")
 @click.option("--universe", default=1_000_000, help="Items of the Zipf stream.")
 def measure(*, items: int, requests: int, universe: int) -> None:
-    """Measure the memory tier: its memory, and its hit ratio beside W-TinyLFU and LRU."""
+    """Measure the memory tier: its memory, and its hit ratio compared with W-TinyLFU and LRU."""
     grown, most = _flood(items)
     stream = _zipf(requests, universe=universe, seed=7)
     places = _CAPACITY // (ENTRY_OVERHEAD_BYTES + _PAYLOAD)
@@ -59,7 +59,7 @@ def measure(*, items: int, requests: int, universe: int) -> None:
 
 
 def _flood(items: int) -> tuple[float, float]:
-    """Store distinct items of all sizes; return how much RSS had grown at the end, and at most."""
+    """Store distinct items of all sizes; return the growth of RSS at the end and at its peak."""
     tier = MemoryTier(capacity_bytes=_CAPACITY)
     chance = random.Random(3)
     gc.collect()

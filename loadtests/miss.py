@@ -1,4 +1,4 @@
-"""Measures distinct sentences per second through the model, beside the bare session."""
+"""Measures how many distinct sentences a second are computed, compared with a bare session."""
 
 import time
 from functools import partial
@@ -34,11 +34,11 @@ _BATCHING = Batching(rows=8)
 @rounds(3)
 @click.option("--two-backends", is_flag=True, help="Serve two regions instead of one.")
 def measure(*, connections: int, count: int, rounds: int, two_backends: bool) -> None:
-    """Measure the bare session, a backend over HTTP and the gateway in turns.
+    """Measure a bare session, a backend over HTTP and the gateway, one after another in each round.
 
-    A bare session runs the served graph, and another one the graph that computes padding. The
-    faster of the two is the baseline. The gateway has a backend with all cores or, with
-    --two-backends, one in each of two regions.
+    One bare session runs the served graph, and a second one runs the graph that computes padding.
+    The faster of the two is the baseline. The gateway has a backend with all cores or, with
+    --two-backends, one backend in each of two regions.
     """
     texts = iter(sentences(count * rounds * 2, seed=2))
     arguments = TWO_REGIONS if two_backends else ()

@@ -24,7 +24,7 @@ _ENCODER = "minilm"
 _SHARE = 0.05
 _LONG = 256  # tokens: the most that the demo encoder reads
 _OFFERED = 0.7
-_TIMEOUT = 2.0  # seconds that a caller waits; long enough that the queue never gets there
+_TIMEOUT = 2.0  # seconds that a caller waits; no item is queued for so long
 # A common setup of batchers: up to 32 rows, and no bound on tokens.
 _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
 
@@ -35,8 +35,9 @@ _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens"
 def measure(*, duration: float, rounds: int) -> None:
     """Measure the wait of short sentences among long documents, with two ways of batching.
 
-    Rows are batched by length, or in order of arrival. The load is 0.7 of the rate that 32 callers,
-    who wait for their answers, reach with batches in order of arrival.
+    Rows are batched by length, or in order of arrival. The load is 0.7 of the capacity with batches
+    in order of arrival. The capacity is the rate of 32 callers who each wait for an answer before
+    the next request.
     """
     with demo_models() as models:
         exported = Path(shutil.copytree(models, models.parent / "exported"))
@@ -60,7 +61,7 @@ def measure(*, duration: float, rounds: int) -> None:
 def mixed(*, seed: int) -> Iterator[str]:
     """Yield distinct sentences.
 
-    Before one sentence in twenty comes a document of 256 or more tokens.
+    A document of 256 or more tokens comes before one sentence in twenty.
     """
     chooser = random.Random(seed)
     short = iter(sentences(200_000, seed=seed))

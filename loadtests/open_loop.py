@@ -1,4 +1,4 @@
-"""Generates an open-loop load: it sends a request when due, even if earlier ones have no answer."""
+"""Generates an open-loop load: each request is sent when due, and waits for no earlier answer."""
 
 import asyncio
 import contextlib
@@ -57,9 +57,9 @@ async def open_loop(
     """Send `rate` requests a second for `duration` seconds; return the answer to each request.
 
     Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
-    before the start and used in turns. If none of them is free, another one is opened. `patience`
-    is how many seconds the last requests may take after the end of the load. Times count from
-    `since`, a reading of `time.perf_counter`, or by default from the first request.
+    before the start and used in turns. If no connection is free, a new connection is opened.
+    `patience` is how many seconds the last requests may take after the end of the load. Times are
+    measured from `since`, a reading of `time.perf_counter`, or by default from the first request.
     """
     chooser = None if seed is None else random.Random(seed)
     idle = deque([await connect(target) for _ in range(connections)])

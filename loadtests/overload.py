@@ -27,8 +27,8 @@ _TEXTS = 200_000
 def measure(*, duration: float, deadline: float) -> None:
     """Find the capacity, then send twice the capacity.
 
-    The backend has one core, everything else the other one. The capacity is the rate of 32 callers
-    who wait for their answers.
+    The backend runs on one core, and everything else on the other core. The capacity is the rate
+    that 32 callers reach if each waits for an answer before its next request.
     """
     settings = {"SLUICEGATE_BACKEND_THREADS": "1"}
     with (

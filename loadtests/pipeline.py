@@ -1,9 +1,9 @@
-"""Measures each process's time for a missed item, with a model that takes no processor time.
+"""Measures each process's time for a cache miss, with a model that takes no processor time.
 
 `sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
 The executor of that device takes some processor time itself. This time is measured separately and
-subtracted from the backend's time. Bare uvicorn is measured in the same turns; its processor time
-for a request is the unit of the other times. With fewer than four cores, the generator shares the
+subtracted from the backend's time. Bare uvicorn is measured in the same rounds. Its processor time
+for a request is the unit of all other times. With fewer than four cores, the generator shares the
 gateway's core.
 
 In the topology `gpu`, several backends share the device. From the processor time of all processes
@@ -144,7 +144,7 @@ class Pipeline:
             what="all is billed",
             every=0.2,
         )
-        time.sleep(0.5)  # for the request log, which has no sign of its own
+        time.sleep(0.5)  # because the request log does not show that it is complete
 
     def counters(self) -> tuple[float, float, float]:
         """Return how many batches, rows and padded tokens the backends ran."""
@@ -278,7 +278,7 @@ def _running(environment: dict[str, str], backends: int) -> Iterator[Pipeline]:
 def sharing_backends(
     system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
 ) -> Iterator[list[RunningBackend]]:
-    """Yield `count` backends of one region: the backend of `system`, and others beside it.
+    """Yield `count` backends of one region: the backend of `system`, and new backends.
 
     Gateways spread items over them in the same way as over backends that share a GPU.
     """

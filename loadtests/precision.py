@@ -1,4 +1,4 @@
-"""Measures bf16 and fp32 in a backend with OpenVINO, beside fp32 in ONNX Runtime."""
+"""Compares bf16 and fp32 in a backend with OpenVINO with fp32 in ONNX Runtime."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ Way = tuple[RunningBackend, str]
 @click.option("--count", default=2000, help="Number of sentences in each run.")
 @rounds(5)
 def measure(*, connections: int, count: int, rounds: int) -> None:
-    """Measure `count` sentences a run in turns, compare the answers, then measure memory and start.
+    """Measure runs of `count` sentences in turns, compare answers, measure memory and startup time.
 
     The processor time is also measured, because other load on the machine affects processor times
     less than rates.
@@ -117,7 +117,7 @@ def _weights(models: Path, texts: Iterator[str], connections: int) -> dict[str, 
 
 
 def _write_rounded(models: Path) -> None:
-    """Write the demo encoder and a head over it again, with the profile bf16."""
+    """Write a second demo encoder, and a head over it, both with the profile bf16."""
     changes = {_ENCODER: {"profile": "bf16"}, _HEAD: {"encoder": _ENCODER + _SUFFIX}}
     for name, changed in changes.items():
         copy = Path(shutil.copytree(models / name, models / (name + _SUFFIX)))

@@ -30,8 +30,8 @@ from testing.waiting import wait_until
 
 _NAMES = ("eu", "us")
 _LEASE_ENDS = 2.0
-"""Seconds after the end of a lost region's lease for which the other region leaves its share
-alone."""
+"""Seconds after the end of a lost region's lease for which the other region does not use the lost
+region's share."""
 _ROUNDS = 2.0
 _PART = 2.0
 """Seconds of load after which the run checks whether a lost region's share is in use."""
@@ -41,7 +41,7 @@ _DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 
 
 class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. `over` is the excess of the worst window, over both regions."""
+    """The result of a run. `over` is the excess of the worst window, summed over both regions."""
 
     phases: list[Line]
     over: float

@@ -37,7 +37,7 @@ class Turn(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the usual table; latencies are in milliseconds, ratios are to the first line."""
+    """One line of the usual table: latencies in milliseconds, ratios relative to the first line."""
 
     what: str
     rate: float
@@ -93,8 +93,9 @@ def table_of(
 ) -> list[Row]:
     """Return for each variant the run with the median rate, and medians of ratios and CPU times.
 
-    `by` returns the value of a run that replaces the rate. A steady load needs another value,
-    because all its runs have the same rate. The statuses are the sum over all runs.
+    If `by` is given, the run with the median of `by` is taken instead of the run with the median
+    rate. A steady load needs `by`, because all its runs have the same rate. The statuses are the
+    sum over all runs.
     """
     first = next(iter(turns.values()))
     return [

@@ -24,7 +24,7 @@ _TEMPLATE = "this text is about {}"
 @click.option("--count", default=300, help="Number of zero-shot requests in a run.")
 @rounds(3)
 def measure(*, connections: int, count: int, rounds: int) -> None:
-    """Measure both kinds of requests in turns, through the gateway.
+    """Measure both kinds of requests in each round, through the gateway.
 
     No text is sent twice. The rows of both kinds have the same lengths, because the text of a
     one-row request has the words of a zero-shot request's text in another order.

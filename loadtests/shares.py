@@ -79,7 +79,7 @@ def _mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
-    """Yield `count` calls with ten of `first` for one of `second`, and then the reverse."""
+    """Yield `count` calls, ten of `first` for each of `second`; then go on with roles swapped."""
     before = _mixed(first, second)
     for _ in range(count):
         yield next(before)

@@ -2,7 +2,7 @@
 
 `python -m loadtests.steady < LOAD` prints the outcome as JSON. Timers of the event loop are exact
 to tens of microseconds. As root, the process gets a real-time priority on its core. Otherwise,
-other work may delay the sending of a request, and the delay would count as latency.
+other work may delay the sending of a request, and the delay would be measured as latency.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from loadtests.workload import cycle
 
 _ROOT = Path(__file__).parents[1]
 _WARM = 0.2
-"""Seconds of requests that do not count, because a connection's first request is slow."""
+"""Seconds of requests that are not measured, because a connection's first request is slow."""
 
 
 class SteadyLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def _run(load: SteadyLoad) -> Outcome:
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     gc.disable()
-    # `epoll` counts in milliseconds; `select` is exact.
+    # `epoll` rounds timeouts to milliseconds, but `select` does not.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         answers = runner.run(

@@ -35,7 +35,7 @@ def measure(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> 
 
 
 def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Line]:
-    """Measure the three settings of threads in turns, for each number of clients."""
+    """Measure the three settings of threads in each round, for each number of clients."""
     texts = iter(sentences(400_000, seed=4))
     lines: list[Line] = []
     with demo_models() as models, contextlib.ExitStack() as stack:
@@ -62,8 +62,9 @@ def _compare(clients: tuple[int, ...], duration: float, rounds: int) -> list[Lin
 def _weigh() -> list[Line]:
     """Return the memory of a backend with one session, and of one with three.
 
-    A first start writes the packed weights, so that it does not distort the memory. The two
-    backends do not run at the same time, because they would share the memory of these weights.
+    A first start writes the packed weights, so that their writing does not distort the measured
+    memory. The two backends do not run at the same time, because they would share the memory of
+    these weights.
     """
     texts = iter(sentences(100_000, seed=5))
     lines: list[Line] = []

@@ -1,7 +1,7 @@
 """Simulates W-TinyLFU and LRU caches with a maximum number of entries, for comparison.
 
 W-TinyLFU: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy" (2017).
-Here the frequencies are exact; a real cache can only estimate them.
+In this simulation, the frequencies are exact; a real cache can only estimate them.
 """
 
 from collections import Counter, OrderedDict

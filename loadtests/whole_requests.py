@@ -1,9 +1,9 @@
 """Measures how many whole requests with many items or rows are answered in time under overload.
 
 Each kind of request is first sent one at a time, which gives its latency, and then by several
-callers, which gives the capacity. Then an open loop sends requests at twice the capacity. Their
-deadline is three times the latency. One run measures all of this, so that the ratios are
-comparable.
+callers, which gives the capacity. Then an open loop sends requests at twice the capacity. The
+deadline of these requests is three times the measured latency. One run measures all of this, so
+that the ratios are comparable.
 """
 
 import random

@@ -52,8 +52,7 @@ def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float
 LARGEST_LEASE = 0.02
 """The share of a limit that a worker may lease, or may admit in advance while Redis is late."""
 SLOWEST_CALL = 0.2
-"""The longest call of a healthy Redis in seconds. Callers that come during it wait for the next
-call."""
+"""The longest call of a healthy Redis in seconds. Later callers wait for the next call."""
 
 
 def failover_bound(
@@ -75,7 +74,7 @@ def failover_bound(
 def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
     """Return by how many units a window may exceed `rule` while Redis answers slowly.
 
-    Each worker may admit its part of the limit before Redis answers. `by_share` counts the units
-    that were admitted in this way.
+    Each worker may admit its part of the limit before Redis answers. `by_share` is the number of
+    units that were admitted in this way.
     """
     return min(workers * LARGEST_LEASE * rule.capacity, by_share)

@@ -50,7 +50,7 @@ def _merge(former: Any, latter: Any, name: str = "") -> Any:
     if isinstance(former, list) and isinstance(latter, list) and name not in _REPLACED:
         if isinstance(latter, _Override):
             return list(latter)
-        if name == "volumes":  # keyed by their place in the container
+        if name == "volumes":  # keyed by the mount's place in the container
             taken = {_target(each) for each in latter}
             former = [each for each in former if _target(each) not in taken]
         return [*former, *(each for each in latter if each not in former)]

@@ -1,6 +1,6 @@
 """Writes a small model repository for tests.
 
-The tokenizer is real. The graph is a toy, or it is invalid for executors that read no graph.
+The tokenizer is real. The graph is a toy or, for executors that read no graph, an invalid file.
 """
 
 from collections.abc import Sequence

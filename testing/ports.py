@@ -9,7 +9,7 @@ from collections import deque
 
 # The ports lie below the range of ephemeral ports (32,768 to 60,999 by default). A port in that
 # range could become another process's outgoing port before a server, which takes seconds to start,
-# binds it. The gateway looks for ports of backends above this one.
+# binds it. The gateway chooses the ports of its backends above this range.
 _PORTS = range(10_000, 20_000)
 _ATTEMPTS = 200
 _CLAIMS_KEPT = 64

@@ -36,7 +36,7 @@ def new_directory() -> Path:
 
 
 class PostgreSQLNode:
-    """A server on a Unix socket and, with `port`, also on a port of the address `listens`.
+    """A server on a Unix socket and, if `port` is set, on that port of the address `listens`.
 
     A test can kill, pause and resume all processes of the server.
     """
@@ -149,20 +149,20 @@ class PostgreSQL:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._node.stop(signal.SIGQUIT)  # end at once, even if somebody is connected
+        self._node.stop(signal.SIGQUIT)  # end immediately, even if somebody is connected
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def database(self) -> str:
         """Return the URL of an empty database.
 
-        To save time, it is only a new schema.
+        To save time, this is only a new schema.
         """
         name = f"test_{next(self._numbers)}"
         self._node.ask(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
 
     def ascii_database(self) -> str:
-        """Return the URL of an empty database in the encoding `SQL_ASCII`, which checks no text."""
+        """Return the URL of an empty database whose encoding, `SQL_ASCII`, accepts any bytes."""
         self._node.ask(
             "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
             " TEMPLATE template0"

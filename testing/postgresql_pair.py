@@ -49,7 +49,7 @@ class PostgreSQLPair:
         self._wait_for_standby("")
 
     def rejoin(self) -> None:
-        """Make the other server a standby with a copy of the primary; commits wait for it again."""
+        """Make the former primary a standby of the new primary; commits then wait for it."""
         self.standby.end()
         data = self.standby.directory / "data"
         shutil.rmtree(data, ignore_errors=True)

@@ -75,7 +75,7 @@ class Reply:
         await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
 
     async def send_raw(self, content: bytes) -> None:
-        """Send raw bytes. The response's head is sent before the first of them."""
+        """Send raw bytes. The response's head is sent before the first bytes."""
         if not self._has_begun:
             self._has_begun = True
             content = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + content
@@ -183,7 +183,7 @@ def _chunk(content: bytes) -> bytes:
 class StubBackend:
     """An HTTP server on loopback; with a `certificate`, it uses TLS.
 
-    All attributes may be changed while the server runs.
+    A test can change all attributes while the server runs.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class StubBackend:
         self._host = host
         self._certificate = certificate
         self.path = path
-        """Stands before the paths of the wire."""
+        """The prefix of the protocol's paths."""
         self.backend_id = backend_id
         self.region = region
         self.models = [stub_model()] if models is None else models
@@ -209,14 +209,14 @@ class StubBackend:
         self.report = Report()
         self.is_ready = True
         self.is_frozen = False
-        """Accepts connections and answers nothing, not even its state."""
+        """If true, the server accepts connections but answers nothing, not even its state."""
         self.is_reading = True
-        """`False` accepts connections and reads nothing from them."""
+        """If false, the server accepts connections but reads nothing from them."""
         self.calls: list[Call] = []
         self.headers: list[dict[str, str]] = []
         self.probes = 0
         self.connections = 0
-        """Connections ever accepted."""
+        """The number of connections that were ever accepted."""
         self.changed = asyncio.Condition()
         """Notified when a call, a probe or a connection comes or goes."""
         self._port = port

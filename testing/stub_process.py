@@ -36,7 +36,7 @@ def stub_process(
     """Run a stub backend as a process while entered; with a certificate, it uses TLS.
 
     The stub calls the function `answer` of `module` to answer. If the module has a function
-    `models`, the stub serves the models that it returns.
+    `models`, the stub serves the models that this function returns.
     """
     command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
     command += [str(certificate)] if certificate else []

@@ -37,7 +37,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class System:
     """A running `sluicegate up`.
 
-    At the exit it stops, and no process or file may be left behind.
+    At the exit, the system stops. An error is raised if a process is left behind.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class System:
         self._environment = dict(process_environment()) | own | (environment or {})
         port_of_grpc = self._environment["SLUICEGATE_GRPC_PORT"]
         self.grpc_address = "" if port_of_grpc == "0" else f"127.0.0.1:{port_of_grpc}"
-        """Where it serves gRPC, if it does."""
+        """The address at which the system serves gRPC; empty if it serves none."""
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class System:
             )
         try:
             wait_until(self._ready, within=within, what="ready", every=0.02)
-        except BaseException as error:  # also when the test's own time limit ends it
+        except BaseException as error:  # also when the test's own time limit ends the wait
             self._running().kill()
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started

@@ -41,9 +41,9 @@ class Valkey:
         self._arguments = arguments
         self._program = program or server_program()
         self.replica_of = 0
-        """The port of the primary that it follows from its start on; 0 for none."""
+        """The port of the primary that this server follows from its start on; 0 for none."""
         self.configuration = ""
-        """The text of its configuration file; empty for none."""
+        """The text of this server's configuration file; empty for none."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

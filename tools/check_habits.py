@@ -1,4 +1,4 @@
-"""Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 at a problem.
+"""Checks rules that no linter knows: `python -m tools.check_habits` exits with 1 if one is broken.
 
 The rules are: a handler that catches every exception has a comment that says why. A test does not
 sleep. No file names a package host, because each machine configures its own host. The changelog and
@@ -21,9 +21,9 @@ TREES = (
 PACKAGE_HOSTS = re.compile(
     r"pypi[.]org|files[.]pythonhosted|registry[.]npmjs|deb[.]debian[.]org|--(extra-)?index[-]url"
 )
-# Such a comment only addresses a tool, so it does not count as a reason.
-# Only a file with such a word can have a problem: most files need not be parsed.
+# Only a file with one of these words can have a problem, so most files need not be parsed.
 _WORDS = re.compile(r"\b(Base)?Exception\b|\bexcept *:|\bsleep\b")
+# A comment of this form only addresses a tool, so it is not a reason.
 _MARKER = re.compile(
     r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?|type: ignore(\[[\w, -]+\])?|pragma: no cover"
 )
@@ -71,8 +71,8 @@ def _has_reason(line: str) -> bool:
 def _sleeps(node: ast.AST) -> bool:
     """Return whether this call sleeps.
 
-    Two kinds of calls are allowed: a sleep of zero only yields to the event loop, and a sleep of a
-    variable's length is the interval of a poll.
+    Two kinds of calls are allowed: a sleep of zero, which only yields to the event loop, and a
+    sleep of a variable's length, which is the interval of a poll.
     """
     if not isinstance(node, ast.Call) or _last_name(node.func) != "sleep":
         return False

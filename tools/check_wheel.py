@@ -25,7 +25,7 @@ _CALL = (
     "from sluicegate import Sluicegate; client = Sluicegate();"
     " print(client.classify('sentiment', ['a gorgeous, witty movie']).results[0].labels[0])"
 )
-# The messages are so simple that this needs no generated classes: `ready` is field 1.
+# The call needs no generated classes, because its messages are simple: `ready` is field 1.
 _RPC_CALL = (
     "import sys, grpc; channel = grpc.insecure_channel(sys.argv[1]);"
     " method = channel.unary_unary('/inference.GRPCInferenceService/ServerReady');"
@@ -95,7 +95,7 @@ def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> 
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without what contains the clone's path or configures the gateway."""
+    """Return the environment except variables that configure Sluicegate or Python."""
     return {
         name: value
         for name, value in os.environ.items()  # noqa: TID251 - passed on to programs

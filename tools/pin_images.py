@@ -66,7 +66,7 @@ def pin(paths: Iterable[Path], resolve: Callable[[str], str]) -> dict[str, str]:
 
 
 def from_registry(name: str) -> str:
-    """Return a registry's digest of a tag. It is the digest of the index of all platforms.
+    """Return the digest of a tag from its registry: the digest of the index of all platforms.
 
     Raises:
         PinError: skopeo is missing, or the registry returns no digest.

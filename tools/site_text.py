@@ -1,9 +1,9 @@
 """Converts a page's Markdown from the code host's form to the site's form.
 
 Adjacent blocks of curl, Python and JavaScript become tabs. A link to a file outside `docs` becomes
-a link to the site's page of that file. If the site has no such page, the link leads to the file in
-the repository, if the repository's address is known. If the address is not known, only the text of
-the link stays.
+a link to the site's page of that file. If the site has no such page but the repository's address is
+known, the link becomes a link to the file in the repository. If there is neither a page nor an
+address, only the text of the link stays.
 """
 
 import posixpath
@@ -30,7 +30,7 @@ def site_text(markdown: str, page: str, *, known: Collection[str], repository: s
     """Return the text of `page`, a path below `docs`, for the site.
 
     `known` holds the paths of all pages and other files. `repository` is the address to which paths
-    of the project are appended; it may be empty.
+    of the project are appended; it is empty if no address is known.
     """
     # Links in files outside `docs` are relative to the root.
     folder = ".." if page in OUTSIDE.values() else posixpath.dirname(page)

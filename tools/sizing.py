@@ -15,8 +15,8 @@ from tools.reference.markdown import table
 
 _MIB = 1 << 20
 _BESIDE_WORKERS = 4
-"""The operators' listener, the shipper and the batches process; the last counts twice, since it has
-two connection pools."""
+"""The operators' listener, the shipper and the batches process, which is included twice because it
+has two connection pools."""
 _HEAD = ("resource", "amount", "reason")
 
 
@@ -26,8 +26,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     memory_hit: float = 11.9e-6
     redis_hit: float = 32.2e-6
     miss: float = 193e-6
-    """CPU time of a worker for a missed item that is alone in its request; 75e-6 if many callers
-    miss at the same time."""
+    """CPU time of a worker for a cache miss that is the only item of its request; 75e-6 if many
+    callers miss at the same time."""
     beside_hit: float = 4.1e-6
     """CPU time of Redis and the event processes for a hit."""
     beside_miss: float = 28e-6

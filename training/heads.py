@@ -34,7 +34,7 @@ def apply_head(path: Path, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 def layer_of(model: LogisticRegression) -> Layer:
     """Return a logistic regression as a layer, with one column for each class."""
     weight, bias = model.coef_.T, model.intercept_
-    if weight.shape[1] == 1:  # with two classes, it has the second's column only
+    if weight.shape[1] == 1:  # with two classes, the model has only the column of the second class
         weight = np.concatenate([-weight, weight], axis=1) / 2
         bias = np.concatenate([-bias, bias]) / 2
     return weight, bias

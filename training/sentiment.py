@@ -20,7 +20,8 @@ from training.encoder import Encoder
 from training.heads import apply_head, layer_of, save_head
 
 TEST_MODULUS, TEST_REMAINDER = 32, 7
-# Chosen from 0.3, 1 and 3 on rows with two other remainders, filtered in the same way.
+# Chosen from 0.3, 1 and 3 on training rows with two other remainders of `idx % 32`, with the
+# training texts filtered in the same way.
 INVERSE_REGULARISATION = 0.3
 
 

@@ -3,8 +3,8 @@
 Run `python -m training.sentiment_small --help`. The training and test texts are those of
 `sentiment.py`. If the probability of a text's best label is below the threshold, the cascade sends
 the text to the large model. To find the threshold, a head is trained on four fifths of the training
-texts. The threshold is the probability below which 40 % of the texts in the other fifth lie. The
-saved head is trained on all training texts.
+texts. For 40 % of the texts in the other fifth, the probability of the best label is below the
+threshold. The saved head is trained on all training texts.
 """
 
 import argparse

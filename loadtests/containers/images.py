@@ -73,7 +73,8 @@ def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
 def full_name(name: str) -> str:
     """Return the name of an image with its folder, which is `library` for Docker's official images.
 
-    The name has no digest, because the local image that replaces it has another digest.
+    The name has no digest, because the local image that replaces the official image has another
+    digest.
     """
     name = name.partition("@")[0]
     return name if "/" in name else f"library/{name}"

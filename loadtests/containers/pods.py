@@ -30,7 +30,8 @@ PREFIX = "kube-"
 NETWORK = "kube-pods"
 _NAMESPACE = "sluicegate"
 _DOMAIN = f"{_NAMESPACE}.svc.cluster.local"
-# The images lack the programs by which podman would run these, or podman does not know them.
+# These fields are removed, because the images lack the programs with which podman would run the
+# probes, or because podman does not know the field.
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
 _CLAIMED = "-claim"
 
@@ -181,7 +182,7 @@ def _played(
         if "/" not in container["image"]:
             container["image"] = tagged(f"localhost/{container['image']}", tag)
         container["imagePullPolicy"] = "Never"
-        # All of these are optional, and none exists here.
+        # Every source in `envFrom` is optional, and none of them exists in this network.
         container.pop("envFrom", None)
         for field in _PROBES:
             container.pop(field, None)
@@ -217,7 +218,7 @@ def _mounted(
     """Rename a volume, and return the object from which it is made, if there is one.
 
     Podman names the volume of each `emptyDir`, config map and secret after the object, so each
-    needs a name of its own.
+    object needs a name of its own.
     """
     volume["name"] = name
     if "persistentVolumeClaim" in volume:

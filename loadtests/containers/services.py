@@ -74,8 +74,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 def services(values: Mapping[str, str], *, tag: str = "") -> dict[str, Service]:
     """Return the services of compose.yaml and its overrides, dependencies first.
 
-    `values` are the values of the variables of `deploy/env.example`. The project's images have
-    `tag`.
+    `values` are the values of the variables of `deploy/env.example`. The project's images get the
+    tag `tag`.
     """
     text = msgspec.json.encode(merged(OBSERVED)["services"]).decode()
     text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], text)
@@ -155,8 +155,8 @@ def remove_everything() -> None:
     for name in names("network", "ls"):
         if name.startswith(PREFIX):
             run("network", "rm", "--force", name)
-    # Names of containers that ended badly would give the next network the address of the former
-    # one.
+    # Files that remain of containers that ended badly would give a new network the address of the
+    # former network.
     for path in _RESOLVED_NAMES.glob(f"{PREFIX}*"):
         path.unlink()
 
@@ -186,7 +186,7 @@ def discard(service: Service) -> None:
 def is_healthy(service: Service) -> bool:
     """Return whether the container runs and its own health check succeeds in time.
 
-    A container that does one task and exits counts as healthy once it has exited with success.
+    Exception: a container that does one task and exits is healthy once it has exited with success.
     """
     try:
         found = inspect(service.container)
@@ -194,7 +194,7 @@ def is_healthy(service: Service) -> bool:
             return found.status == "exited" and found.exit_code == 0
         if found.status == "running" and service.healthcheck:
             run("exec", service.container, *service.healthcheck["test"][1:], timeout=30.0)
-    except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's, until names resolve
+    except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's check, until names resolve
         return False
     return found.status == "running"
 
@@ -217,7 +217,7 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     for network, address in service.networks.items():
         name = PREFIX + network
         fixed = f",ip={address}" if address else ""
-        if former:  # with the former hardware address, as Docker does: neighbours remember it
+        if former:  # with the former hardware address, which neighbours remember
             fixed = f",ip={former.address[name]},mac={former.mac[name]}"
         yield f"--network={name}:alias={service.name}{fixed}"
     for folder in service.tmpfs:

@@ -22,7 +22,7 @@ SUPERVISED = {"worker": "gateway", "shipper": "shipper", "admin": "admin", "batc
 _LATE = 0.2
 """Seconds by which replies of a slow Redis are delayed."""
 _EARLIER = 4.0
-"""Seconds by which one backend returns before the others."""
+"""Seconds by which one backend returns before the other backends."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def kill(topology: Processes, part: str) -> Iterator[None]:
 
 @contextmanager
 def stop(topology: Processes, part: str) -> Iterator[None]:
-    """Stop a part by SIGSTOP: it keeps its connections and answers nothing."""
+    """Pause a part by SIGSTOP: the part keeps its connections but answers nothing."""
     members = [each for each in topology.members(part) if isinstance(each, Valkey | Child)]
     for each in members:
         each.pause()
@@ -59,7 +59,7 @@ def stop(topology: Processes, part: str) -> Iterator[None]:
 
 
 def proxied(**fault: float) -> Act:
-    """Return an act that makes the proxies of backends behave as `ProxyFault(**fault)`."""
+    """Return an `Act` that makes the proxies of backends behave as `ProxyFault(**fault)`."""
 
     @contextmanager
     def act(topology: Processes, part: str) -> Iterator[None]:
@@ -76,7 +76,8 @@ def proxied(**fault: float) -> Act:
 def all_down(topology: Processes, part: str) -> Iterator[None]:
     """Refuse the calls of all backends.
 
-    The last backend accepts calls again some seconds before the others.
+    At the end of the fault, the last backend in the list accepts calls some seconds before the
+    other backends.
     """
     *others, last = topology.backends_of(part)
     for backend in (*others, last):

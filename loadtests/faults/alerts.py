@@ -61,7 +61,7 @@ def _fill_disk(topology: Processes, _: str) -> Iterator[None]:
 
 
 def _watched(act: Act | None) -> Act:
-    """Return an act that first records which alerts already fire."""
+    """Return an `Act` that first records which alerts already fire, and then runs `act`."""
 
     @contextmanager
     def watched(topology: Processes, part: str) -> Iterator[None]:

@@ -78,7 +78,7 @@ def each_line_is_there_once(case: Case) -> Iterator[str]:
 
 
 def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
-    """Upload a file with a line for each text, start a batch job of it, and return the job's id."""
+    """Upload a file with a line for each text, start its batch job, and return the job's id."""
     content = b"".join(
         msgspec.json.encode(
             {

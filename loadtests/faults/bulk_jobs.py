@@ -49,7 +49,7 @@ def digest(folder: Path) -> str:
     """Return a digest of an output folder: its rows, failed rows and manifest.
 
     Raises:
-        RuntimeError: something else is left in the folder.
+        RuntimeError: the folder has other files.
     """
     files = [*sorted(folder.glob("part-*")), folder / ERRORS, folder / MANIFEST]
     found = hashlib.blake2b(b"\n".join(file.read_bytes() for file in files), digest_size=8)

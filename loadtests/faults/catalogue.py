@@ -24,7 +24,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     answered, and then once more. Every fourth caller first sends the request once and hangs up."""
     spike: float = 1.0
     """The rate during the fault, as a multiple of the rate before it. If some tenants are limited,
-    the additional requests come from them."""
+    the additional requests come from these tenants."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

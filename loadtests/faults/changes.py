@@ -1,6 +1,6 @@
 """Makes every change that an operator can make, under mixed load, and finds leaks.
 
-A leak is a process whose memory, open files or threads keep rising.
+A process leaks if its memory, open files or threads keep rising.
 """
 
 import itertools
@@ -37,7 +37,7 @@ _MOST_LOG_BYTES = 32 * _MIB
 
 
 class Operator:
-    """Makes one change at each `next`, in rotation. `failed` counts the changes without effect."""
+    """Makes one change, in rotation, at each `next`; `failed` counts the changes without effect."""
 
     def __init__(self, topology: Processes, every: float) -> None:
         self._topology = topology
@@ -134,13 +134,13 @@ def _size(folder: Path) -> int:
     """Return the bytes that the files below a folder occupy on the disk."""
     found = 0
     for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # the file was billed and removed meanwhile
+        with suppress(FileNotFoundError):  # the file was removed after its billing
             found += path.stat().st_blocks * 512
     return found
 
 
 def rise(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the median of the values after the first third, and the rise of a line through it."""
+    """Return the median of the values after the first third, and the rise of their trend line."""
     if len(points) < 9:
         return 0.0, 0.0
     first, last = points[0][0], points[-1][0]

@@ -49,7 +49,7 @@ def misses_go_on(*parts: str) -> Check:
 
 
 def breaker_opens(*parts: str) -> Check:
-    """Return a check that finds a Redis of `parts` that was away, if no circuit breaker opened."""
+    """Return a check that fails if a Redis of `parts` was away but no circuit breaker opened."""
 
     def check(case: Case) -> Iterator[str]:
         if case.part in parts:
@@ -61,10 +61,10 @@ def breaker_opens(*parts: str) -> Check:
 
 
 def hits_are_answered(case: Case) -> Iterator[str]:
-    """Find memory hits refused while no backend was up, and refusals without `Retry-After`."""
+    """Find memory hits that were refused with no backend up, and refusals without `Retry-After`."""
     down = [each for each in case.sent if case.begun <= each.due < case.ended]
     missed = sum(each.has_failed for each in down if each.is_repeat)
-    # The probes take a moment to notice.
+    # The probes take a moment to notice that no backend is up.
     refused = [each for each in down if each.due > case.begun + 1.0 and each.status == 503]
     silent = sum(not each.retry_after for each in refused)
     after = [each.due - case.ended for each in case.sent if each.has_failed]
@@ -102,8 +102,7 @@ def limits_hold(case: Case) -> Iterator[str]:
 def worst_window(case: Case) -> tuple[float, float]:
     """Return by how many requests the worst window of a limited tenant exceeded `RULE`.
 
-    The second value is about the tenant with the fewest admitted requests: the fraction of its
-    limit that it got.
+    Also return the fraction of its limit that the tenant with the fewest admitted requests got.
     """
     lasted = case.sent[-1].due - case.sent[0].due
 

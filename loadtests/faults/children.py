@@ -73,7 +73,7 @@ class Child:
         return self._process.pid if self._process is not None else 0
 
     def runs(self) -> bool:
-        """Return whether the process has not ended."""
+        """Return whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
 
@@ -93,7 +93,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacedBackend(Child):
-    """A backend whose batches take set times, with its model repository and the proxy before it."""
+    """A backend whose batches take set times, with its model repository and its proxy."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ def faults_command(
 
 
 def _run(jobs: Sequence[Job], commit: str) -> None:
-    """Run the jobs and print each result; exit with 1 if an invariant did not hold."""
+    """Run fault tests and print each result; exit with 1 if an invariant did not hold."""
     # Exiting also removes mounts and containers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -87,7 +87,7 @@ def _run(jobs: Sequence[Job], commit: str) -> None:
         raise click.ClickException(f"the topology did not start: {error}") from error
     if left:
         print(f"{len(left)} cases are left: run the same command again")
-    # Findings of earlier runs of this command count as well.
+    # The exit code also depends on findings that earlier runs of this command recorded.
     known = report.records(report.RESULTS, commit)
     names = [job.name for job in jobs]
     if broken := [name for name in names if name in known and known[name].findings]:

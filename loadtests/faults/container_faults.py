@@ -38,16 +38,17 @@ _SLOW = LoadSpec(rate=30.0, repeated=0.0, hasty=0.0)
 _BALANCER_AWAY = {"load": Window(is_open=True, after_end=3)}
 _SILENT = {
     "load": Window(is_open=True, after_end=10),
-    # The balancer sends it requests until it has missed two health checks.
+    # The balancer sends requests to a silent gateway until the gateway has missed two health
+    # checks.
     "gateway": Window(after_begin=5),
 }
 _LOST = {
-    # There is only one balancer: while it is away, callers get no answer.
+    # There is only one balancer, so callers get no answer while it is away.
     "load": Window(is_open=True, after_end=5),
     "edge": Window(is_open=True, after_end=10),
     # A gateway that dies loses its requests in flight. The load does not send them again.
     "gateway": Window(after_begin=3),
-    # No model can be reached: only requests that the cache can answer succeed.
+    # No model can be reached, so only requests that the cache can answer succeed.
     "backends": Window(is_open=True, after_end=10),
 }
 _MEMORY_MIB = {
@@ -181,7 +182,7 @@ def _roll(topology: Containers, part: str) -> Iterator[None]:
 
 
 def _cut(*rule: str) -> Act:
-    """Return an act that drops all packets that one container sends, or all that it receives."""
+    """Return an `Act` that drops all packets that one container sends, or all that it receives."""
 
     @contextmanager
     def act(topology: Containers, part: str) -> Iterator[None]:
@@ -227,7 +228,7 @@ def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None
 
 
 def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
-    """Return an act that takes the steps of a procedure."""
+    """Return an `Act` that performs the steps of a procedure."""
 
     @contextmanager
     def act(topology: Containers, _: str) -> Iterator[None]:
@@ -264,7 +265,7 @@ def _memory(case: Case) -> Iterator[str]:
 
 
 def _started(case: Case) -> Iterator[str]:
-    """Find a slow start of the layout, and images that contain build or installation tools."""
+    """Find out if the layout started slowly, and which images contain build or install tools."""
     topology: Containers = case.topology
     case.figures["started_in"] = round(topology.started_in, 1)
     if topology.started_in > _HEALTHY:

@@ -32,7 +32,7 @@ from loadtests.faults.processes import TWO_BY_TWO, Setup
 _BACKENDS = ("backend eu-0", "region eu")
 _REDIS = ("cache", "state")
 _OWN = ("worker", "shipper", "admin", "billing", "request-log", "gateway")
-# A miss may wait for the state Redis, whose timeout is longer.
+# A miss can wait for the state Redis, whose timeout is longer than that of the cache Redis.
 _CHECKS = (few_attempts, breaker_opens(*_REDIS), misses_go_on("cache"))
 _HITS = LoadSpec(rate=120.0, repeated=0.7, hasty=0.0)
 _REGIONAL = LoadSpec(rate=0.3 * CAPACITY * len(TWO_BY_TWO))

@@ -61,13 +61,13 @@ _APART = {"both at once": 0.0, "both apart": 6.0}
 """Seconds between the fault of PostgreSQL and the kill of the state Redis, by part."""
 _PAUSE = 0.25
 _CONNECTING, _CHECK, _STATEMENT, _SERVERS = 3.0, 3.0, 12.0, 2
-"""The most seconds that a connection to PostgreSQL, a check of it and a statement take, and the
-number of servers."""
+"""The most seconds to connect to PostgreSQL, to check a connection, and to execute a statement; and
+the number of servers."""
 LONGEST_CHANGE = _STATEMENT + 2 * (_CHECK + _SERVERS * _CONNECTING)
 """The most seconds that an operator's call takes, whatever PostgreSQL does: one statement, and two
 checks of the connection, each with new connections to both servers."""
 LONGEST_BILLING = _DETECTION + _OVERLAP + LONGEST_CHANGE
-"""The most seconds from a fault to the first event that is billed again."""
+"""The most seconds from a fault until events are billed again."""
 LEAST_SHARE = 0.5
 """The least share of its limit that a tenant must get. Without this bound, a gateway that refuses
 all requests would pass."""
@@ -88,7 +88,7 @@ class Failovers(msgspec.Struct, kw_only=True):
     """Answers to an operator that were neither success nor 503."""
     slowest_change: float = 0.0
     lost: list[str] = []
-    """Tenants whose creation was confirmed and that the ledger does not have."""
+    """Tenants whose creation was confirmed, but that the ledger does not have."""
     unready: int = 0
     degraded: int = 0
     """Answers in which a ready gateway reported the ledger as degraded."""
@@ -181,7 +181,7 @@ class Fleet(Topology):
 
     @override
     def restore(self) -> None:
-        """Wait until every bucket is full, because another bucket could hide an excess."""
+        """Wait until every bucket is full, because a partly full bucket could hide an excess."""
         time.sleep(RULE.window)
 
     @override
@@ -315,7 +315,7 @@ def _stopped(node: PostgreSQLNode) -> Iterator[None]:
 
 @contextmanager
 def _frozen(node: PostgreSQLNode) -> Iterator[None]:
-    """Pause the primary's processes, and let them run again for a moment beside the new primary."""
+    """Pause the primary's processes, and resume them for a moment while the new primary runs."""
     node.pause()
     yield
     node.resume()

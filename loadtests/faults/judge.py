@@ -13,7 +13,7 @@ from typing_extensions import override
 SETTLED = 10.0
 """Every part must work again within this many seconds after a fault's end."""
 LIMITED = "limited-"
-"""The id of a tenant begins with this if its limit may refuse requests with 429."""
+"""The id of a tenant begins with this text if its limit may refuse requests with 429."""
 _OK, _REFUSED = 200, 429
 _NOT_BILLED = frozenset({401, 409})
 _TOLD = frozenset({503, 504})
@@ -23,8 +23,8 @@ _TOLD = frozenset({503, 504})
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """A request and its answer. Times are readings of `time.monotonic`.
 
-    `due` is when the request should have left, and `latency` counts from then. Status 0 means no
-    answer. If the answer belongs to another tenant's request, `answer_of` is that tenant.
+    `due` is when the request should have left, and `latency` is measured from `due`. Status 0 means
+    no answer. If the answer belongs to another tenant's request, `answer_of` is that tenant.
     """
 
     due: float
@@ -141,7 +141,7 @@ def errors_outside(
 
 
 def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
-    """Return how many answers are missing in the ledger, or are there with another status."""
+    """Return how many answers are missing in the ledger, or have another status in the ledger."""
     return (_answered(sent) - Counter((row.id, row.status) for row in ledger)).total()
 
 
@@ -174,7 +174,7 @@ def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
 
 
 def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[LedgerRow]]) -> int:
-    """Count ledger rows with a wrong number of items, if all requests of the row were answered."""
+    """Count ledger rows with a wrong number of items; skip rows with an unanswered request."""
     runs = defaultdict[str, list[LedgerRow]](list)
     for found in rows.values():
         if len(found) == 1:
@@ -238,10 +238,10 @@ def _p99(sent: Sequence[Sent]) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that the ledger must have; answers with one idempotency key count once.
+    """Return the answers that the ledger must have: only one for each idempotency key.
 
-    A load balancer may answer some requests itself: these are not in the ledger. Nobody is billed
-    for a request with an unknown key (401).
+    Requests that a load balancer answers itself are not in the ledger. Nobody is billed for a
+    request with an unknown key (401).
     """
     found = {
         (each.id, each.status, each.retry_key or str(number))

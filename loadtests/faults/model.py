@@ -85,9 +85,9 @@ def texts(seed: int) -> Iterator[str]:
 class ModelOracle:
     """Makes requests for random texts, and knows the right answer of each revision in `learn`.
 
-    `roots` are the repositories of the backends. Equal revision names mean equal revisions. If it
-    is `mixed`, the oracle also asks an algorithm, and makes invalid requests and requests of many
-    items.
+    `roots` are the repositories of the backends. Equal revision names mean equal revisions. If
+    `mixed` is true, the oracle also asks an algorithm, and makes invalid requests and requests of
+    many items.
     """
 
     def __init__(self, roots: Sequence[Path] = (), *, is_mixed: bool = False) -> None:

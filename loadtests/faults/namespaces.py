@@ -296,7 +296,7 @@ FAULTS = tuple(
         act=_parting(direction),
         parts=PAIRS,
         hold=hold,
-        # No model can be reached: only requests that the cache can answer succeed.
+        # No model can be reached, so only requests that the cache can answer succeed.
         windows={"backends": Window(is_open=True, after_end=10)},
         load=LoadSpec(rate=20.0, hasty=0.0),
         checks=(nobody_suffers,),

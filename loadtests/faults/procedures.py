@@ -35,7 +35,7 @@ _LONGEST = 90.0
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
-"""After this many seconds nobody uses the former balancer: the longest exchange is shorter."""
+"""After this many seconds, nobody uses the former balancer, because exchanges are shorter."""
 _PAUSE = 2.0
 """Seconds of load between two steps."""
 _FAILOVER, _LOOK = 60.0, 0.25
@@ -201,7 +201,8 @@ def _sentinel(layout: Containers, *words: str) -> str:
 
 def _fail_over(layout: Containers, former: str) -> None:
     """Make another server the primary of the state Redis, and wait until all others follow."""
-    # Refused while a failover is in progress, and until the Sentinels know the copy: some 10 s.
+    # The Sentinels refuse the command while a failover is in progress, and until they know the
+    # replica, which takes some 10 s.
     _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
     _wait(lambda: _primary(layout) != former, "there is another primary")
     _wait(lambda: _is_copied(layout.services[former]), "the former primary follows")
@@ -217,7 +218,8 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 
     To callers, this is like an address that moves between balancers.
     """
-    # The second balancer may have any address. Gateways do not know it and take it for the caller.
+    # The second balancer may have any address. Gateways do not know this address, so they take the
+    # second balancer for the caller.
     networks = dict.fromkeys(changed.networks, "")
     second = msgspec.structs.replace(changed, name=f"{_BALANCER}-next", networks=networks)
     services.start(second, port=_OTHER_PORT)
@@ -237,7 +239,7 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
 
 
 def restore(layout: Containers) -> Iterator[str]:
-    """Back up ledger and state, lose them, and restore them into empty volumes.
+    """Back up ledger and state, delete them, and restore them into empty volumes.
 
     Yield each difference between the data before and after, with the keys and tenants of the
     ledger.

@@ -153,7 +153,7 @@ class Processes(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return the counters of the dispatcher, opened breakers, and each backend's items."""
+        """Return the dispatcher's counters, the openings of breakers, and each backend's items."""
         found = dict.fromkeys((*_DISPATCHED, "cache breaker", "state breaker"), 0.0)
         for report in self._portal.call(self._reports):
             for name in _DISPATCHED:
@@ -299,7 +299,7 @@ class Processes(Topology):
         redis = connect(self._control_url, timeout=5.0)
         try:
             return list(map(msgspec.json.decode, (await Control(redis).reports()).values()))
-        except (RedisError, DependencyUnavailable):  # the judge finds this by itself
+        except (RedisError, DependencyUnavailable):  # the judge itself finds that Redis is down
             return []
         finally:
             await redis.aclose()

@@ -41,7 +41,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """The lengths of the periods of a case, in seconds.
 
     The load runs for `quiet` before the fault, and for `after` once all parts work again. The fault
-    lasts `hold`, or its own length if `hold` is 0. All parts must work again within `settled`.
+    lasts `hold` or, if `hold` is 0, the length that the fault itself defines. All parts must work
+    again within `settled`.
     """
 
     quiet: float = 5.0

@@ -74,7 +74,7 @@ class Topology(ABC):
 
     def __init__(self) -> None:
         self.notes: dict[str, Any] = {}
-        """What acts note for checks."""
+        """Values that acts leave for checks."""
 
     def __enter__(self) -> Self:
         """Start every part, and return when all of them work.
@@ -96,7 +96,7 @@ class Topology(ABC):
 
     @abstractmethod
     def start(self, stack: ExitStack) -> None:
-        """Start every part; `stack` gets a callback that stops each. Raises one of `FAILURES`."""
+        """Start every part, and give `stack` a callback to stop it. Raises one of `FAILURES`."""
 
     @abstractmethod
     def unwell(self) -> Sequence[str]:
@@ -104,7 +104,7 @@ class Topology(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Make all parts work again by hand, after a case that left some broken."""
+        """Make all parts work again after a case that left some of them broken."""
 
     @abstractmethod
     def ask_ledger(self, query: str) -> Iterable[Sequence[Any]]:
@@ -146,7 +146,7 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
 
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
-    """Call `action` repeatedly in a thread; each call returns the seconds until the next one.
+    """Call `action` repeatedly in a thread; each call returns the seconds until the next call.
 
     Raises:
         TopologyError: `action` raised an error, which ended the thread.

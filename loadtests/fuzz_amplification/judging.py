@@ -40,7 +40,7 @@ class Observed(msgspec.Struct, kw_only=True):
     largest_answer: tuple[int, str] = (0, "none")
 
     def add_answer(self, kind: str, status: int, *, sent: int, received: int) -> None:
-        """Count an answer."""
+        """Add an answer to the counts."""
         name = (kind, status)
         self.statuses[name] = self.statuses.get(name, 0) + 1
         self.largest_answer = max(self.largest_answer, (received, kind))

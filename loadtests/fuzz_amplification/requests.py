@@ -1,4 +1,4 @@
-"""Makes requests whose computations and answers are nearly as large as their bodies allow."""
+"""Makes requests that cause nearly the largest computation or answer possible for their size."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -66,8 +66,8 @@ def differences(
 ) -> Iterator[str]:
     """Send up to `examples` cases to each operation of an OpenAPI document; yield failed reports.
 
-    Without `is_short`, also send all bounds and combinations of parameters, and try the operations
-    where no method is wrong.
+    Without `is_short`, also send all bounds and combinations of parameters, and test the operations
+    for which no method is unsupported.
     """
     options = folder / "schemathesis.toml"
     options.write_text(_OPTIONS)

@@ -33,7 +33,7 @@ MODELS = {
 }
 """The models that the dialects ask for."""
 SHARED = "-shared"
-"""The names of models whose answers all tenants share end with this."""
+"""The suffix of the names of models whose answers all tenants share."""
 MODERATION = {"negative": "harm"}
 DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},

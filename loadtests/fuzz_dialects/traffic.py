@@ -153,8 +153,8 @@ class DialectTraffic(Traffic):
         """Return the bodies that name a request of another tenant.
 
         The body of a hit may name the request that computed the answer. The answer to that request,
-        which shows the request's id, may come later. So the check runs only at the end. If its
-        caller has disconnected, the id stays unknown and is not checked.
+        which shows the request's id, may come later. So the check runs only at the end. If the
+        caller of that request has disconnected, its id stays unknown and is not checked.
         """
         return [
             f"an answer to {sent.caller.tenant} names {id_} of {self._ids[id_].caller.tenant}"

@@ -43,7 +43,7 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def body(chance: random.Random, unique: str) -> RequestBody:
-    """Return a valid body for `/v1/classify`; if `unique`, no other request has an equal one."""
+    """Return a valid body for `/v1/classify`; if `unique`, no other request has an equal body."""
     if chance.random() < 0.8:
         text = _text(chance, unique)
         return RequestBody(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))

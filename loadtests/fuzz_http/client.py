@@ -1,4 +1,4 @@
-"""Runs scripts on real connections and compares the responses with the expected ones."""
+"""Runs scripts on real connections and compares the responses with the expected responses."""
 
 import asyncio
 import contextlib
@@ -124,7 +124,7 @@ class _ScriptRun:
             raise UnexpectedResponse("more is answered than was asked")
 
     async def _response(self, expect: ExpectedResponse) -> Response | None:
-        """Return the next response; `None` if the server may close the connection instead."""
+        """Return the next response; `None` if the server rightly closed the connection instead."""
         try:
             return await self._connection.response(to_head=expect.to_head)
         except asyncio.IncompleteReadError as closed:

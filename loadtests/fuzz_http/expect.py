@@ -28,7 +28,7 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...] | None = None
     """The texts that a 200 answers, in this order; `None` if they are not known."""
     continues: bool = True
-    """Whether single items may fail: the body says `on_error: continue`, or is not known."""
+    """Whether single items may fail: the body is unknown or says `on_error: continue`."""
     is_many: bool = False
     """Whether any number of such responses may come until the server closes the connection."""
     to_head: bool = False

@@ -1,4 +1,4 @@
-"""Generates valid requests in every spelling of RFC 9112, with their expected responses.
+"""Generates valid requests in every spelling that RFC 9112 allows, with expected responses.
 
 After each request, the connection stays open.
 """

@@ -26,7 +26,8 @@ _MEMORY_BOUND = 256 * 1024 * 1024
 _CONNECTIONS = 48
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10
-# On a busy machine, the gateway may refuse this number or this share of all requests.
+# On a busy machine, the gateway may refuse this number of requests or this share of all requests,
+# whichever is larger.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
 _KINDS = {"fast": True, "application": False}
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
@@ -171,7 +172,7 @@ def fuzz(
                     workers=workers,
                     batches=False,
                     fast_lane=is_fast,
-                    # On a machine that is busy enough, Redis needs longer than the default.
+                    # On a machine that is busy enough, Redis needs longer than the default timeout.
                     state_timeout=60.0,
                     grpc_port=free_port() if traffic.has_calls else 0,
                 )

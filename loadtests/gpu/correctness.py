@@ -50,7 +50,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def run(options: Options, section: str) -> SectionState:
-    """Compare each graph's outputs with the CPU's; exhaust the memory; use two processes."""
+    """Compare each graph's outputs with the CPU's outputs; exhaust memory; use two processes."""
     journal = Journal(options.output)
     others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
     journal.measure(section, lambda figure: others.get(figure.name, _compare)(options, figure))
@@ -89,7 +89,7 @@ def _worst(session: BareSession, case: _Case) -> float:
 def _apart(found: FloatArray, case: _Case) -> float:
     """Return the distance between found and expected outputs.
 
-    It is infinite if a row that must be NaN is a number.
+    The distance is infinite if a row that must be NaN is a number.
     """
     if np.isfinite(found[~case.answered]).all(axis=1).any():
         return float("inf")
@@ -154,7 +154,7 @@ def _run_two_processes(options: Options, _: Figure) -> Measurement:
     """Compare outputs while two processes use the device at the same time."""
     candidate = REFERENCE if options.provider == "cpu" else _SAFE
     for each in (PLAIN, candidate):
-        graph(options, SMALL, each.form, short(options, SMALL))  # before both processes want it
+        graph(options, SMALL, each.form, short(options, SMALL))  # before both processes need it
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         found = [pool.submit(_compare_for_a_while, options, candidate) for _ in range(2)]

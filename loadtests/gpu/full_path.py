@@ -66,8 +66,8 @@ def _system(options: Options, model: str, models: Path) -> System:
     if options.provider == "cpu":
         settings["threads"] = "1"
     return System(
-        # A new folder each time: `up` of a process that died may still be ending in the former
-        # folder.
+        # A new folder each time: the `sluicegate up` of a process that died may still be ending in
+        # the former folder.
         Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
         models=models,
         workers=options.gateway_workers,
@@ -154,7 +154,8 @@ def summary(
 ) -> Measurement:
     """Return the figure that combines the results of all load processes and backends.
 
-    It has passed if every request was answered, and every backend ran on the expected device.
+    The figure has passed if every request was answered, and every backend ran on the expected
+    device.
     """
     right = sum(each.statuses.get(200, 0) for each in runs)
     others = sum(sum(each.statuses.values()) for each in runs) - right

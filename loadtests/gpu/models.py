@@ -161,8 +161,8 @@ def _deberta(size: BertShape) -> _Shapes:
 def import_classifier(options: Options, model: str) -> Path:
     """Return a repository with the classifier `bench` of a size, in the device's precision.
 
-    The model has every graph that an import writes. The backend that loads it serves the quickest
-    one.
+    The model has every graph that an import writes. The backend that loads the model serves the
+    quickest of these graphs.
     """
     root = options.work / f"models-{model}"
     revision = root / "bench" / "1"
@@ -174,7 +174,7 @@ def import_classifier(options: Options, model: str) -> Path:
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print
         )
         shutil.rmtree(folder)
-        # The precision gate would fail: with random weights, all scores are nearly equal.
+        # The precision gate would fail, because all scores are nearly equal with random weights.
         (revision / "model.yaml").write_text(f"profile: {options.precision}\n")
     return root
 

@@ -126,7 +126,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
 
     def shape(self, model: str) -> BertShape:
-        """Return the size of a model; a dry run takes tiny ones."""
+        """Return the size of a model; in a dry run, a tiny size."""
         return _TINY if self.tiny else PRESETS[model]
 
     def batch(self, figure: Figure) -> Shape:
@@ -153,7 +153,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def through_gateway(model: str, items: int) -> str:
-    """Return the name of the figure of requests with `items` texts each."""
+    """Return the name of the figure for requests with `items` texts each."""
     texts = "1 text" if items == 1 else f"{items} texts"
     return f"through the gateway, {model}, {BATCHES[model]} tokens, {texts} a request"
 
@@ -194,7 +194,7 @@ def _check(model: str, candidate: Candidate) -> Figure:
 
 
 def _sessions(model: str) -> Iterator[Figure]:
-    """Yield the figures of bare sessions: every graph, then the fastest with other batches."""
+    """Yield figures of bare sessions: every graph, then the fastest graph with other batches."""
 
     def figure(way: str, rows: int = FULL_BATCH, candidate: Candidate | None = None) -> Figure:
         return Figure(

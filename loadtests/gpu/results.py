@@ -198,8 +198,8 @@ def render(report: Report) -> str:
 def ratios(report: Report) -> list[str]:
     """Return the gateway's rates divided by comparable rates.
 
-    The comparable rates are those of the bare session, of PyTorch and of TensorRT. The fourth one
-    is the highest rate that the speed of the device's matrix products allows.
+    The comparable rates are those of the bare session, of PyTorch and of TensorRT. A fourth
+    comparable rate is the highest rate that the speed of the device's matrix products allows.
     """
     lines = []
     for model, length in BATCHES.items():

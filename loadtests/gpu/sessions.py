@@ -1,4 +1,4 @@
-"""Measures the highest speed of bare sessions: every graph, then the fastest with other batches."""
+"""Measures the speed of bare sessions: every graph, then the fastest graph with other batches."""
 
 import time
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def distance(found: FloatArray, expected: FloatArray) -> float:
 
     The distance is divided by the length of the expected row.
 
-    It is infinite if a row has NaN.
+    The distance is infinite if a row has NaN.
     """
     if not np.isfinite(found).all():
         return float("inf")

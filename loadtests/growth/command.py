@@ -31,7 +31,7 @@ _COLUMNS = ("curve", "sizes", "figure", "smallest", "largest", "exponent", "it i
 def growth_command(*, only: tuple[str, ...], seconds: float, most: int) -> None:
     """Measure how rate, processor time, p99 and memory change as quantities such as tenants grow.
 
-    A run of all sections is kept and drawn.
+    The results of a run of all sections are kept and plotted.
     """
     for name in only or tuple(SECTIONS):
         title = f"Growth of {SECTIONS[name].axis}"

@@ -56,7 +56,7 @@ class Deployment:
     def measure(
         self, curve: str, size: int, requests: Iterator[bytes], *, connections: int, seconds: float
     ) -> Point:
-        """Send `requests` for `seconds`, and return what the system uses more than when it is idle.
+        """Send `requests` for `seconds`; return what the system uses in addition to its idle use.
 
         The requests are sent in several phases. The result is the phase with the least processor
         time, because other work on the machine can only increase this time.

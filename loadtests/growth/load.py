@@ -1,6 +1,6 @@
-"""Sends requests over open connections in phases, and reads clocks while all are idle.
+"""Sends requests over open connections in phases, and reads clocks while all connections are idle.
 
-So the clocks count neither the opening of connections nor requests in flight at the end.
+So the measured times include neither the opening of connections nor requests in flight at the end.
 """
 
 import asyncio

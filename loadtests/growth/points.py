@@ -16,8 +16,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     Mappings have process roles as keys.
 
-    `processor` is microseconds a request, and `idle` microseconds per second without requests.
-    `memory` is MiB (PSS), `p50` and `p99` are milliseconds.
+    `processor` is in microseconds for each request, and `idle` in microseconds for each second
+    without requests. `memory` is in MiB (PSS). `p50` and `p99` are in milliseconds.
     """
 
     curve: str

@@ -1,6 +1,6 @@
 """Measures how the system's speed and memory change as one quantity grows.
 
-Each section measures one quantity, such as the number of workers, models or API keys.
+Each section varies one quantity, such as the number of workers, models or API keys.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _workers(run: SectionRun) -> None:
-    """Measure hits and misses with several numbers of workers, which share this machine's cores."""
+    """Measure hits and misses for each number of workers, which share this machine's cores."""
     for size in run.sizes:
         with deployment(run.place(), workers=size) as system:
             # Every worker has a memory cache of its own, and connections reach all workers.
@@ -91,14 +91,14 @@ def _workers(run: SectionRun) -> None:
 
 
 def _backends(run: SectionRun) -> None:
-    """Measure misses with several numbers of backends in one region."""
+    """Measure misses for each number of backends in one region."""
     for size in run.sizes:
         with deployment(run.place(), backends=size, models=run.demo_models()) as system:
             run.measure(system, "miss", size, _misses(f"backends {size}", model=_HEAD))
 
 
 def _connections(run: SectionRun) -> None:
-    """Measure hits and misses with several numbers of connections.
+    """Measure hits and misses for each number of connections.
 
     Each connection has one request in flight.
     """
@@ -110,7 +110,7 @@ def _connections(run: SectionRun) -> None:
 
 
 def _items(run: SectionRun) -> None:
-    """Measure hits and misses with several numbers of items in a request."""
+    """Measure hits and misses for each number of items in a request."""
     with deployment(run.place(), models=run.demo_models()) as system:
         for size in run.sizes:
             callers = max(1, min(8, 512 // size))  # so few rows that backends refuse none
@@ -122,7 +122,7 @@ def _items(run: SectionRun) -> None:
 
 
 def _keys(run: SectionRun) -> None:
-    """Measure hits with several numbers of cached results: in memory, then in Redis only."""
+    """Measure hits for each number of cached results: first in memory, then only in Redis."""
     with contextlib.ExitStack() as stack:
         valkey = stack.enter_context(Valkey())
         memory, redis = (
@@ -140,7 +140,7 @@ def _keys(run: SectionRun) -> None:
 
 
 def _tenants(run: SectionRun) -> None:
-    """Measure hits with several numbers of tenants, and the time to create an API key.
+    """Measure hits and the time to create an API key, for each number of tenants.
 
     The hits are measured twice: with the keys of all tenants, and with the key of one tenant.
     """
@@ -148,7 +148,7 @@ def _tenants(run: SectionRun) -> None:
 
 
 def _api_keys(run: SectionRun) -> None:
-    """Measure hits with several numbers of API keys of one tenant, and the time to create a key."""
+    """Measure hits and the time to create an API key, for each number of API keys of one tenant."""
     _by_keys(run, "hit by any key")
 
 
@@ -157,7 +157,7 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 
     Also measure the time to create an API key.
     """
-    # Answers are shared between tenants: otherwise each tenant would first miss each text.
+    # Answers are shared between tenants, because otherwise each tenant would first miss each text.
     shared = {"models": {"stub": {"scope": "shared"}}} if one else None
     with deployment(run.place(), document=shared) as system:
         system.fill(_hit_bodies())
@@ -172,9 +172,9 @@ def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
 
 
 def _models(run: SectionRun) -> None:
-    """Measure misses with few and with many models, each of which is a head of one encoder.
+    """Measure misses for each number of models. All models are heads on the same encoder.
 
-    Each request is for a random one of the models.
+    Each request is for a model chosen at random.
     """
     demo = run.demo_models()
     for size in run.sizes:

@@ -31,7 +31,7 @@ _NAMES = (NGINX, LITELLM, *PEERS)
 def peers_command(
     *, only: tuple[str, ...], kinds: tuple[str, ...], tune: bool, draw_only: bool, dry_run: bool
 ) -> None:
-    """Measure hits, misses and a mix of both beside other servers."""
+    """Measure hits, misses and a mix of both, and compare them with other servers."""
     if draw_only:
         draw(_ROOT / "loadtests" / "results", _ROOT / "docs" / "plots" / "peers.svg")
         return

@@ -1,4 +1,4 @@
-"""Measures hits of Sluicegate beside nginx with Lua and LiteLLM, each on one core, in turns."""
+"""Compares hits of Sluicegate with nginx with Lua and with LiteLLM, each on one core."""
 
 import tempfile
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from loadtests.workload import sentences
 
 
 def measure_hits(peers: Collection[str], effort: Effort) -> None:
-    """Measure all servers in turns; name each peer that is missing or does not start."""
+    """Measure all servers in each round; name each peer that is missing or does not start."""
     if not wrk.is_installed():
         print("left out: hits: `wrk` is needed; `make install-system` installs it")
         return

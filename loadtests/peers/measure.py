@@ -1,4 +1,4 @@
-"""Measures Sluicegate and model servers on the same texts, one server after another, in turns."""
+"""Measures Sluicegate and model servers on the same texts, one server after another."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
-"""The largest allowed difference of scores, and of components of vectors of length one."""
+"""The largest allowed difference of scores, and of components of unit vectors."""
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _NEW = 0.5
 """The share of mixed texts that are new."""
@@ -88,8 +88,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """A running server: its address, how to send it a text, and how to read its answer.
 
-    `pids` are the processes of the server, and of a cache in front of the server. Their child
-    processes count as well.
+    `pids` are the processes of the server, and of a cache in front of the server. The processor
+    time of their child processes is included.
     """
 
     target: Target
@@ -102,7 +102,7 @@ Start = Callable[[], AbstractContextManager[Server]]
 
 
 def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
-    """Measure each peer at each task in each precision, beside Sluicegate's backend and gateway.
+    """Measure each peer, Sluicegate's backend and its gateway at each task in each precision.
 
     With `tuned`, measure all configurations that may be the best.
 
@@ -152,7 +152,7 @@ def compare(
     *,
     texts: Callable[..., list[str]] = sentences,
 ) -> list[Row]:
-    """Run servers in turns, each time on new texts; name servers that fail or answer differently.
+    """Run all servers in each round, on new texts; name servers that fail or answer differently.
 
     Raises:
         AnswersDiffer: a server of Sluicegate answers differently from the first server.
@@ -202,7 +202,7 @@ def check_answers(expected: list[list[float]], found: list[list[float]], work: W
     """Check that each text has the expected label, and values close to the expected values.
 
     Raises:
-        AnswersDiffer: a text does not.
+        AnswersDiffer: a text has another label, or a value that is too far from the expected value.
     """
     if list(map(len, found)) != list(map(len, expected)):
         raise AnswersDiffer(f"{len(found)} answers of other sizes than the {len(expected)} of ours")

@@ -183,14 +183,14 @@ PEERS = {
         tried=_tried_of_infinity(_TORCH),
     ),
 }
-"""The fastest peer comes first: the benchmark of mixed texts takes the first installed one."""
+"""The fastest peer comes first: the benchmark of mixed texts takes the first that is installed."""
 
 
 @contextlib.contextmanager
 def running(
     peer: Peer, way: PeerConfiguration, models: Path, task: Task
 ) -> Iterator[tuple[Target, int]]:
-    """Run a peer over the demo's models; yield the URL of its answers, and its first process.
+    """Run a peer over the demo's models; yield the URL for requests, and its first process.
 
     Raises:
         PeerFailed: the peer is not installed, or did not become ready within three minutes.

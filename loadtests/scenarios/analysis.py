@@ -154,9 +154,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def figures(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the figures of each phase, from the requests that were sent in it.
 
-    Rates are per second. Latencies are in seconds, and only of answers with 200. The cost is the
-    price of the machines for a million answers in time. `cores` says how many cores each role kept
-    busy.
+    Rates are per second. Latencies are in seconds, and include only answers with status 200. The
+    cost is what the machines cost during a million answers that come in time. `cores` says how many
+    cores each role kept busy.
     """
     for phase, begin, end in run.plan.spans():
         sent = between(run.answers, begin, end)

@@ -56,8 +56,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of a run, one after another.
 
-    If `callers` is set, phases have no rates: each of so many callers sends its next request after
-    an answer.
+    If `callers` is set, phases have no rates. Instead, each of `callers` callers sends its next
+    request after an answer.
     """
 
     phases: tuple[Phase, ...]

@@ -24,8 +24,8 @@ from loadtests.scenarios.workload import templates
 _OUT = Path(__file__).parents[2] / "build" / "load"
 _TENANTS = 3
 _REGIONS = {True: ("eu", "us"), False: ("eu",)}
-"""Regions of a local system. A scenario that kills a backend needs two, so that one still
-serves."""
+"""Regions of a local system. A scenario that kills a backend needs two regions, so that one region
+still serves."""
 
 
 _QUESTIONS = "\n".join(f"{name}: {one.question}" for name, one in SCENARIOS.items())

@@ -34,9 +34,9 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: Answers
     ideal: int
-    """Requests that repeat an earlier one: a cache that forgets nothing would answer them."""
+    """Requests that repeat an earlier request; a cache that forgets nothing would answer them."""
     dropped: int
-    """Requests that were not sent, because too many others were in flight when they were due."""
+    """Requests that were not sent, because too many requests were in flight when they were due."""
     users: int
     """The most requests that were in flight at the same time."""
 
@@ -88,7 +88,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             "LOAD_PLAN": str(folder / "plan.json"),
             "LOAD_WORKLOAD": str(folder / "workload.json"),
             "LOAD_SUMMARY": str(summary),
-            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # neither a file nor an argument
+            "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # secret: no file, no argument
         }
         with subprocess.Popen(command, env=environment) as child:
             try:
@@ -155,7 +155,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def program() -> str:
-    """Return the path of k6; the one that `make install-load` installed comes first.
+    """Return the path of k6, preferably of the k6 that `make install-load` installed.
 
     Raises:
         click.ClickException: k6 is missing.

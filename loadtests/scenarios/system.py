@@ -38,7 +38,7 @@ class LocalSystem(msgspec.Struct, frozen=True):
 
     @property
     def generator_core(self) -> int | None:
-        """The core of the generator, which has it alone if there are three cores."""
+        """The generator's core. On a machine with three or more cores, nothing else runs on it."""
         return (2 if (os.cpu_count() or 1) > 2 else 0) if self.is_pinned else None
 
     def pin(self) -> None:
@@ -130,7 +130,7 @@ class Watcher:
         listed = self._local.system.processes() if self._local else ()
         memory = defaultdict[str, float](float)
         for role, pid in ((GENERATOR, generator), *((each.role, each.pid) for each in listed)):
-            # The processor time of ended processes still counts.
+            # The sums keep the processor time of processes that have ended.
             with contextlib.suppress(OSError):
                 self._spent[role, pid] = busy_seconds(pid)
                 memory[role] += resident_bytes(pid) / 2**20

@@ -75,8 +75,8 @@ def make_requests(
 ) -> Requests:
     """Return the requests of a plan, and `spare` more.
 
-    `distinct` texts repeat according to a Zipf distribution with the exponent `zipf`. If it is 0,
-    no text repeats.
+    `distinct` texts repeat according to a Zipf distribution with the exponent `zipf`. If `zipf` is
+    0, no text repeats.
     """
     chooser = np.random.default_rng(seed)
     count = plan.arrivals + spare

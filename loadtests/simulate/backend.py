@@ -1,4 +1,4 @@
-"""Simulates a backend with production's queue, admission and batching, and a simulated device.
+"""Simulates a backend: the real code for queue, admission and batching, and a simulated device.
 
 The device computes nothing. A timer of the event loop ends each batch; no thread runs it.
 """

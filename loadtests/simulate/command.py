@@ -49,7 +49,7 @@ class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
     help="Compare 3 real and 3 simulated backends, busy for this share.",
 )
 def simulate_command(*, backends: int, grain: float, busy: float | None) -> None:
-    """Simulate a day with a spike and a lost region, with production's routing and with others.
+    """Simulate a day with a spike and a lost region, under production's and other routing policies.
 
     The default scenario replaces the recorded results and the plot. Other scenarios write to
     `build/simulate`.

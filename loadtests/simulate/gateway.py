@@ -58,7 +58,7 @@ def length_of(body: bytes) -> int:
 
 
 class SimulatedClient:
-    """Implements `BackendClient` for one gateway; `round_trips` has the seconds for each region."""
+    """Implements `BackendClient` for one gateway; `round_trips` has the seconds to each region."""
 
     def __init__(self, world: World, *, round_trips: Mapping[str, float], random: Random) -> None:
         self.answered: dict[bytes, str] = {}

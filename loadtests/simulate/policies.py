@@ -29,7 +29,7 @@ def in_turn(random: Random) -> Pick:
 def of_two(random: Random) -> Pick:
     """Return a function that takes two random endpoints and returns the one with fewer items.
 
-    A gateway knows only its own items, so only items of this gateway count.
+    A gateway knows only its own items, so items of other gateways are ignored.
     """
 
     def pick(endpoints: Sequence[EndpointState], _: Sequence[bytes]) -> Endpoint:

@@ -26,8 +26,8 @@ class Bucket(msgspec.Struct, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a part of the day; latencies are in seconds.
 
-    Of `played` simulated requests, `failed` failed. They stand for `requests` requests. A
-    percentile with too few answers beyond it is `None`.
+    Of `played` simulated requests, `failed` failed. All `played` requests together stand for
+    `requests` requests. A percentile with too few answers beyond it is `None`.
     """
 
     phase: str

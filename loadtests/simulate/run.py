@@ -32,7 +32,7 @@ _BUCKET = 15.0
 def play(scenario: Scenario, policy: Policy) -> DayResult:
     """Simulate the day."""
 
-    async def run() -> DayResult:  # here, on the event loop of virtual time
+    async def run() -> DayResult:  # created on the event loop of virtual time
         return await _Simulation(scenario, policy).run()
 
     return run_virtual(run())

@@ -87,7 +87,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     def load(self, now: float, shift: float) -> float:
         """Return the load, relative to the mean load of a day without a spike.
 
-        `shift` moves the daily curve forward by so many hours.
+        `shift` is by how many hours the region's local time is ahead of `now`.
         """
         place = ((now + shift * 3600.0) % DAY) / _STEP
         left = int(place)
@@ -134,7 +134,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 # A classifier of six layers on one core, as measured.
 _COST = CostModel(base=0.8e-3, token=0.11e-3, padded=0.04e-3, square=50e-9)
 SHIFTS = {"eu": 0.0, "us": -6.0, "ap": 7.0}
-"""By how many hours the day of each region is ahead."""
+"""By how many hours the local time of each region is ahead of the simulated time."""
 # The lengths of texts in tokens have a lognormal distribution.
 _MEDIAN, _SPREAD, _LONGEST = 200.0, 0.4, 512
 

@@ -1,4 +1,4 @@
-"""Sends the same requests to real backends and to simulated ones, and compares latencies.
+"""Sends the same requests to real and to simulated backends, and compares latencies.
 
 The real backends are processes, called over HTTP, whose executor takes time but no processor core.
 In both cases, the gateway's fleet, prober and dispatcher run in this process.

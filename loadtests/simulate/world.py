@@ -110,7 +110,7 @@ class World:
         most: int,
     ) -> None:
         self.day = 0.0
-        """The time of the day; the owner moves it."""
+        """The simulated time of day, which the owner of this object advances."""
         self.pools = {
             region: Pool(scaler=Scaler(rule, most=most // len(regions))) for region in regions
         }

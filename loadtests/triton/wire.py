@@ -31,9 +31,10 @@ _ROUNDS, _DURATION = 3, 4.0
 
 
 def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
-    """Print the rates of a backend on Triton and of one on our executor, over HTTP, in turns."""
+    """Print the rates over HTTP of a backend on Triton and of a backend on our executor."""
     threads = str(len(os.sched_getaffinity(0)))
-    # Both backends get the same sentences: neither knows the answers of the other.
+    # Both backends can get the same sentences, because neither of them has cached the other's
+    # answers.
     texts = [sentences(20_000, seed=seed) for seed in range(200, 200 + _ROUNDS)]
 
     def ask(running: RunningBackend, rounds: Iterator[list[str]]) -> float:
@@ -59,7 +60,7 @@ def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
 
 
 def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats: int) -> None:
-    """Print the times of batches as JSON, as raw bytes and without Triton, in turns.
+    """Print the times of batches sent as JSON, sent as raw bytes, and computed without Triton.
 
     Times are medians in milliseconds. The bytes of requests and replies are printed too.
     """

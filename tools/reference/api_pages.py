@@ -165,7 +165,7 @@ def _route(method: str, path: str, operation: Json, document: Json, role: Role |
 
 
 def _summary(operation: Json) -> str:
-    """Return an operation's summary, and then its description if that says more."""
+    """Return an operation's summary, and its description if it says more than the summary."""
     summary: str = operation["summary"].rstrip(".") + "."
     text = cell(operation.get("description", "").partition("\n\n")[0])
     if summary.rstrip(".").lower() in text.lower():

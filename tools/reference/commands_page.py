@@ -16,7 +16,7 @@ For operators and model owners. `sluicegate COMMAND --help` prints the same text
 
 
 def commands_page() -> str:
-    """Return the page: a table of all commands, and a section for each."""
+    """Return the page: a table of all commands, and a section for each command."""
     found = [
         click.Context(command, info_name=f"sluicegate {words}")
         for words, command in all_commands(main)

@@ -1,6 +1,7 @@
 """Writes the reference of the configuration from the types of its fields and variables.
 
-The meaning of a field is its docstring. docs/configuration.md says which fields take effect late.
+The meaning of a field is its docstring. docs/configuration.md says which fields do not take effect
+immediately.
 """
 
 import re

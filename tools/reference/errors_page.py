@@ -84,7 +84,7 @@ def errors_page() -> str:
 def errors() -> Iterator[type[GatewayError]]:
     """Yield each error class that is raised.
 
-    Base classes of several error codes are never raised.
+    A base class that only groups error classes is never raised, so it is left out.
     """
     return (
         one

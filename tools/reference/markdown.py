@@ -42,5 +42,5 @@ def names(text: str) -> list[str]:
 
 
 def from_below(text: str, page: str) -> str:
-    """Return text of `page` with links that work on a page in a folder below."""
+    """Return text of `page` with links changed to work on a page one folder below."""
     return _LINK.sub(lambda link: f"](../{link[1] or page}{link[2] or ''})", text)

@@ -5,7 +5,7 @@ import numpy as np
 
 from backends.types import FloatArray
 
-# If the scores of two labels are this close, either label may come first.
+# If the scores of two labels differ by at most this much, the order of these labels is ignored.
 _TIE = 1e-4
 _SHOWN = 20
 
@@ -20,7 +20,7 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a result for each text: scores by label, entities, or a vector of length one."""
+    """Holds a result for each text: scores by label, entities, or a unit vector."""
 
     scores: list[dict[str, float]] | None = None
     entities: list[list[Entity]] | None = None
@@ -33,7 +33,7 @@ class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
     `changed` has the indices of the texts whose results differ.
 
     Two results differ if their first labels or their entities differ, or if the cosine of their
-    vectors is too small for the tolerance. `cosine` is the smallest cosine.
+    vectors is too small for the tolerance. `cosine` is the smallest cosine of all texts.
     """
 
     count: int
@@ -105,7 +105,7 @@ def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> Resu
             f"{expected.shape[1]}"
         )
     cosines = (served * expected).sum(axis=1)
-    # The cosine of two vectors of length one whose distance is `tolerance`.
+    # The cosine of two unit vectors whose distance is `tolerance`.
     least = 1 - tolerance**2 / 2 - np.finfo(np.float32).eps
     return ResultDifference(
         count=len(expected),

@@ -20,8 +20,8 @@ def is_own(revision: Path, built: Path) -> bool:
     """Return whether a build wrote a revision, even if the revision was damaged afterwards.
 
     `built` is the same revision, built again. A file counts as written by the build if it is
-    unchanged, or if it is a truncated copy of the file in `built`. If there is another file,
-    somebody has changed the revision.
+    unchanged, or if it is a truncated copy of the file in `built`. If the revision contains a file
+    of any other kind, somebody has changed the revision.
     """
     try:
         signed = json.loads((revision / MARK).read_bytes())["files"]

@@ -1,6 +1,6 @@
 """Builds the repository of demo models if it is missing or outdated.
 
-A revision appears in the target by one rename. The manifest is written last, so the next start
+One rename puts a complete revision into the target. The manifest is written last, so the next start
 repeats an interrupted build. The build replaces only revisions that an earlier build has written.
 It keeps all other models, even a model that has the name of a demo model.
 """
@@ -44,9 +44,9 @@ def build_demo_models(
 ) -> None:
     """Build the demo models that `target` lacks; return immediately if it has all of them.
 
-    If a folder has the name of a demo model, but no build wrote it or it was changed afterwards,
-    the folder is kept and reported. `source` is the folder of the published weights; the default is
-    the installed package.
+    A folder with the name of a demo model is kept and reported in two cases: no build wrote the
+    folder, or somebody changed it after the build. `source` is the folder of the published weights;
+    the default is the installed package.
 
     Raises:
         DemoModelsError: the weights are missing or broken, or `target` cannot be written.

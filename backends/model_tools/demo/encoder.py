@@ -42,8 +42,8 @@ def _leave(_: ModelProto) -> None:
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    # The published file pads and truncates every text to 128 tokens. Here, `max_tokens` decides
-    # instead.
+    # The published file pads and truncates every text to 128 tokens. This is removed, because the
+    # length is decided by `max_tokens` in the manifest.
     tokenizer = json.loads(source.read_bytes())
     tokenizer |= {"truncation": None, "padding": None}
     target.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

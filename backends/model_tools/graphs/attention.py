@@ -54,7 +54,7 @@ def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
 
 
 def _fused(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
-    """Append a weight `[hidden, 3 * hidden]` and a bias, each for query, key and value."""
+    """Append one weight, `[hidden, 3 * hidden]`, and one bias for query, key and value together."""
     kernel = np.concatenate([graph.weights[f"{prefix}.{name}.weight"].T for name in _NAMES], axis=1)
     return [state, graph.floats(f"{prefix}.weight", kernel), _bias(graph, prefix)]
 

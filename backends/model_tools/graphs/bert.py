@@ -12,8 +12,9 @@ Outputs, float32:
 The operators were chosen by measurements on a CPU. `BiasGelu` costs as much as `Add` and `Gelu`
 together, and gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it
 is not used. `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`
-together, so the graph has the latter two. On a GPU, `SkipLayerNormalization` is faster. For a GPU,
-ONNX Runtime itself replaces the two operators by `SkipLayerNormalization`, but not for packed rows.
+together, so the graph has the latter two. On a GPU, `SkipLayerNormalization` is faster than the two
+operators, and ONNX Runtime itself puts it in their place. Exception: in graphs of packed rows, the
+two operators stay.
 """
 
 import numpy as np
@@ -135,8 +136,8 @@ class _BertWriter:
             outputs = ("packed", *masking, "longest")
             state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
         if self._shape.buckets:
-            # `Attention` has an input for a decoder's past state between mask and bias. It is empty
-            # here.
+            # Between mask and bias, `Attention` has an input for a decoder's past state. An encoder
+            # leaves this input empty.
             masking += [""] * (self._options.attention == "fused")
             masking += [add_relative_bias(self._graph, self._shape, from_values=True)]
         exact = self._options.precision == "fp32" and not self._options.packed

@@ -1,13 +1,13 @@
 """Builds a DeBERTa-v2 (or v3) encoder as an ONNX graph, without torch.
 
-Attention is disentangled (He et al. 2021, arXiv:2006.03654): the scores are the sum of the products
-of contents, of content with relative position, and of relative position with content. The vectors
-of the relative positions depend only on weights. So each layer's projections of these vectors are
-computed while the graph is built, not when it runs.
+Attention is disentangled (He et al. 2021, arXiv:2006.03654): the score of two tokens is the sum of
+three products: content with content, content with relative position, and relative position with
+content. The vectors of the relative positions depend only on weights. So each layer's projections
+of these vectors are computed while the graph is built, not when it runs.
 
 With `gathered` attention, linear layers compute real tokens only. `gathered` and `plain` attention
 consists of several nodes. With `heads`, `ranges` and `packed`, one node computes attention, and
-adds the products with positions to the scores. These three kinds are in fp32 or fp16. Inputs and
+adds the products with positions to the scores. These three kinds support fp32 and fp16. Inputs and
 outputs are described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only
 if the model has token types.
 """
@@ -69,7 +69,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def farthest(self) -> int:
-        """The largest relative distance; larger distances count as this one."""
+        """The largest relative distance; all larger distances are replaced by it."""
         relative = self.max_relative_positions
         return relative if relative > 0 else self.max_position_embeddings
 
@@ -134,7 +134,8 @@ class _DebertaWriter:
         self._shape = shape
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
-        # All products that the configuration names count, even those that attention does not add.
+        # The scale depends on all products that the configuration names, even on products that
+        # attention does not add.
         ways = sum(way in shape.named for way in ("c2p", "p2c"))
         self._scale = math.sqrt(self._width * (1 + ways))
 
@@ -151,8 +152,9 @@ class _DebertaWriter:
             buckets = bucket_distances(
                 distances, buckets=shape.position_buckets, farthest=shape.farthest
             )
-        # The sign is the opposite of Hugging Face's, because distances are counted the other way.
-        # The extra element aligns the weights that follow the table in the file.
+        # The sign is the opposite of Hugging Face's, because distances here are measured in the
+        # opposite direction. The extra element aligns the weights that follow the table in the
+        # file.
         return {
             name: np.append(np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1), 0)
             for name, sign in (("c2p", -1), ("p2c", 1))
@@ -241,7 +243,7 @@ class _GridWriter(_DebertaWriter):
             self._grid.fill(state, TOKENS)
 
     def _write_masks(self) -> None:
-        """Append `padding`, a summand for the scores of keys, and constants for reshaping."""
+        """Append `padding` (a summand for the scores of keys) and constants for reshaping."""
         graph, shape = self._graph, self._shape
         if not graph.is_plain:  # the grid of a plain graph has already added `padding`
             add_padding_scores(graph, "attention_mask")
@@ -252,7 +254,7 @@ class _GridWriter(_DebertaWriter):
             self._write_distances()
 
     def _write_distances(self) -> None:
-        """Add `near.c2p` and `near.p2c`: the index of the relative position of each token pair."""
+        """Append `near.c2p` and `near.p2c`: the index of each token pair's relative position."""
         graph, shape = self._graph, self._shape
         pairs = add_distances(graph, positions=shape.max_position_embeddings)
         rows = graph.plain("Shape", ["input_ids"], "distance.batch", start=0, end=1)
@@ -341,7 +343,7 @@ class _FusedWriter(_DebertaWriter):
         self._rows.leave(state, output)
 
     def _write_distances(self, places: str) -> None:
-        """Add `near.c2p` and `near.p2c`: the index of the relative position of each token pair."""
+        """Append `near.c2p` and `near.p2c`: the index of each token pair's relative position."""
         graph, shape = self._graph, self._shape
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))

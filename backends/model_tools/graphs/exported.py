@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
-# Every family has one of these weights. Its prefix is the name of the whole model.
+# Every family has a weight with one of these names. The part before it is the model's prefix.
 _EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 _MATRIX = 2
 _BIAS = 2

@@ -1,8 +1,8 @@
 """Renames the weights of BERT-like checkpoints to the names of `BertModel`.
 
 DistilBERT has no token types. RoBERTa counts positions from the id of its padding token. MPNet has
-no token types, counts like RoBERTa, and has a bias for relative positions. ELECTRA and ALBERT may
-have narrower embeddings than layers, and ALBERT's layers share weights. After the weights are
+no token types, counts like RoBERTa, and has a bias for relative positions. In ELECTRA and ALBERT,
+embeddings can be narrower than layers. ALBERT's layers share weights. After the weights are
 renamed, and some of them cut, the weights of all these families fit one graph. The names are those
 of Hugging Face's `transformers` (Apache-2.0).
 """
@@ -126,7 +126,7 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Remove the embeddings of positions before the padding token's, because no token has them."""
+    """Remove embeddings of positions before the padding token's position, as no token has them."""
     shape, padding = BertShape.from_config(config), padding_position(config) or 0
     if padding >= shape.positions:
         raise WeightsError(

@@ -1,8 +1,8 @@
 """Writes attention for GPUs as one fused node, on padded rows or on packed rows without padding.
 
-Families other than BERT use this module. A bias may be added to the scores. `attention_mask` marks
-the real tokens. Without packing, no node reads a shape: shapes are computed on the CPU, and a graph
-that needs the CPU cannot become a CUDA graph.
+Families other than BERT use this module. The caller can add a bias to the scores. `attention_mask`
+marks the real tokens. Without packing, no node reads a shape: shapes are computed on the CPU, and a
+graph that needs the CPU cannot become a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ class FusedRows:
         return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
 
     def leave(self, state: str, output: Output) -> None:
-        """Append the graph's output in float32: the states of all tokens, or of first tokens."""
+        """Append the float32 output: the states of all tokens, or of each row's first token."""
         graph = self._graph
         state = self.pad(state, "rows.restored")
         if output == FIRST:

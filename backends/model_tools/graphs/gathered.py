@@ -59,7 +59,7 @@ class Grid:
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
     def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
-        """Append the grid of `tokens` with the extra places of `pad_for_sum`, and its mask."""
+        """Append the grid of `tokens` with `pad_for_sum`'s extra places, and this grid's mask."""
         mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
         # "edge" repeats a token of the same row. Another row's token may be NaN.
         filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
@@ -120,8 +120,8 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
 def count_positions(graph: GraphBuilder, padding: int) -> str:
     """Append nodes that compute the position of every place of a row: int32 `[batch, sequence]`.
 
-    The position of a token is the number of tokens up to this token that are not `padding`. A token
-    that is `padding` has position 0.
+    The position of a token is the number of tokens up to this token whose id is not `padding`. A
+    token with the id `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))
@@ -170,8 +170,8 @@ def attend_gathered(
 
     Return the name of the output, which has the same shape.
 
-    `bias` names the tensor `[1, heads, sequence, sequence]` that is added to the scores, or is
-    empty.
+    `bias` names the tensor `[1, heads, sequence, sequence]` that is added to the scores; it is
+    empty if nothing is added.
     """
     if isinstance(grid, Grid) and not bias:
         return grid.attend_by_length(prefix, inputs, heads=heads)

@@ -27,7 +27,7 @@ NOTHING_STORED: StoredWeights = MappingProxyType({})
 
 
 class GraphBuilder:
-    """Collects nodes and initializers. Each method appends some and returns its output's name.
+    """Collects nodes and initializers. A method appends some and returns the name of their output.
 
     When the graph is loaded, a `stored` weight is read from its file and cast once to the graph's
     precision. A `plain` graph uses only ONNX's own operators.

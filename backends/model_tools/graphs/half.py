@@ -58,8 +58,8 @@ def halve(model: ModelProto) -> ModelProto:
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
     """Yield the type of every value of a graph, as far as operators define it.
 
-    If `onnx` does not know an operator, such as a fused one, the operator is assumed to return
-    floats. If the types in a graph contradict each other, nothing is yielded.
+    If `onnx` does not know an operator, such as a fused one, its outputs are assumed to be floats.
+    If the types in a graph contradict each other, nothing is yielded.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)

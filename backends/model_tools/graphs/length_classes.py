@@ -1,7 +1,8 @@
 """Writes attention of rows in classes of similar lengths, each class on its own grid.
 
-On a single grid, every row would be as wide as the longest row. Here, the width of a row depends
-only on its own length. So a short row is cheap, and its bits do not depend on other rows.
+On a single grid, every row would be as wide as the longest row. With classes, the width of a row
+depends only on the row's own length. So a short row is cheap, and its bits do not depend on other
+rows.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 ModernBERT (Warner et al. 2024, arXiv:2412.13663) rotates queries and keys instead of adding
 position embeddings. It normalizes before each step and has gated feed-forward layers. In most
 layers, a token attends only to near tokens. Inputs and outputs are described in
-`backends.model_tools.graphs.bert`; there is no `token_type_ids`. The kinds of attention are
-`gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
+`backends.model_tools.graphs.bert`, but there is no input `token_type_ids`. The kinds of attention
+are `gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
 """
 
 from collections.abc import Mapping
@@ -185,7 +185,7 @@ class _ModernBertWriter:
     def _norm(self, prefix: str, state: str, output: str = "") -> str:
         graph = self._graph
         parts = [f"{prefix}.{part}" for part in ("weight", "bias")]
-        # Published models have no biases here.
+        # Published models have no biases in this layer.
         inputs = [state, *(graph.weight(name) for name in parts if name in graph.weights)]
         return graph.plain(
             "LayerNormalization", inputs, output or f"{prefix}.normed", epsilon=self._shape.norm_eps
@@ -265,7 +265,7 @@ class _GridWriter(_ModernBertWriter):
         low, high = f"{tokens}.low", f"{tokens}.high"
         graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
         cosine, sine = (
-            # These are the same for all rows and heads: `[sequence, 1, width / 2]`.
+            # Cosines and sines are the same for all rows and heads: `[sequence, 1, width / 2]`.
             graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
             for part in ("cos", "sin")
         )

@@ -34,8 +34,8 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `packed-qkv` is like `packed`, but query, key and value are one interleaved product.
     - `packed-fused` uses `PackedAttention`, which also leaves padding out.
 
-    `bf16` needs `heads` or `ranges`, because no other kernel supports it. Outputs are float32 in
-    every precision.
+    `bf16` needs `heads` or `ranges`, because the kernels of all other kinds do not support bf16.
+    Outputs are float32 in every precision.
 
     The output `first` is the last state of each row's first token. It must be the only output. With
     this output, the last layer of a `gathered` or `plain` graph computes first tokens only.
@@ -66,7 +66,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
-    """Refuse options that a family does not support: another `attention`, or bf16.
+    """Refuse bf16, and kinds of attention other than the family's kinds, which are in `attention`.
 
     Raises:
         WeightsError: the options are not supported, or not valid.

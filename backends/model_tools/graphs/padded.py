@@ -45,11 +45,11 @@ class PaddedGrid:
         self._padding = add_padding_scores(graph, mask)
 
     def take(self, padded: str, output: str) -> str:
-        """Append a copy of `padded` named `output`, because tokens keep their places here."""
+        """Append a copy of `padded` named `output`, because this grid moves no tokens."""
         return self._graph.plain("Identity", [padded], output)
 
     def fill(self, tokens: str, output: str) -> str:
-        """Append a copy of `tokens` named `output`, because tokens keep their places here."""
+        """Append a copy of `tokens` named `output`, because this grid moves no tokens."""
         return self._graph.plain("Identity", [tokens], output)
 
     def first(self, tokens: str, output: str) -> str:
@@ -81,7 +81,7 @@ class PaddedGrid:
             )
             for table, ids in tokens.items()
         )
-        # The fused operator adds in the same order.
+        # The fused operator adds the embeddings in this order, too.
         graph.plain("Add", [words, kinds], f"{prefix}.typed")
         graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
         return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)

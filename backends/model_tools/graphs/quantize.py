@@ -54,7 +54,7 @@ def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
 
 
 def quantize(model: ModelProto, plans: Mapping[str, ProductPlan]) -> ModelProto:
-    """Return the graph with the products in int8 that have a plan; all others stay unchanged."""
+    """Return the graph in which each product with a plan is in int8, and all else is unchanged."""
     quantized = copy_model(model)
     rewriter = _Rewriter(quantized.graph, plans)
     nodes = [made for node in quantized.graph.node for made in rewriter.rewrite(node)]

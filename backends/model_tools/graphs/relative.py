@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from backends.model_tools.graphs.graph_builder import GraphBuilder
 from backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
 
-# All longer distances are in the same bucket as this one.
+# All distances longer than this one are in its bucket.
 _FARTHEST = 128
 
 

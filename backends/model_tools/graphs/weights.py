@@ -34,7 +34,7 @@ def read_safetensors(path: Path) -> Weights:
     float32 tensors are views of the memory-mapped file, without a copy.
 
     Raises:
-        WeightsError: the file is missing, truncated or not in this format.
+        WeightsError: the file is missing, truncated or not a safetensors file.
     """
     try:
         content = np.memmap(path, dtype=np.uint8, mode="r")
@@ -82,7 +82,7 @@ def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
 
 
 def check_weights(shape: BertShape, weights: Weights) -> None:
-    """Refuse weights in which a tensor of `shape` is missing or has another size.
+    """Refuse weights in which a tensor of `shape` is missing or has the wrong size.
 
     Raises:
         WeightsError: a tensor is wrong; the message names the first one.

@@ -49,7 +49,7 @@ _REMEDY = (
     f"`{CONFIG}`"
 )
 _Token = str | AddedToken
-# A token in the form in which files have it.
+# A token as it is written in a tokenizer's files.
 _Written = str | dict[str, Any]
 
 
@@ -57,7 +57,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `tokenizer.json` that a class builds, and the matching `tokenizer_config.json`.
 
     `changed` names the sections that differ from the folder's `tokenizer.json`. `types` says
-    whether the tokenizer sends token types; `None` means that no file says so.
+    whether the tokenizer sends token types; it is `None` if no file says this.
     """
 
     text: str

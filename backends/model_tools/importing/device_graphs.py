@@ -19,7 +19,7 @@ from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.qualification.device_graphs import Device, device_graph_name
 from backends.types import Pooling
 
-# Kinds of attention for CUDA. The backend measures which is quickest on its device.
+# Kinds of attention for CUDA. The backend measures which kind is quickest on its device.
 _KERNELS: tuple[Attention, ...] = ("heads", "ranges", "packed")
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 _LEAST_BYTES = 1024
@@ -73,7 +73,8 @@ class StoredTensors:
                 raw = tensor.raw_data
                 if len(raw) < _LEAST_BYTES:
                     continue
-                # Weights are in the order of the file, so one pass finds all.
+                # Tensors come in the order of their content in the file, so one pass finds all of
+                # them.
                 at = content.index(raw, at)
                 tensor.ClearField("raw_data")
                 tensor.data_location = TensorProto.EXTERNAL

@@ -37,7 +37,7 @@ from backends.telemetry.spans import NO_TRACING
 
 _STAGING = ".importing-"
 _DEADLINE = 600.0
-# The most special tokens to try. A tokenizer may have thousands.
+# The largest number of special tokens to try. A tokenizer may have thousands.
 _MOST_SPECIAL = 16
 
 
@@ -122,7 +122,8 @@ def _convert(
         origin = convert(folder, entry, given)
         return origin, asyncio.run(_try(staging, name))
     except StartProblem as error:
-        # The message must name the operator's folder, not the hidden one that is tried.
+        # The message must name the operator's folder, not the hidden folder in which the revision
+        # is tried.
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""

@@ -189,7 +189,7 @@ def _graph_files(source: CheckpointFolder) -> set[str]:
 
 
 def _words_alone(source: CheckpointFolder) -> str | None:
-    """Return the class of a checkpoint whose only head predicts words; else `None`.
+    """Return the class of a checkpoint if its only head predicts words; else `None`.
 
     If the folder has modules, or fields such as `tasks`, the checkpoint has another use.
     """

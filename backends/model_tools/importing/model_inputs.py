@@ -2,8 +2,8 @@
 
 A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
 `position_ids`, the added nodes compute it from the ids and the mask. If the id of the model's
-padding token is not 0, the added nodes replace the zeros by this id, because the graph may derive a
-mask or positions from it.
+padding token is not 0, the added nodes replace the zeros by that id, because some graphs derive a
+mask or positions from the ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
     `config` is the checkpoint's complete configuration.
 
     Raises:
-        ValueError: the model counts positions from its padding token, and has no such token.
+        ValueError: the model counts positions from its padding token, but has no padding token.
     """
     inputs = {value.name: value for value in model.graph.input}
     padding = padding_id(config)
@@ -67,8 +67,8 @@ def _positions(
 ) -> Iterator[NodeProto]:
     """Yield nodes that compute positions.
 
-    Without `padding`, positions count from 0. With `padding`, they count only real tokens, and they
-    count from the padding token's id.
+    Without `padding`, positions begin at 0. With `padding`, positions advance only at real tokens,
+    starting from the padding token's id.
     """
     names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
     one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
@@ -96,7 +96,7 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
     """Rename values that nodes read.
 
-    This includes nodes of subgraphs, because they may read values of the outer graph.
+    Nodes of subgraphs are included, because they may read values of the outer graph.
     """
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:

@@ -47,8 +47,8 @@ def write_optimized_graphs(graph: Path, config: Mapping[str, Any]) -> None:
     is left out if its conversion fails. If no attention can be fused, only
     `model.cuda-optimized-fp16.onnx` is written.
 
-    If `graph` is in fp16, only the two graphs in fp16 are written, and none if no attention can be
-    fused. If `graph` is quantized, nothing is written.
+    If `graph` is in fp16, only the two graphs in fp16 are written, or no graph if no attention can
+    be fused. If `graph` is quantized, nothing is written.
     """
     model = onnx.load(str(graph))
     operators = [node.op_type for node in model.graph.node]

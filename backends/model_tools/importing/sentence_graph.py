@@ -1,8 +1,8 @@
 """Appends the modules of a sentence transformer, with the output `pooled`, to its encoder's graph.
 
-The module uses only operators of opset 11, so that it can complete graphs of older exporters. The
-formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and
-`Normalize`. Rows are padded on the right.
+The appended nodes use only operators of opset 11, so that they can complete graphs of older
+exporters. The formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`,
+`LayerNorm` and `Normalize`. Rows are padded on the right.
 """
 
 from collections.abc import Callable, Mapping
@@ -117,7 +117,7 @@ def _prune(model: ModelProto) -> None:
         if needed & set(node.output):
             kept.append(node)
             needed.update(node.input)
-            # A branch of a node may read values from outside.
+            # A branch of a node can read values from outside the branch.
             graphs = [a.g for a in node.attribute if a.HasField("g")]
             needed.update(name for graph in graphs for inner in graph.node for name in inner.input)
     del model.graph.node[:]

@@ -102,7 +102,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.
 
-        If a later step appends the pooling, this is the mean, and its result is not used.
+        If a later step appends the pooling, this function returns the mean, and no step uses the
+        mean's result.
         """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
@@ -267,7 +268,7 @@ def _unusable_weights(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the module of a model that a weight belongs to, from the weight's name."""
+    """Return the module of the model to which a weight belongs, judged by the weight's name."""
     return next((part for part in name.split(".") if part not in _BASES), name)
 
 

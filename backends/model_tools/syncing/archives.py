@@ -10,7 +10,7 @@ from backends.model_tools.syncing.manifest import SyncProblem, check_path, check
 FOLDER = "models/"
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-# A whiteout of `models`, or of everything beside it, removes the whole repository.
+# A whiteout of `models`, or of all files in the root folder, removes the whole repository.
 _ALL_REMOVED = (_WHITEOUT + FOLDER.removesuffix("/"), _OPAQUE)
 
 

@@ -9,7 +9,7 @@ from backends.installing import install_command
 from backends.model_tools.syncing.layout import ObjectMissing
 from backends.model_tools.syncing.manifest import SyncProblem
 
-# The library returns whole chunks. With small chunks, a slow object is noticed sooner.
+# The library yields only whole chunks. With small chunks, a slow download is noticed sooner.
 _CHUNK = 64 << 10
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 

@@ -66,7 +66,7 @@ def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) 
         raise SyncProblem(f"{what} needs {missing} bytes, but the disk of {folder} has {free} free")
     problem = _append(store, blob, part, what)
     if problem and resumed:
-        # The part that an earlier run left may be wrong, so all of it is fetched once more.
+        # The part that an earlier run left may be wrong, so the whole blob is fetched once more.
         problem = _append(store, blob, part, what)
     if problem:
         raise SyncProblem(

@@ -27,7 +27,7 @@ class ObjectMissing(Exception):
 
 
 class Objects(Protocol):
-    """Stores objects by name. Calls block, and raise `SyncProblem`."""
+    """Stores objects by name. Methods block; a failure raises `SyncProblem`."""
 
     where: str
     """The address of the objects, for messages."""
@@ -41,7 +41,7 @@ class Objects(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size of an object in bytes; `None` if there is none."""
+        """Return the size of an object in bytes; `None` if the object does not exist."""
         ...
 
     def write(self, name: str, content: bytes | Path) -> None:
@@ -54,7 +54,7 @@ class Objects(Protocol):
 
 
 class LayoutStore:
-    """Implements `ArtifactStore` with objects."""
+    """Implements `ArtifactStore` on top of `Objects`."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

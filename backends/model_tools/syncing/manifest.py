@@ -1,8 +1,8 @@
 """Reads and writes manifests, which list files by digest, in the form of OCI artifacts.
 
-An artifact has one blob for each file. As `oras` and other tools write it, the blob's title is the
-file's path, such as `sentiment/1/model.onnx`. A container image has layers, which are archives of
-folders.
+An artifact has one blob for each file. The blob's title is the file's path, such as
+`sentiment/1/model.onnx`, as in artifacts that `oras` and other tools write. A container image has
+layers, which are archives of folders.
 """
 
 import hashlib

@@ -43,8 +43,8 @@ class RegistryStore:
     """Implements `ArtifactStore` with the repository `name` of a registry.
 
     Credentials are read from the files of `docker login` and `podman login`. They are sent only to
-    the registry and its token service. Requests use HTTPS. Exception: on loopback, and with
-    `plain_http`, they use HTTP.
+    the registry and its token service. Requests use HTTPS. Exception: requests to loopback
+    addresses, and all requests with `plain_http`, use HTTP.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:
@@ -173,7 +173,7 @@ class RegistryStore:
     def _token(self, parameters: dict[str, str]) -> str:
         realm = httpx.URL(parameters.pop("realm", ""))
         # A challenge that came over HTTP may be forged, so the password goes only to the registry
-        # itself. After HTTPS, it must not be sent over HTTP.
+        # itself. After a challenge over HTTPS, the password must not be sent over HTTP.
         is_over_http = self._base.scheme == "http"
         may_know = realm.host == self._base.host if is_over_http else realm.scheme == "https"
         own = {"Authorization": f"Basic {self._credentials}"} if self._credentials else {}

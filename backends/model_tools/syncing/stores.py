@@ -17,7 +17,7 @@ _FORMS = (
 
 
 class ArtifactStore(Protocol):
-    """Stores manifests and blobs by digest. Calls block, and raise `SyncProblem`."""
+    """Stores manifests and blobs by digest. Methods block; a failure raises `SyncProblem`."""
 
     def manifest(self, reference: str) -> tuple[str, bytes]:
         """Return a manifest by tag or digest, and the digest that its content should have."""

@@ -49,7 +49,7 @@ class Synchroniser:
     """Synchronises a repository, once or repeatedly.
 
     The first run verifies the digests of all files in place. Later runs verify only files that
-    changed since the run before. A file with another digest is fetched again.
+    changed since the run before. A file with a wrong digest is fetched again.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Synchroniser:
     def _remove(self, unit: str, units: Mapping[str, Files]) -> bool:
         """Remove a unit that the source no longer has, if that is allowed.
 
-        Return whether it is gone.
+        Return whether the unit was removed.
         """
         place, model = self._root / unit, self._root / unit.partition("/")[0]
         if not place.exists():
@@ -293,7 +293,7 @@ def _state(files: Mapping[str, Path]) -> _State:
 def _remove_empty(folder: Path, model: Path) -> None:
     """Remove a model's empty folders.
 
-    If only files of backends are left in the model's own folder, remove it, too.
+    If the model's own folder holds only files that backends wrote, remove this folder, too.
     """
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
@@ -313,10 +313,10 @@ def _file_digest(blob: Descriptor) -> FileDigest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-link a file. If the file already has another link, copy it.
+    """Hard-link a file, or copy it if it already has another link.
 
-    Two files of the repository must not share their content, because a change of one file would
-    change both.
+    Two files of the repository must not be links to the same content, because a change of one file
+    would change the other file, too.
     """
     try:
         if source.stat().st_nlink == 1:

@@ -60,9 +60,9 @@ def optimize(
     dry_run: bool,
     echo: Echo,
 ) -> OptimizeResult:
-    """Judge every precision of the device, publish the quickest accepted, and tune its batching.
+    """Judge each precision of the device, publish the quickest accepted variant, tune its batching.
 
-    A third of the texts serves to calibrate int8. All variants are judged by the other texts.
+    A third of the texts serves to calibrate int8. All variants are judged by the other two thirds.
 
     Raises:
         StartProblem: the model does not exist, is not in fp32 or cannot be measured.
@@ -109,7 +109,7 @@ def _gain(entry: VariantEntry) -> float:
 
 
 def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
-    """Return the bytes that a graph takes on the CPU; `None` with another provider.
+    """Return the bytes that a graph takes on the CPU; `None` if the provider is not the CPU.
 
     If no `graph` is given, this measures the model's own graph.
     """
@@ -135,7 +135,8 @@ def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
 def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
     """Return the entry of fp32.
 
-    It was measured together with a variant. If there is no variant, measure it now.
+    The judgement of a variant has already measured fp32. If no variant was judged, measure fp32
+    now.
     """
     before = [entry.report.before for entry in variants if entry.report is not None]
     speed = before[0] if before else measure_speed(*gate.reference_runs)

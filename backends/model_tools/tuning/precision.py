@@ -12,7 +12,7 @@ ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"openvino": ("bf16",), "tensorrt": ("fp16", "bf16")}
 )
 Echo = Callable[[str], None]
-# The providers that gain from a precision, and why all others do not.
+# The providers that gain from each precision, and why all other providers do not gain.
 PROVIDERS: Mapping[VariantPrecision, tuple[str, ...]] = MappingProxyType(
     {"int8": ("cpu",), "fp16": GPU_PROVIDERS, "bf16": (*GPU_PROVIDERS, "openvino")}
 )

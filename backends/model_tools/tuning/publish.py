@@ -71,7 +71,7 @@ def _write(
     *,
     name: str | None = None,
 ) -> Path:
-    """Write the next revision with the files of `source`, of which `files` replaces some.
+    """Write the next revision: the files of `source`, some of them replaced by `files`.
 
     `changes` replaces fields of the `model.yaml`. `name` is the name of a new model; without a
     `name`, the revision belongs to the model of `source`.
@@ -79,7 +79,8 @@ def _write(
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        # Device graphs share the weights of the old graph, so a new graph cannot keep them.
+        # Device graphs share the weights of the old graph, so they cannot be kept beside a new
+        # graph.
         stale = () if set(files) <= {FILE} else (DEVICE_GRAPH_FILES,)
         ignored = shutil.ignore_patterns(".*", *stale, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
@@ -93,7 +94,7 @@ def _write(
 
 
 def _check_name(model: Path, description: str) -> None:
-    """Refuse a name that another model has.
+    """Refuse the new name if an unrelated model already has it.
 
     Raises:
         StartProblem: a model has this name, and was not made for the same head.

@@ -10,10 +10,10 @@ def find_sensitive(
 ) -> frozenset[str]:
     """Return products to keep in float, so that `flips` of them is at most `bound`.
 
-    `flips` returns the share of labels that change if all products except the given ones are in
+    `flips` returns the share of labels that change if all products except the given products are in
     int8. `damage` returns how much logits change if only the given product is in int8. The search
-    first keeps the products with the most damage in relation to their size. `damage` is called only
-    if int8 for all products exceeds `bound`.
+    begins with the products that do the most damage in relation to their size. `damage` is called
+    only if int8 for all products exceeds `bound`.
     """
     if flips(frozenset()) <= bound:
         return frozenset()

@@ -59,7 +59,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def tune_speed(
     settings: BackendSettings, name: str, *, texts: Sequence[Text] | None, seconds: float
 ) -> Sweep:
-    """Measure the graph of a model with each setting for `seconds`.
+    """Measure the graph of a model with each setting, each time for `seconds`.
 
     Raises:
         StartProblem: the model does not exist, cannot be loaded, or builds on several graphs.
@@ -91,7 +91,7 @@ class _TuningSession:
 
     @asynccontextmanager
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
-        """Serve the model in batches of `rows` rows in `threads` threads, without a row cache."""
+        """Serve the model in batches of `rows` rows with `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
@@ -116,7 +116,7 @@ class _TuningSession:
     def open(self, source: GraphSource) -> ModelExecutor:
         """Return a device graph's executor; open the graph if needed.
 
-        The session serves the graph that was opened last.
+        Later measurements use the graph that was opened last.
         """
         key = (source.path, source.precision)
         if key not in self._executors:
@@ -186,7 +186,7 @@ async def _tune(
 
 
 def _output(model: Model, manifest: GraphManifest) -> OutputKind:
-    """Return the output of the graph that most requests use."""
+    """Return the graph output from which most requests are answered."""
     if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
         return OutputKind.POOLED
     return graph_source(model, manifest).first_output

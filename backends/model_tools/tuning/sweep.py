@@ -19,7 +19,7 @@ from backends.types import Encoding, OutputKind, Text
 _SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
-# A smaller batch is preferred if its throughput is nearly the best, because it answers sooner.
+# A batch with nearly the best throughput is preferred if it is smaller, because it ends sooner.
 _NEARLY = 0.97
 
 
@@ -41,7 +41,7 @@ SendText = Callable[[Text, int], Awaitable[object]]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
-    """Return the batch sizes to measure: batches of rows of usual length must fit `max_tokens`."""
+    """Return the batch sizes to measure; a batch of rows of usual length must fit `max_tokens`."""
     sizes = _SIZES_CPU if provider.startswith("CPU") else _SIZES_DEVICE
     usual = max(1, int(np.median([len(row.ids) for row in rows])))
     return [size for size in sizes if size == 1 or size * usual <= max_tokens]
@@ -105,7 +105,7 @@ async def sweep_clients(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
-    """Measure every number of clients for `seconds`; each client sends one text after another."""
+    """Measure each number of clients for `seconds`; a client sends one text after another."""
     rounds = [
         [
             await _measure_clients(

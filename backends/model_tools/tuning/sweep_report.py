@@ -31,7 +31,7 @@ def describe_sweep(sweep: Sweep) -> list[str]:
 
 
 def draw_sweep(sweep: Sweep, path: Path) -> bool:
-    """Draw throughput and p95 over batch sizes and numbers of clients.
+    """Plot throughput and p95 against batch sizes and numbers of clients.
 
     Return `False` if matplotlib is not installed.
 

@@ -1,4 +1,4 @@
-"""Finds a model from which variants are made, its graph, and how its outputs are judged."""
+"""Finds the model from which variants are made, its graph, and the way to judge its outputs."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ _ROWS_CPU, _ROWS_GPU = 8, 64
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a `model`, and the model that has its graph: the same model, or the encoder of a head.
+    """Holds a `model`, and the model that owns its graph: itself or, for a head, the encoder.
 
     `graph` is the quickest fp32 graph, which a backend on this machine opens. `apply` turns the
     graph's outputs into the values to compare. `measure` says how these values are compared. With
@@ -68,9 +68,9 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
     def open(self, graph: Path, precision: str = "fp32") -> ModelExecutor:
-        """Open another graph instead of the fp32 graph, and run it in `precision`."""
+        """Open a graph that replaces the fp32 graph, and run it in `precision`."""
         source = graph_source(self.graph_model, self.manifest)
-        # Without a digest, nothing is recorded beside the temporary file.
+        # The digest is omitted, so that nothing is recorded beside the temporary file.
         source = msgspec.structs.replace(source, path=graph, digest="", precision=precision)
         executor = self.open_executor(source)
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
@@ -78,7 +78,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return executor
 
     def find_graph(self, precision: str) -> Path | None:
-        """Return the graph's file that runs in `precision` on this device; `None` if there is none.
+        """Return the file of the graph for `precision` on this device; `None` if there is none.
 
         On CUDA, this is the quickest graph in that precision. Other runtimes round the fp32 graph.
         """

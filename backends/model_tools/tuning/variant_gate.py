@@ -29,7 +29,7 @@ class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `speedup` is the variant's speed divided by the speed of fp32 on `machine`, and `least_speedup`
     is a lower bound of this ratio. `expected` has the outputs for a few texts. On every machine
-    that serves it, the variant must have the same outputs.
+    that serves the variant, its outputs for these texts must be the same.
     """
 
     precision: VariantPrecision = msgspec.field(default="int8", name="profile")

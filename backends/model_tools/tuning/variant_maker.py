@@ -26,11 +26,13 @@ from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
 
-# The ranges of int8 need few texts. Counting changed labels needs more.
+# Few texts suffice to find the ranges of int8. To find the share of changed labels, more texts are
+# needed.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
-# The search fits its own texts too well, so its bound is stricter.
+# The search for sensitive products overfits its own texts, so its bound is stricter than the final
+# bound.
 _MARGIN = 0.5
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class VariantMaker:
     ) -> tuple[bytes | None, VariantReport]:
         """Return a graph in `precision`, and its report.
 
-        For int8, `calibrate` must be a list of texts.
+        For int8, `calibrate` must hold the texts with which the ranges are calibrated.
 
         The graph is `None` if the model's own files can run in that precision.
 

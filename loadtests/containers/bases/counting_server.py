@@ -1,7 +1,8 @@
 """Answers and counts every HTTP request. It replaces a program that has no Debian package.
 
-A request for `/counted` is answered with the number of requests that carried a body, and the bytes
-of these bodies. The server listens on each port of `PORTS`, and ignores its command line.
+A request for `/counted` is answered with the number of requests that carried a body, and the total
+size of these bodies in bytes. The server listens on each port of `PORTS`, and ignores its command
+line.
 """
 
 import os

@@ -10,7 +10,7 @@ from loadtests.peers.infinity.checkpoints import checkpoint, exported
 
 
 def main() -> None:
-    """Serve on the port of the first argument."""
+    """Serve on the port that the first argument gives."""
     way, task = PeerConfiguration.read(), os.environ[TASK]
     # Infinity finds the graph of a local model only if the model is named `.`.
     os.chdir(exported(task) if "optimum" in way.options else checkpoint(task))
@@ -21,7 +21,7 @@ def main() -> None:
         *(str(program), "v2", "--model-id", ".", "--served-model-name", "model"),
         *("--device", "cpu", "--batch-size", str(way.batch), "--no-model-warmup"),
         *("--host", "127.0.0.1", "--port", sys.argv[1], "--log-level", "warning"),
-        *("--pooling-method", "mean"),  # one engine has another default
+        *("--pooling-method", "mean"),  # because one of the engines has another default
         *shlex.split(way.options),
     ]
     os.execv(command[0], command)  # noqa: S606 - it needs no shell

@@ -33,7 +33,7 @@ WAY = PeerConfiguration.read()
 
 
 def serve(api: type[TextAPI]) -> None:
-    """Serve on the port of the first argument."""
+    """Serve on the port that the first argument gives."""
     server = litserve.LitServer(
         api(max_batch_size=WAY.batch, batch_timeout=WAY.delay),
         accelerator="cpu",

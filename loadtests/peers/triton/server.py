@@ -27,7 +27,7 @@ def config(way: PeerConfiguration, *, size: int) -> str:
 
 
 def main() -> None:
-    """Serve on the port of the first argument."""
+    """Serve on the port that the first argument gives."""
     repository = Path(tempfile.mkdtemp(prefix="peer-triton-", dir=os.environ[SCRATCH]))
     shutil.copytree(Path(__file__).parent / "model", repository / "model")
     # Triton's backend ignores PYTHONPATH, so the modules that a model imports must lie beside it.
