@@ -30,8 +30,8 @@ class _Waiting:
 class SharedBytes:
     """Lends the bytes of a budget (`limit_bytes`) to keys, and counts how many each key holds.
 
-    If there is no room, requests wait. Waiting keys take turns. While a key that holds nothing
-    waits, requests with a later turn get no bytes. `exhausted` creates the error for a request that
+    If there is no room, requests wait. Waiting keys take turns. As long as a waiting key
+    holds no bytes, no request behind it gets any. `exhausted` creates the error for a request that
     finds no room in time. The object belongs to one event loop.
     """
 

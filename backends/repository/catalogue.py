@@ -69,8 +69,8 @@ def read_catalogue(
     models build.
 
     If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
-    holds revisions and their weights by model name. `pinned` takes precedence over `plans`, and
-    `plans` over the files in the model's folder.
+    holds revisions and their shares of traffic by model name. `pinned` takes precedence over
+    `plans`, and `plans` over the files in the model's folder.
 
     Raises:
         StartProblem: `root` or `more` is not a directory.

@@ -323,7 +323,7 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Cancel a batch. It stays `cancelling` until files have the results so far."""
+        """Cancel a batch. It is `cancelling` until its files have all computed results."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 

@@ -153,8 +153,8 @@ class EndpointState:
     def may_still_answer(self) -> bool:
         """Return whether the endpoint possibly responds to calls although no probe finds it ready.
 
-        A backend that is leaving possibly responds. So does a backend without a response to the
-        last one or two probes, if the probe before found the backend ready.
+        A backend that is leaving possibly responds. So does a backend that missed its last one or
+        two probes, but was ready at the probe before those.
         """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state

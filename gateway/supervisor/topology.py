@@ -215,7 +215,7 @@ def preface_of_workers(settings: Settings) -> Preface:
 
 
 def preface_of_admin(settings: Settings) -> Preface:
-    """Return what the supervisor must send to the operators' listener before HTTP."""
+    """Return what the supervisor sends on a connection to the operators' listener before HTTP."""
     return Preface(settings.admin_tls_certificate is not None)
 
 

@@ -44,7 +44,7 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def cut_power(self) -> None:
-        """Keep only data that was synced, and mark the event logs as written before a reboot."""
+        """Discard data that was not synced, and mark the event logs as older than a reboot."""
         after = self._image.with_name("after.ext4")
         shutil.copyfile(self._image, after)
         self._unmount()

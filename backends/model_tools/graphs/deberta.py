@@ -254,7 +254,7 @@ class _GridWriter(_DebertaWriter):
             self._write_distances()
 
     def _write_distances(self) -> None:
-        """Append `near.c2p` and `near.p2c`: the index of each token pair's relative position."""
+        """Append `near.c2p` and `near.p2c`, which have an index for each pair of tokens."""
         graph, shape = self._graph, self._shape
         pairs = add_distances(graph, positions=shape.max_position_embeddings)
         rows = graph.plain("Shape", ["input_ids"], "distance.batch", start=0, end=1)
@@ -343,7 +343,7 @@ class _FusedWriter(_DebertaWriter):
         self._rows.leave(state, output)
 
     def _write_distances(self, places: str) -> None:
-        """Append `near.c2p` and `near.p2c`: the index of each token pair's relative position."""
+        """Append `near.c2p` and `near.p2c`, which have an index for each pair of tokens."""
         graph, shape = self._graph, self._shape
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))

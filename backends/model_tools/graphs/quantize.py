@@ -99,7 +99,7 @@ class _Rewriter:
         return [*scaling, quantizing, _fused("QAttention", inputs, node)]
 
     def _scale(self, node: NodeProto, plan: ProductPlan) -> tuple[list[NodeProto], str]:
-        """Return the nodes that divide activations by their factors, and their output's name."""
+        """Return the nodes that divide activations by their factors, and the nodes' output."""
         if plan.factors is None:
             return [], node.input[0]
         scaled = f"{node.output[0]}.scaled"

@@ -72,7 +72,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         `known` is the number of token types that the model knows.
 
         Raises:
-            StartProblem: a token type is too large, or a single text has token types other than 0.
+            StartProblem: a token type is too large, or is not 0 for a text outside a pair.
         """
         if not self.types:
             return
