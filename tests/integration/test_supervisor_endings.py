@@ -22,16 +22,16 @@ pytestmark = pytest.mark.anyio
 WAITS = "import signal; signal.sigwait({signal.SIGTERM})"
 # Ends only once its session's group weighs as much as others.
 GIVES_WAY = """
-import signal, time
+import signal
 from pathlib import Path
 from gateway.supervisor.priority import give_way
+from testing.waiting import wait_until
 group = Path("/proc/self/autogroup")
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 give_way()
 print(group.read_text().strip(), flush=True)
 signal.sigwait([signal.SIGTERM])
-while not group.read_text().endswith(" nice 0\\n"):
-    time.sleep(0.01)
+wait_until(lambda: group.read_text().endswith(" nice 0\\n"))
 """
 
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.anyio
 LIVES = """
 import asyncio, os, pathlib, signal, sys
 from gateway.supervisor.heartbeat import heartbeat
+from testing.waiting import until
 folder = pathlib.Path(sys.argv[1])
 
 async def main():
@@ -30,7 +31,9 @@ async def main():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with heartbeat(int(os.environ["HEARTBEAT"])):
         kept = b""
-        while not stop.is_set():
+
+        def has_ended():
+            nonlocal kept
             if (folder / "spin").exists():
                 (folder / "spin").unlink()
                 while True:
@@ -38,7 +41,9 @@ async def main():
             if (folder / "grow").exists():
                 kept = b"x" * int((folder / "grow").read_text())
                 (folder / "grow").unlink()
-            await asyncio.sleep(0.05)
+            return stop.is_set()
+
+        await until(has_ended, within=600)
 
 asyncio.run(main())
 """
