@@ -55,7 +55,8 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
     - `allowed` is by how many requests that window may exceed the limit. If Redis was killed, it is
       the number that workers may admit on their own. Otherwise, it is `ahead`.
     - `ahead` is the number that workers may admit before Redis answers; 0 if Redis was never late.
-    - `share` is the smallest fraction of its limit that a tenant got.
+    - `share` is the smallest fraction of its limit that a tenant got, or of its requests if these
+      were fewer.
     - `other` counts answers that were neither 200 nor 429.
     """
 
@@ -99,11 +100,14 @@ def run_on(gateway: Gateway, state: Valkey, *, duration: float, away: float) -> 
     by_workers = _admitted_without_redis(gateway, before, count)
     good = [admitted(of_tenant) for of_tenant in answers]
     over = [most_over_the_limit(of_tenant, RULE) for of_tenant in good]
-    shares = [len(own) / bound(RULE, _took(all_)) for own, all_ in zip(good, answers, strict=True)]
+    shares = [
+        len(own) / min(len(all_), bound(RULE, _took(all_)))
+        for own, all_ in zip(good, answers, strict=True)
+    ]
     ahead = bound_ahead(RULE, workers=WORKERS, by_share=by_workers)
     return LimitsResult(
         tenants=[
-            {"admitted": len(own), "worst window, over": worst, "of the bound": share}
+            {"admitted": len(own), "worst window, over": worst, "of what it may get": share}
             for own, worst, share in zip(good, over, shares, strict=True)
         ],
         over=max(over),

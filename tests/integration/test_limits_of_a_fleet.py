@@ -31,7 +31,7 @@ def test_no_window_of_any_tenant_has_more_than_its_limit_and_each_gets_what_is_i
 
     # Nothing, unless Redis was late: then what decision 0006 lets each worker be ahead.
     assert kept.over <= kept.ahead
-    assert kept.share >= 0.25  # on a busy machine tenants ask for less than they may have
+    assert kept.share >= 0.5
     assert kept.other == 0
 
 
