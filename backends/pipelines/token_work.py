@@ -1,4 +1,4 @@
-"""Runs a function over the tokens of a text: few tokens on the event loop, others in a thread."""
+"""Runs work on the event loop if the work is small, otherwise in a thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from typing import Final, TypeVar, TypeVarTuple
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
-# Work on this many tokens takes about 0.5 ms, and a request can have many such texts.
-_FEW_TOKENS: Final = 128
+# Work on so many tokens takes about 0.5 ms, and a request can have many such texts.
+_FEW: Final = 128
 # One thread for the process, because more threads would keep the interpreter lock from the loop.
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="token-work")
 
 
 async def run_token_work(
-    tokens: int, work: Callable[[*_Arguments], _Result], *arguments: *_Arguments
+    size: int, work: Callable[[*_Arguments], _Result], *arguments: *_Arguments
 ) -> _Result:
-    """Return the result of `work`, whose duration grows with the number of `tokens`."""
-    if tokens <= _FEW_TOKENS:
+    """Return `work(*arguments)`. The duration of `work` grows with `size`, in tokens or bytes."""
+    if size <= _FEW:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))

@@ -169,15 +169,13 @@ class ItemAnswerer:
         """Return the error of an item whose deadline has passed."""
         return DeadlineExceeded(detail, retry_after=self._work.backlog())
 
-    def done(
-        self, index: int, caller: RowCaller, answer: Any, result: bytes | None = None
-    ) -> Outcome:
-        """End an item with its answer; `result` is the encoded answer, if it is encoded already."""
+    def done(self, index: int, caller: RowCaller, answer: Any, result: bytes) -> Outcome:
+        """End an item with its answer; `result` is the encoded answer."""
         if caller.revision is not None:
             caller.label = first_label(answer)
         outcome = Done(
             index=index,
-            result=encode_result(answer) if result is None else result,
+            result=result,
             rows=caller.rows,
             tokens=caller.tokens,
             known=caller.cached,

@@ -8,6 +8,7 @@ from backends.algorithms.base import QueryAlgorithm
 from backends.batching.coalescing import RowCaller
 from backends.batching.row import RowWaiter
 from backends.errors import BackendError
+from backends.pipelines.ask import encode_result
 from backends.pipelines.encoder import PreparedQuery
 from backends.protocol import CallItem, Failed
 from backends.serving.items import ItemAnswerer, Outcome
@@ -197,7 +198,7 @@ class QueryCall:
         try:
             vectors = self._pipeline.finish(self._rows.collect(item, item.caller))
             answer = self._algorithm.answer(vectors, answerer.parameters)
-            outcome = answerer.done(item.index, item.caller, answer)
+            outcome = answerer.done(item.index, item.caller, answer, encode_result(answer))
         except Exception as failure:  # noqa: BLE001 - a failing item must not affect other items
             outcome = answerer.failed(item.index, item.caller, failure)
         del self._open[item.index]
