@@ -92,7 +92,7 @@ def make_routes(
     process: ProcessFigures | None = None,
     gpus: GpuReader | None = None,
 ) -> Routes:
-    """Return the ASGI application over a repository's serving core."""
+    """Return the ASGI application that serves the models of a repository."""
     core = repository.core
     authenticator = CallAuthenticator(
         settings.tokens, wants_certificate=settings.tls_client_ca is not None
@@ -135,7 +135,9 @@ def serve(settings: BackendSettings) -> None:
 
 
 def check_trust(settings: BackendSettings, address: str) -> None:
-    """Check that only trusted callers can send calls, because calls name their tenants.
+    """Check that only trusted callers can send calls.
+
+    Each call states its tenant, so an untrusted caller could pose as any tenant.
 
     Raises:
         StartProblem: anybody on the network could send calls to this address.
@@ -193,7 +195,7 @@ async def _serve(
 def at_device(
     settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
 ) -> BackendSettings:
-    """Return the settings with defaults for the GPU that they select.
+    """Return the settings, completed with defaults for the selected GPU.
 
     `read` takes the number of a GPU, and returns its name and memory.
 
@@ -276,11 +278,11 @@ async def run_until_stopped(
     parent: int,
     watch: DeviceWatch | None = None,
 ) -> None:
-    """Serve until a signal or, with `exit_with_parent`, until the parent ends; then drain.
+    """Serve until a signal arrives or the parent process ends; then drain.
 
-    If `watch` reports that the device has failed, the process ends immediately, because runs on the
-    device may hang. Gateways retry the calls on other backends as soon as the calls' connections
-    end.
+    The end of the parent counts only with the setting `exit_with_parent`. If `watch` reports that
+    the device has failed, the process ends immediately, because runs on the device may hang.
+    Gateways then retry the calls on other backends.
     """
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:

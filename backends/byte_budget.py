@@ -1,8 +1,9 @@
 """Divides a memory budget fairly among tenants or their API keys; requests wait for room.
 
-In gateways, a key of this module is an API key. In backends, it is the scope of an item. A key may
-hold at most eight times as many bytes as are free (the dynamic threshold of Choudhury and Hahne
-1998). So a single key can hold 8/9 of the budget, and another key still finds room immediately.
+A key of this module is whoever holds bytes: an API key in gateways, the scope (tenant) of an item
+in backends. A key may hold at most eight times as many bytes as are free (the dynamic threshold of
+Choudhury and Hahne 1998). So a single key can hold 8/9 of the budget, and another key still finds
+room immediately.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ class _Waiting:
 class SharedBytes:
     """Lends the bytes of a budget (`limit_bytes`) to keys, and counts how many each key holds.
 
-    If there is no room, requests wait. Waiting keys take turns. As long as a waiting key
-    holds no bytes, no request behind it gets any. `exhausted` creates the error for a request that
-    finds no room in time. The object belongs to one event loop.
+    If there is no room, requests wait. Keys with waiting requests take turns. No request can pass a
+    waiting key that holds no bytes. `exhausted` creates the error for a request that finds no room
+    in time. The object belongs to one event loop.
     """
 
     def __init__(

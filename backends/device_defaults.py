@@ -34,10 +34,11 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 def with_device_defaults(
     settings: BackendSettings, *, gpu_memory_bytes: int, encoders: int, processes: int
 ) -> BackendSettings:
-    """Return the settings with a default for `gpu_memory_bytes`, the size of a model's arena.
+    """Return the settings with a default for the setting `gpu_memory_bytes`.
 
-    The argument of the same name is the memory of the whole device, or 0 if the driver does not
-    report it. The device is shared by `processes` processes with `encoders` encoders each.
+    The setting is the size of one model's memory arena. The argument `gpu_memory_bytes` is the
+    memory of the whole device, or 0 if the driver does not report it. `processes` processes with
+    `encoders` encoders each share the device.
     """
     if settings.provider not in GPU_PROVIDERS or settings.gpu_memory_bytes:
         return settings
@@ -48,7 +49,7 @@ def with_device_defaults(
 
 
 def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:
-    """Return the maximum rows of a batch: the setting, the `tuned` value or the default."""
+    """Return the maximum rows of a batch: the setting, else the `tuned` value, else the default."""
     if settings.max_batch_rows:
         return settings.max_batch_rows
     return tuned or (_GPU_ROWS if settings.provider in GPU_PROVIDERS else _ROWS)
@@ -75,8 +76,7 @@ def batch_bounds(settings: BackendSettings) -> BatchBounds:
 def graph_rows(settings: BackendSettings, graph: Path) -> int:
     """Return the maximum rows of batches that run as captured CUDA graphs; 0 disables capture.
 
-    By default, batches are captured only with the provider `cuda`, and only for device graphs that
-    CUDA can capture.
+    By default, only the provider `cuda` captures batches, and only of graphs that CUDA can capture.
     """
     if settings.gpu_graph_rows is not None:
         return settings.gpu_graph_rows

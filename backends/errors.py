@@ -97,7 +97,7 @@ class ItemRefused(BackendError):
 
 
 class AlgorithmFailed(BackendError):
-    """Reports an error in a model owner's algorithm, which the item would cause everywhere."""
+    """Reports an error in a model owner's algorithm; a retry elsewhere would fail, too."""
 
     code = "algorithm_failed"
     retryable = False

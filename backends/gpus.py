@@ -81,9 +81,8 @@ class Memory(ctypes.Structure):
 def find_gpus(patience: float = PATIENCE) -> GpusFound:
     """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` makes visible.
 
-    A child process calls the driver, and gets up to `patience` seconds. If the driver hangs, the
-    process that called it cannot end, so this process does not call the driver itself. No CUDA
-    context is created.
+    A child process calls the driver, and gets up to `patience` seconds. A process whose driver call
+    hangs cannot end, so this process makes no such call. No CUDA context is created.
     """
     if driver_library() is None:
         return _none("this machine has no NVIDIA driver")
@@ -152,14 +151,13 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
 
 
 def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in the variable's order.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lists, in the order of the list.
 
     If the variable is not set, return all GPUs.
 
-    The variable has numbers of cards, UUIDs or prefixes of UUIDs. The rules are CUDA's. The list of
-    visible GPUs ends before the first name that does not match exactly one device. The number of a
-    card with MIG devices selects its first MIG device. If a device is named twice, there is no
-    visible GPU.
+    The entries are numbers of cards, UUIDs or beginnings of UUIDs. As in CUDA, all entries from the
+    first one that does not match exactly one device are ignored. The number of a card with MIG
+    devices selects its first MIG device. If a device is listed twice, no GPU is visible.
     """
     names = _visible_devices()
     if names is None:

@@ -19,7 +19,7 @@ class MetricKind(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """Tells how the values that several processes have of one gauge are combined."""
+    """Tells how to combine the values of one gauge from several processes."""
 
     SUM = "livesum"
     LEAST = "livemin"

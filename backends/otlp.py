@@ -83,9 +83,10 @@ class SpanQueue(SpanProcessor):
         """Queue sampled spans, or drop all of them if the queue is full.
 
         A `MakeSpans` is a function that makes several spans. The exporting thread calls this
-        function, because rarely executed code would be slow in the thread that answers requests. If
-        a `MakeSpans` makes n spans, it must come after n - 1 times `None` in `spans`, so that the
-        queue counts all n spans.
+        function, because rarely executed code would be slow in the thread that answers requests.
+
+        The queue counts each element of `spans` as one span. So a `MakeSpans` that makes n spans
+        must come after n - 1 elements that are `None`.
         """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
@@ -170,7 +171,9 @@ def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProv
 
 
 def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
-    """Return the SDK's OTLP exporter for `TRACES` or `METRICS`, which have no common type.
+    """Return the SDK's OTLP exporter for `TRACES` or `METRICS`.
+
+    The exporters have no common type.
 
     Raises:
         TracingProblem: the exporter is not installed, or a variable has an invalid value.

@@ -40,10 +40,11 @@ class RareSpan(Exception):
 
 
 class SpanBatch(list[Any]):  # `Any`, because exporters declare lists of spans only
-    """Holds spans to export. Encoded spans have the resource `resource` and the scope `SCOPE`.
+    """Lists spans to export; some of them may already be encoded as bytes.
 
-    If several spans are encoded as one piece, empty pieces follow: one for each span after the
-    first. So the length of the list is the number of spans.
+    Encoded spans have the resource `resource` and the scope `SCOPE`. One element may encode several
+    spans. Then an empty element follows for each span after the first, so that the length of the
+    list is the number of spans.
     """
 
     resource: Resource
@@ -90,7 +91,7 @@ def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
 def encode_span(
     span: ReadableSpan, resource: Resource, scope: InstrumentationScope | None
 ) -> bytes:
-    """Return a span as an encoded field of the `ScopeSpans` of `scope`.
+    """Return a span, encoded as a field of the protobuf message `ScopeSpans`.
 
     Raises:
         RareSpan: the span has another resource or scope, or rare content.

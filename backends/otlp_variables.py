@@ -66,7 +66,10 @@ def is_push_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def otlp_variable(environ: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
-    """Return a variable of the exporter; the variable of `signal` overrides the general one."""
+    """Return the value of a variable of the exporter.
+
+    The variable for `signal` overrides the variable for all signals.
+    """
     return environ.get(f"{OTLP}{signal}_{name}") or environ.get(OTLP + name, "")
 
 

@@ -34,7 +34,7 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds the traffic split of a model, its preloaded revisions and its shadow revision.
 
-    Each of these revisions can also be called as a model, `name@revision`.
+    Each of these revisions can also be called under the model name `name@revision`.
     """
 
     revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)] | None = None
@@ -43,9 +43,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ServingPlans(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the operators' plans by model, which override the `serving.yaml` of models.
+    """Holds the operators' plans; keys are the names of models.
 
-    A backend uses the highest `version` that it has received.
+    The plan of a model overrides the model's `serving.yaml`. A backend uses the highest `version`
+    that it has received.
     """
 
     version: int = 0
@@ -60,12 +61,14 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells a backend which models to serve, as name patterns.
+    """Tells a backend which models to serve.
 
-    `until` has models that move to other backends. This backend serves them until the other
-    backends serve them. If `models` is empty, the backend's own setting applies. A backend uses the
-    highest `version` that it has received. Two assignments of one version differ only in `until`;
-    the assignment with fewer models in `until` is newer.
+    `models` has patterns of model names. If it is empty, the backend's own setting applies. `until`
+    has models that move to other backends. This backend serves them until the other backends serve
+    them.
+
+    A backend uses the highest `version` that it has received. Two assignments of one version differ
+    only in `until`; the assignment with fewer models in `until` is newer.
     """
 
     version: int = 0
@@ -88,11 +91,12 @@ def is_assigned(name: str, patterns: Iterable[str]) -> bool:
 class RevisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the items of one revision of a model since the backend started.
 
+    - `arm` is the number of the revision.
     - `outcomes` counts items by outcome, and `labels` counts results by their first label.
     - `durations` counts items by `duration_bucket`; `seconds` is the sum of durations.
-    - `shadows` counts mirrored items by shadow revision and comparison.
-    - `largest` holds, for each shadow revision, the largest difference between numbers of otherwise
-      equal results.
+    - `shadows` counts mirrored items, by shadow revision and by the result of the comparison.
+    - `largest` holds, for each shadow revision, the largest difference between numbers of
+      otherwise equal results.
     """
 
     model: str

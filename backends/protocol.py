@@ -47,7 +47,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 class Task(StrEnum):
     """Enumerates the tasks of models. Each task is a route of the API.
 
-    `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`. Instead,
+    The tasks in `TOKEN_TASKS` only need a tokenizer. They are not in `ModelInfo.tasks`. Instead,
     `ModelInfo.shows_tokens` says whether a model has them.
     """
 
@@ -69,9 +69,10 @@ TOKEN_TASKS = (Task.TOKENIZE, Task.DETOKENIZE)
 
 
 class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the number of labels to return, and the function that turns logits into scores.
+    """Holds the parameters of the task `classify`.
 
-    `None` means all labels, and the model's own function.
+    `top_k` is the number of labels to return; `None` means all labels. `function` turns logits into
+    scores; `None` means the model's own function.
     """
 
     top_k: int | None = None
@@ -91,7 +92,11 @@ class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options of vectors: keep the first `dimensions` values, and then normalize."""
+    """Holds the parameters of the task `embed`.
+
+    Only the first `dimensions` values of a vector are kept; `None` keeps all values. With
+    `normalize`, the vector is then scaled to length one.
+    """
 
     normalize: bool = True
     dimensions: int | None = None
@@ -116,7 +121,11 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds options of tokenization; windows are counted as if they overlap by `overlap` tokens."""
+    """Holds the parameters of the task `tokenize`.
+
+    With `counts_only`, the result has no ids, tokens and offsets. The result says into how many
+    windows a long text is split, if windows overlap by `overlap` tokens.
+    """
 
     counts_only: bool = False
     add_special_tokens: bool = True
@@ -205,11 +214,13 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Holds items for one model, which the backend must serve in this `revision` and `profile`.
 
-    - `lane` is the traffic class. While interactive items arrive, bulk items get only a few per
-      cent of the device's time.
+    - `profile` is the precision of the model, such as `fp32`.
+    - `lane` is the traffic class. While interactive items arrive, bulk items get only a few
+      per cent of the device's time.
     - Without `truncate`, the backend refuses an item whose text is too long for the model.
     - The items of an `atomic` call belong to one request: all are admitted, or none.
-    - `sent` is the time of sending on the monotonic clock of the process `sender`; 0 if unknown.
+    - `sent` is the time of sending on the monotonic clock of the process `sender`; 0 if
+      unknown.
     """
 
     version: int = WIRE_VERSION
@@ -229,11 +240,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """Holds an item's result as JSON, and what it cost.
 
-    - `rows` and `tokens` are the numbers of computed rows and of their tokens. `known` and
-      `known_tokens` are the same numbers for rows that were cached or coalesced.
-    - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is none.
-    - `arm` is the number of the revision that answered, if the model has a split or a shadow.
-    - `shadow` is the shadow revision to which the item was mirrored.
+    - `rows` is the number of computed rows (model inputs), and `tokens` the number of their
+      tokens.
+    - `known` is the number of rows that were cached, or shared with another item in progress.
+      `known_tokens` is the number of their tokens.
+    - `truncated_from` is the length in tokens of the longest truncated text; 0 if there is
+      none.
+    - `arm` is the number of the revision that answered, if the model has a traffic split or a
+      shadow revision.
+    - `shadow` is the number of the shadow revision that gets a copy of the item.
     """
 
     index: int
@@ -263,9 +278,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """Reports the load of the backend, in every response to a call and in its state.
+    """Reports the load of a backend; it is part of every response to a call, and of `ServingState`.
 
-    `queued_seconds` is the predicted time of the interactive rows in the longest queue.
+    `queued_seconds` is the predicted time to compute the interactive rows in the longest queue.
     `device_busy_share` is the utilization of the device over the last seconds. `releases` counts
     batches by the reason why no more rows joined them.
     """
@@ -325,8 +340,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Reports the models that a plan would serve: the model and its named revisions.
 
-    `problems` has the problems of the model, of its revisions and of models that build on it. Both
-    fields are empty if the repository does not have the model.
+    `problems` has the problems of the model, of its revisions and of models that build on it. If
+    the repository does not have the model, `models` and `problems` are empty.
     """
 
     models: list[ModelInfo] = []
@@ -361,7 +376,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     - A backend that is `leaving` is not ready, but still answers calls.
     - `plans` is the version of the `ServingPlans` in effect.
     - `assignment` is the latest assignment of models that a gateway has sent.
-    - `arms` counts items by revision.
+    - `arms` has the statistics of each revision.
     """
 
     backend_id: str

@@ -244,7 +244,7 @@ def _check_tokens(settings: BackendSettings) -> None:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable with the prefix of settings that is not a setting."""
+    """Yield a warning for each `SLUICEGATE_BACKEND_` variable that is not a setting."""
     known = [PREFIX + field.name.upper() for field in msgspec.structs.fields(BackendSettings)]
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable in (*known, *_OF_GATEWAYS):
@@ -273,7 +273,10 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def foreign_environment() -> dict[str, str]:
-    """Return the environment for a process with foreign code: without settings and secrets."""
+    """Return the environment for a process that runs foreign code.
+
+    It lacks the project's own variables, which hold settings and secrets.
+    """
     return {name: value for name, value in os.environ.items() if not name.startswith(_PROJECT)}
 
 

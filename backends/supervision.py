@@ -12,10 +12,10 @@ _PARENT_CHECK = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` at every interval, from the event loop, in the `with` block.
+    """Write a byte to `descriptor` every half second during the `with` block.
 
-    If `descriptor` is `None`, nothing is written. A timer writes the bytes, because a task could
-    fail.
+    A timer of the event loop writes the bytes, because a task could fail. If `descriptor` is
+    `None`, nothing is written.
     """
     if descriptor is None:
         yield

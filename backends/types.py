@@ -126,10 +126,10 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts comparisons of mirrored items, for each `(model, revision, shadow, outcome)`.
+    """Counts how the results of shadow revisions compare with the results that were served.
 
-    For each `(model, revision, shadow)`, `largest` is the largest difference between numbers of
-    results that otherwise agree.
+    `outcomes` has the counts by `(model, revision, shadow, outcome)`. `largest` has, by `(model,
+    revision, shadow)`, the largest difference between numbers in results that otherwise agree.
     """
 
     outcomes: dict[tuple[str, str, str, str], int] = {}

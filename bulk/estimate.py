@@ -21,7 +21,7 @@ _MILLION = 1_000_000
 
 
 class BulkEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the estimated seconds on this machine, tokens and cost of a job.
+    """Holds estimates for a job: its seconds on this machine, its tokens and its cost.
 
     `distinct_share` is the fraction of distinct rows in the sample. The whole input may have more
     repetitions.

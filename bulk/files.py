@@ -45,7 +45,10 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input file: its path or URI, format, and size and time to detect changes."""
+    """Describes an input file: its path or URI, its format, its size and its time of change.
+
+    If the size or the time differs, the file has changed.
+    """
 
     path: str
     size: int
@@ -183,7 +186,10 @@ class OutputFolder:
         return content
 
     def take(self, file: Path, name: str) -> None:
-        """Move a finished local file into the folder, synced to the disk."""
+        """Move a finished local file into the folder.
+
+        A file in a local folder is synced to the disk first.
+        """
         if self._remote is not None:
             self._upload(file, name)
             file.unlink()

@@ -68,7 +68,7 @@ def key_prefix(
     scope: str,
     epoch: str,
 ) -> Prefix:
-    """Return the prefix of the cache keys of a job's items, like the gateway's."""
+    """Return the prefix of the cache keys of a job's items, as a gateway computes it."""
     return KeyMaker(secret=secret).prefix(
         scope=scope,
         epoch=epoch,

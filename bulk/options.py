@@ -34,9 +34,10 @@ MANIFEST_VERSION = 1
 class BulkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the options of a bulk job that affect its output.
 
-    `columns` contain the item. `id_column` identifies rows in the output instead of their number.
-    Columns of `keep` are copied. An output file (part) has `part_rows` rows, and `run_rows` rows
-    run together. Both affect batches, and so the last bits of results.
+    `columns` are the columns that contain the item. `id_column` identifies rows in the output;
+    without it, their number does. The columns in `keep` are copied to the output. An output file
+    (part) has `part_rows` rows. The model runs `run_rows` rows together. Both numbers affect
+    batches, and so the last bits of results.
     """
 
     model: str

@@ -74,7 +74,7 @@ class WorkFolder:
     """Holds the intermediate files of a job on this machine, and locks them for one process.
 
     `path` has the stored results. Parts are written in `stage` and then moved to the output. For a
-    local output, `stage` is in the output folder. Both are removed at the end.
+    local output, `stage` is in the output folder. Both folders are removed at the end.
     """
 
     def __init__(self, path: Path, stage: Path) -> None:
@@ -103,7 +103,11 @@ class WorkFolder:
 
 
 def work_folder(given: Path | None, folder: OutputFolder, manifest: Manifest) -> WorkFolder:
-    """Return the work folder of a job: in `given`, or in a local output folder by default."""
+    """Return the work folder of a job, in the folder `given`.
+
+    If `given` is `None`, the work folder is in the output folder. But if the output is remote, the
+    work folder is in the current directory.
+    """
     own = f"{WORK}-{folder.location}-{manifest.digest}".encode()
     name = f"{_WORK_PREFIX}{hashlib.blake2b(own, digest_size=8).hexdigest()}"
     kept = (given or Path()) / name
@@ -155,7 +159,7 @@ class OutputParts:
         return (f"{file:05}", f"{part:05}") in self._done
 
     def parts_of(self, file: int) -> int:
-        """Return how many of the first parts of an input file are finished."""
+        """Return how many parts of an input file are finished before the first unfinished part."""
         count = 0
         while self.is_done(file, count):
             count += 1
@@ -207,7 +211,7 @@ class OutputParts:
                 file.close()
 
     def begin(self, manifest: Manifest) -> None:
-        """Write the manifest of the job, and a random id unless it has one."""
+        """Write the manifest of the job. If the job has no id yet, write a random id."""
         self.put(MANIFEST, msgspec.json.encode(manifest))
         if JOB not in self._names:
             self.put(JOB, uuid4().hex.encode())
@@ -232,7 +236,7 @@ class OutputParts:
         return total
 
     def collect_errors(self) -> None:
-        """Write the failed rows of all parts to one file, including an unfinished part's."""
+        """Write the failed rows of all parts, also of an unfinished part, to one file."""
         target = self._work / "all-errors"
         with target.open("wb") as file:
             for name in sorted(self._error_files):

@@ -48,9 +48,11 @@ def connect(address: str) -> None:
 def actor_options(*, threads: int, gpus: float, actors: int, initial: int = 1) -> dict[str, Any]:
     """Return Ray Data's options for the actors of a stage.
 
-    `actors` is their number; 0 means as many as fit. Up to `initial` actors start immediately, and
-    Ray Data adds more one by one. Use an `initial` above 1 only if no other stage needs cores:
-    otherwise, the actors could take all cores and wait forever for the other stages' output.
+    `actors` is the number of actors; 0 means as many as fit. In that case, up to `initial` actors
+    start immediately, and Ray Data adds more one by one.
+
+    Use an `initial` above 1 only if no other stage needs cores. Otherwise, the actors could take
+    all cores and wait forever for the output of the other stages.
     """
     pool = import_ray("ray.data").ActorPoolStrategy
     if actors:
@@ -73,7 +75,10 @@ def _room(*, threads: int, gpus: float) -> int:
 
 
 def actors_with_room(nodes: Sequence[Mapping[str, float]], *, threads: int, gpus: float = 0) -> int:
-    """Return how many actors fit on nodes; `nodes` has the amounts of Ray's resources by name."""
+    """Return how many actors fit on `nodes`.
+
+    Each node maps the names of Ray's resources to their amounts.
+    """
     rooms = [int(node.get("CPU", 0) // threads) for node in nodes]
     if gpus:
         of_gpus = [int(node.get("GPU", 0) / gpus) for node in nodes]

@@ -1,7 +1,7 @@
-"""Runs the parts of a bulk job on the actors of a Ray cluster. Each actor loads the model.
+"""Runs the parts (output files) of a bulk job on the actors of a Ray cluster.
 
-The content of a part depends only on the job, and parts appear atomically. So any node may run a
-part, and it does not matter if a part is started twice.
+Each actor loads the model. The content of a part depends only on the job, and parts appear
+atomically. So any node may run a part, and it does not matter if a part is started twice.
 """
 
 import io
@@ -33,7 +33,7 @@ from bulk.writing import head_types
 
 
 def by_parts(execution: str) -> str:
-    """Return how a job that runs part by part computes rows, for its manifest."""
+    """Return the text that describes part-by-part execution in a job's manifest."""
     return f"{execution}, by parts"
 
 
@@ -48,7 +48,7 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartRunner:
-    """Is an actor of the cluster that runs parts of a job, one after the other."""
+    """Runs parts of a job, one after the other, as an actor of a Ray cluster."""
 
     def __init__(self, *, manifest: bytes, location: str, settings: dict[str, Any]) -> None:
         """Load the model.

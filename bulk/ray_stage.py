@@ -22,7 +22,7 @@ ERROR = "error"
 
 
 class StageActor:
-    """Is an actor of the cluster that runs a model over the rows of Arrow tables."""
+    """Runs a model over the rows of Arrow tables, as an actor of a Ray cluster."""
 
     def __init__(self, *, options: BulkOptions, settings: dict[str, Any]) -> None:
         self._options = options
@@ -93,7 +93,8 @@ def sluicegate_stage(
 ) -> Any:
     """Return `dataset` (a `ray.data.Dataset`) with the results of `model` as columns.
 
-    The columns are those of `sluicegate bulk`, and `error`: null, or why a row has no result.
+    The result columns are those that `sluicegate bulk` writes. The column `error` says why a row
+    has no result; it is null if the row has a result.
 
     - `columns` contain the text, or the two texts of a pair. The default is `text`.
     - `models` is the model repository, at the same path on every node.

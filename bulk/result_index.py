@@ -1,8 +1,9 @@
 """Indexes the results of a job by key, on disk and in bounded memory.
 
-The index is a log-structured merge tree without deletions. Each few thousand entries are sorted and
-written to a file, a run. Runs of similar size are merged. A single tree would have to rewrite
-nearly all of its pages for each few thousand entries, because keys come in random order.
+The index is a log-structured merge tree without deletions. Every few thousand entries are sorted
+and written to a file, which is called a run. Runs of similar size are merged. A single tree would
+be slower. Keys come in random order, so every few thousand entries would change nearly all of its
+pages.
 """
 
 import mmap
@@ -37,7 +38,10 @@ class _Columns(NamedTuple):
     lengths: NDArray[Any]
 
     def in_order(self) -> "_Columns":
-        """Return the entries sorted; takes linear time to merge sorted runs."""
+        """Return the entries in sorted order.
+
+        If the entries are two sorted runs, this takes linear time.
+        """
         order = np.argsort(self.numbers, kind="stable")
         return _Columns(*(column[order] for column in self))
 
@@ -77,7 +81,10 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ResultIndex:
-    """Maps keys to places. After a crash, missing entries are added from the file of results."""
+    """Maps keys to places: the offsets and lengths of results in a file.
+
+    After a crash, the index may lack the last results of the file. The caller then adds them.
+    """
 
     def __init__(self, folder: Path, *, size: int, most_merged: int = _MOST_MERGED) -> None:
         """Open the index of a file of results that has `size` bytes."""
@@ -104,7 +111,11 @@ class ResultIndex:
         return self._runs[-1].until if self._runs else 0
 
     def find(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, Place]]:
-        """Yield possible places of keys; the caller must compare the key in the file."""
+        """Yield each key with a place where its result may be.
+
+        The index has only a part of each key. So the caller must compare the key with the key in
+        the file.
+        """
         numbers = _numbers(keys)
         for run in self._runs:
             own = run.columns
@@ -117,7 +128,7 @@ class ResultIndex:
                     at += 1
 
     def add(self, places: Mapping[bytes, Place], until: int) -> None:
-        """Add the places of all results from the present end to the offset `until`."""
+        """Add the places of all results between the end of the index and the offset `until`."""
         spans = np.array(list(places.values()), np.uint64)
         new = _Columns(_numbers(list(places)), spans[:, 0], spans[:, 1].astype("<u4"))
         self._runs.append(self._write(new.in_order(), self.until, until))

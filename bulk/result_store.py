@@ -1,7 +1,7 @@
 """Stores the results of a job on disk, so that equal rows are computed once in bounded memory.
 
-The results of one call are appended to a file together. An index maps keys to offsets. It is
-updated for many results at a time, and after a crash the rest is read from the file.
+The results of one call are appended to a file together. An index maps keys to offsets. The index is
+updated for many results at a time. After a crash, the results that it lacks are read from the file.
 """
 
 import os

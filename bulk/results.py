@@ -12,7 +12,7 @@ from backends.types import FloatArray
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Holds an item's result as JSON, a vector as float32, or a failure with a `code`."""
+    """Holds the result of an item: JSON, a float32 vector, or a failure with a `code`."""
 
     payload: bytes = b""
     tokens: int = 0

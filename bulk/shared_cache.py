@@ -48,7 +48,7 @@ class NullCache:
 
 
 class RedisCache:
-    """Is a `SharedCache` in the cache Redis of gateways, under their keys."""
+    """Implements `SharedCache` with the Redis in which gateways cache results."""
 
     def __init__(self, client: Any, *, task: Task, ttl: float, epochs: "CacheEpochs") -> None:
         self._client = client
@@ -146,7 +146,11 @@ def open_redis(url: str) -> Any:
 
 
 class CacheEpochs(msgspec.Struct, frozen=True):
-    """Holds the cache epochs at the start of a job; purges raise epochs in cache keys."""
+    """Holds the cache epochs at the start of a job.
+
+    An epoch counts purges and is part of the cache keys. So a purge makes older results
+    unreachable.
+    """
 
     epochs: dict[bytes, bytes]
     purge_history: bytes
@@ -156,16 +160,16 @@ class CacheEpochs(msgspec.Struct, frozen=True):
         return int(self.epochs.get(name.encode(), 0))
 
     def of(self, model: str, scope: str) -> str:
-        """Return the epoch of a model and a scope, as it is in cache keys."""
+        """Return the text in cache keys for the epochs of a model and a scope."""
         numbers = [self.number(name) for name in (f"model:{model}", scope)]
         return f"{numbers[0]}.{numbers[1]}{self.purge_history.decode()}"
 
 
 def read_epochs(client: Any) -> CacheEpochs:
-    """Read the cache epochs from the state Redis.
+    """Read the cache epochs from the Redis with the gateways' state.
 
     Raises:
-        BulkStopped: the state Redis cannot be read, or no gateway has used it.
+        BulkStopped: this Redis cannot be read, or no gateway has used it.
     """
     from redis.exceptions import RedisError  # noqa: PLC0415 - its extra is optional
 

@@ -4,10 +4,11 @@ import msgspec
 
 
 class BulkUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the distinct items of a job that were computed, or found (`hit`) in the shared cache.
+    """Counts the usage of a bulk job.
 
-    `rows` and `tokens` count what the model computed. All are counted from stored results, so that
-    interruptions do not change them.
+    `computed` counts distinct items that the model computed. `hit` counts distinct items that were
+    found in the shared cache. `rows` and `tokens` count what the model computed. All numbers come
+    from stored results, so interruptions do not change them.
     """
 
     computed: int = 0

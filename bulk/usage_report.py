@@ -77,7 +77,9 @@ class UsageReporter:
         self._call("GET", f"/admin/tenants/{quote(self._tenant, safe='')}", dict[str, Any])
 
     def report(self, manifest: Manifest, folder: OutputFolder) -> bool:
-        """Report the usage of the complete job in a folder; return whether it was new.
+        """Report the usage of the complete job in a folder.
+
+        Return `False` if the ledger already had this usage.
 
         Raises:
             BulkStopped: the report has failed.

@@ -23,7 +23,11 @@ class PartWriter(Protocol):
     """Writes rows in order; the file is complete once it is closed."""
 
     def write(self, heads: Sequence[Mapping[str, Any]], results: Sequence[StoredResult]) -> None:
-        """Add rows; `heads` are the columns that identify each row or are copied from the input."""
+        """Add rows with their results.
+
+        `heads` has the columns that identify each row, and the columns that are copied from the
+        input.
+        """
         ...
 
     def close(self) -> None:

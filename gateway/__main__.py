@@ -1,8 +1,8 @@
 """Runs the command line, or a process that the supervisor starts.
 
-A process reads its settings from the environment. It then imports only the code of its entry, so
-that it stays small. The metrics library is imported after the variable that names the library's
-folder has been set.
+A process reads its settings from the environment. To stay small, it imports only the code that this
+kind of process needs. The metrics library reads the name of its folder from an environment
+variable. So the library is imported after this variable has been set.
 """
 
 import asyncio
@@ -54,7 +54,10 @@ _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log", "run
 
 
 def run_entry(entry: str, settings: Settings) -> None:
-    """Run an entry of `ENTRIES` on uvloop until SIGTERM or SIGINT arrives."""
+    """Run a process on uvloop until SIGTERM or SIGINT arrives.
+
+    `entry` is the kind of process, such as `run-worker`.
+    """
     import uvloop  # noqa: PLC0415 - the bootstrap does not need it
 
     configure_logging(

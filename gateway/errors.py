@@ -327,7 +327,7 @@ class ModelsBroken(GatewayError):
 
 
 class PlanRefused(GatewayError):
-    """An operator's plan for a model cannot be carried out. Nothing has changed."""
+    """An operator's change of how a model is served was refused. Nothing has changed."""
 
     status = 422
     code = "plan_refused"

@@ -339,7 +339,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each `SLUICEGATE_` variable that is deprecated or is not a setting.
 
-    Backends check variables that begin with `SLUICEGATE_BACKEND_`.
+    Variables that begin with `SLUICEGATE_BACKEND_` are skipped, because backends check them.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
     if environ.get(_FAST_LANE, "true").lower() not in ("1", "true"):
@@ -397,9 +397,9 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files, whose values the operators' listener adds up.
+    """Set the environment variable that makes the metrics library write to files.
 
-    Call this before the library is imported, because the import reads the environment.
+    Call this before the library is imported, because the import reads the variable.
     """
     with contextlib.suppress(OSError):  # on a full disk, metrics stay in memory
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)

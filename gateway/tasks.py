@@ -18,7 +18,10 @@ class TaskStarter(Protocol):
     """Starts tasks that outlive the request that started them."""
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task. The caller is responsible for its outcome."""
+        """Run `work` in a task.
+
+        The caller must handle the result or the exception of the task.
+        """
         ...
 
 
@@ -56,7 +59,10 @@ class TaskScope:
         task.add_done_callback(self._ended)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task. The caller is responsible for its outcome."""
+        """Run `work` in a task.
+
+        The caller must handle the result or the exception of the task.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -68,11 +74,11 @@ class TaskScope:
             log_failure(error)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`.
+        """Run `work` in a task, and return its result.
 
-        If the caller is cancelled, `work` is cancelled, too, but the caller does not wait for
-        `work` to end. A second cancellation of the caller therefore cannot interrupt the cleanup of
-        `work`.
+        If the caller is cancelled, `work` is cancelled, too, but the caller does not wait until
+        `work` has ended. A second cancellation of the caller therefore cannot interrupt the cleanup
+        of `work`.
         """
         task = self.create_task(work)
         try:

@@ -131,9 +131,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a request's items and parameters in msgpack. The parameters apply to all items.
+    """Holds a request's items and parameters in msgpack.
 
-    Both encodings are canonical: equal values have equal bytes.
+    The parameters apply to all items. The encoding is canonical: equal values have equal bytes.
     """
 
     task: Task
@@ -179,7 +179,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
-        """Return the failure of an item that `error` caused."""
+        """Return the failure that describes `error` for an item."""
         return msgspec.convert(error, cls, from_attributes=True)
 
     def error(self, index: int) -> GatewayError:
@@ -310,10 +310,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Counts those items of a request that one revision of its model computed.
+    """Counts the items of a request that one revision of the model computed.
 
-    `shadow` is the revision that got copies of the items. It is empty if there was no shadow
-    revision. Append new fields at the end.
+    `arm` is the number of this revision. `shadow` is the number of the revision that got copies of
+    the items, or empty if there was none. New fields must come at the end, because the struct is
+    encoded as an array.
     """
 
     arm: str
@@ -327,15 +328,17 @@ class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Records an answered request for billing and the request log. Contains no input text.
+    """Records an answered request for billing and the request log.
 
-    `id` is the `X-Request-Id` of the response. The ledger counts each id once, however often the
-    event arrives. `time` is in nanoseconds since 1970, and `duration` is in seconds. Append new
-    fields at the end.
+    The event contains no input text. `id` is the `X-Request-Id` of the response. The ledger (the
+    database of usage) counts each id once, even if the event arrives several times. `time` is in
+    nanoseconds since 1970, and `duration` is in seconds.
 
     If `count` is more than 1, the event stands for `count` requests. The ids of these requests are
-    consecutive and begin with `id`. In all other fields, the requests are equal. `usage` is the
-    usage of each request.
+    consecutive and begin with `id`. All other fields hold for each of the requests. For example,
+    `usage` is the usage of one request.
+
+    New fields must come at the end, because the event is encoded as an array.
     """
 
     id: RequestId

@@ -1,4 +1,4 @@
-"""Calls a Sluicegate gateway: `Sluicegate` blocks, `AsyncSluicegate` awaits.
+"""Calls a Sluicegate gateway, with `Sluicegate` (blocking) or `AsyncSluicegate` (asyncio).
 
 from sluicegate import Sluicegate
 

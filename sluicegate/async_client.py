@@ -33,10 +33,13 @@ def _method(
 
 
 class AsyncSluicegate(BaseClient):
-    """Calls a gateway with an API key. Close it, or use `async with`.
+    """Calls a gateway with an API key.
+
+    Close the client after use, or use `async with`.
 
     `url` and `key` default to the environment variables `SLUICEGATE_URL` and `SLUICEGATE_KEY`.
-    `http` may be your own client, with certificates, proxies or a pool. You must close it yourself.
+    `http` may be your own `httpx.AsyncClient`, for example with certificates, proxies or a pool.
+    You must close your own `httpx.AsyncClient` yourself.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class AsyncSluicegate(BaseClient):
             await self._http.aclose()
 
     def with_options(self, **changes: Any) -> "AsyncSluicegate":
-        """Return a client that shares the connections and has changed `Options`."""
+        """Return a client with changed options, which shares the connections of this client.
+
+        `changes` are fields of `Options`.
+        """
         options = msgspec.structs.replace(self.options, **changes)
         return AsyncSluicegate(self.url, key=self._key, options=options, http=self._http)
 
@@ -98,10 +104,10 @@ class AsyncSluicegate(BaseClient):
         concurrency: int = 4,
         progress: Callable[[Progress], None] | None = None,
     ) -> "AsyncPartedCalls":
-        """Return routes that take lists of any length and send them in parts of `size` items.
+        """Return an object whose methods send lists of any length in parts of `size` items.
 
         Up to `concurrency` parts are in flight. Results come in the order of the list, as soon as
-        they are ready.
+        they are ready. `progress` is called after each part.
         """
         return AsyncPartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
@@ -160,7 +166,9 @@ class AsyncPartedCalls:
     async def results(
         self, items: Iterable[I], make: Callable[[list[I]], Call[Answer[R]]]
     ) -> AsyncIterator[R]:
-        """Yield the results of `items` in order; `make` returns the call of a part.
+        """Yield the results of `items` in order.
+
+        `make` returns the request for a part of the items.
 
         Raises:
             SluicegateError: a part failed. No further part is sent, and parts in flight are

@@ -48,9 +48,10 @@ class BaseClient:
 
 
 def has_certificate(url: str) -> bool:
-    """Return whether the gateway uses TLS. If not, httpx need not load certificate authorities.
+    """Return whether the gateway at `url` uses TLS.
 
-    Loading them takes longer than a hundred requests.
+    If it does not, httpx need not load certificate authorities. Loading them takes longer than a
+    hundred requests.
     """
     return not (url or default_url()).startswith("http://")
 

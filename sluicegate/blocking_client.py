@@ -32,10 +32,13 @@ def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate["Sluicegate", P]
 
 
 class Sluicegate(BaseClient):
-    """Calls a gateway with an API key. Several threads may use it. Close it, or use `with`.
+    """Calls a gateway with an API key.
+
+    Close the client after use, or use `with`. Several threads may use the client.
 
     `url` and `key` default to the environment variables `SLUICEGATE_URL` and `SLUICEGATE_KEY`.
-    `http` may be your own client, with certificates, proxies or a pool. You must close it yourself.
+    `http` may be your own `httpx.Client`, for example with certificates, proxies or a pool. You
+    must close your own `httpx.Client` yourself.
     """
 
     def __init__(
@@ -66,7 +69,10 @@ class Sluicegate(BaseClient):
             self._http.close()
 
     def with_options(self, **changes: Any) -> "Sluicegate":
-        """Return a client that shares the connections and has changed `Options`."""
+        """Return a client with changed options, which shares the connections of this client.
+
+        `changes` are fields of `Options`.
+        """
         options = msgspec.structs.replace(self.options, **changes)
         return Sluicegate(self.url, key=self._key, options=options, http=self._http)
 
@@ -97,10 +103,10 @@ class Sluicegate(BaseClient):
         concurrency: int = 4,
         progress: Callable[[Progress], None] | None = None,
     ) -> "PartedCalls":
-        """Return routes that take lists of any length and send them in parts of `size` items.
+        """Return an object whose methods send lists of any length in parts of `size` items.
 
         Up to `concurrency` parts are in flight. Results come in the order of the list, as soon as
-        they are ready.
+        they are ready. `progress` is called after each part.
         """
         return PartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
@@ -149,7 +155,9 @@ class PartedCalls:
     def results(
         self, items: Iterable[I], make: Callable[[list[I]], Call[Answer[R]]]
     ) -> Iterator[R]:
-        """Yield the results of `items` in order; `make` returns the call of a part.
+        """Yield the results of `items` in order.
+
+        `make` returns the request for a part of the items.
 
         Raises:
             SluicegateError: a part failed. No further part is sent.

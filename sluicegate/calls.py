@@ -51,7 +51,8 @@ def exchange(
 ) -> Exchange[T]:
     """Send `call`, retry it while that may help and time is left, and return the answer.
 
-    `build` builds a request. The caller answers each yielded request with its response or error.
+    This generator yields the requests to send, and the seconds to wait. The caller answers each
+    request with its response or error. `build` builds a request.
 
     Raises:
         SluicegateError: the last attempt failed.

@@ -72,7 +72,7 @@ class ApiError(SluicegateError):
     @property
     @override
     def is_retryable(self) -> bool:
-        """Whether the same call may succeed later, unless the gateway excludes that."""
+        """Whether the same call may succeed later, according to the gateway's response."""
         return self._should_retry and (self.status in _RETRIED or self.is_under_way)
 
 
@@ -102,7 +102,7 @@ class BudgetExhausted(ApiError):
 
 
 class PermissionDenied(ApiError):
-    """Reports that the key does not have this permission."""
+    """Reports that the key does not permit the request."""
 
 
 class NotFound(ApiError):
@@ -167,7 +167,10 @@ _BY_STATUS: MappingProxyType[int, type[ApiError]] = MappingProxyType(
 
 
 def error_of(response: httpx.Response) -> ApiError:
-    """Return the error of a response, also if a proxy and not the gateway sent it."""
+    """Return the error that a response reports.
+
+    The response may come from a proxy and not from the gateway.
+    """
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -78,7 +78,10 @@ def has_failed(waiting: Iterable[tuple[int, asyncio.Task[Any] | Future[Any]]]) -
 
 
 def shift_index(error: InvalidItem, first: int) -> None:
-    """Change the index in `error` from the part to the whole list."""
+    """Change the index in `error` from the position in the part to the position in the list.
+
+    The part begins at the position `first` of the list.
+    """
     if error.index is not None:
         error.index += first
         error.args = (f"item {error.index} of the list: {error}",)

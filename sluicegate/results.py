@@ -87,7 +87,10 @@ class Embedding(Result, frozen=True, kw_only=True):
 
 
 class Tokens(Result, frozen=True, kw_only=True):
-    """Holds the tokens of a text. With `counts_only`, the three lists are empty."""
+    """Holds the tokens of a text.
+
+    With `counts_only`, the lists `ids`, `tokens` and `offsets` are empty.
+    """
 
     count: int = 0
     """The number of tokens."""

@@ -224,9 +224,10 @@ def get_request(request_id: str) -> Call[PastRequest]:
 
 
 def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:
-    """Give the key a new secret. The present secret stays valid for these seconds, or a day.
+    """Give the key a new secret.
 
-    If the answer was lost, call this again: only the newest and the present secret are valid.
+    The present secret stays valid for `former_valid_for` seconds, or for a day by default. If the
+    answer was lost, call this again. Then only the present secret and the newest one are valid.
     """
     given = {} if former_valid_for is None else {"former_valid_for": former_valid_for}
     body = msgspec.json.encode(given)

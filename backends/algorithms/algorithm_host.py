@@ -4,7 +4,7 @@ A step is the code that a task runs between two awaits. The backend treats a pro
 the process
 
 - ends,
-- is still in a step of an item when a short grace period after the item's time limit has passed,
+- is still in a step of an item shortly after the time limit of the item,
 - ignores a cancellation, or
 - uses too much memory or too many threads.
 
@@ -13,8 +13,8 @@ and runs the other items again. If the backend does not know whose step was runn
 items again, one at a time, until one of them makes a process fail.
 
 The time of an item does not include steps of other items, calls to models, or waits for a processor
-core. If the process failed only because it got too little time on a core, the backend blames no
-item, and callers can send their items again.
+core. If a process failed only because it got too little time on a core, the backend blames no item,
+and callers can send their items again.
 """
 
 import asyncio

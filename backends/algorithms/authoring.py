@@ -13,7 +13,7 @@ from backends.types import FloatArray, Text
 class Ask(Protocol):
     """Calls the models that `model.yaml` lists under `uses`, on behalf of one item.
 
-    Rows are batched with the rows of other callers, and their outputs are cached. Use
+    Texts of this item share batches with texts of other callers. Outputs are cached. Use
     `asyncio.gather` to call several models concurrently. Raises `BackendError` when a model fails
     or refuses the input.
     """
@@ -25,7 +25,7 @@ class Ask(Protocol):
     async def answer(
         self, model: str, item: Any, *, task: str | None = None, **parameters: Any
     ) -> Any:
-        """Return the result that the API gives for an item of `model`.
+        """Return the result of `model` for an item, in the form that the API gives.
 
         `task` defaults to the model's first task.
         """

@@ -1,4 +1,4 @@
-"""Defines algorithms: coroutines that turn an item into a JSON value and call models to do it."""
+"""Defines algorithms: coroutines that call models and turn an item into a JSON value."""
 
 import asyncio
 from abc import abstractmethod
@@ -14,12 +14,12 @@ from backends.types import FloatArray, RowInput
 
 
 class Algorithm(Protocol):
-    """Answers items of one task.
+    """Answers items of one task; an item is one input of a request.
 
     `run` returns a JSON value, which may contain arrays of floats. It raises `ItemRefused` for an
-    invalid item or invalid parameters, and passes on any `BackendError` of a model. Rows of every
-    `await ask` are batched with the rows of other callers. Increase `version` when a change of the
-    code changes the result of any item.
+    invalid item or invalid parameters, and passes on any `BackendError` of a model. When `run`
+    calls `ask`, its texts share batches with texts of other callers. Increase `version` when a
+    change of the code changes the result of any item.
     """
 
     version: int = 1
@@ -37,10 +37,10 @@ class Algorithm(Protocol):
 
 
 class QueryAlgorithm(Algorithm):
-    """Answers an item from the vectors that one query of `model` returns.
+    """Answers an item from the vectors that `model` returns in a single query.
 
-    The backend answers the items of a call together, without a coroutine for each item. `prompts`
-    has one prompt for each text, in place of the model's own prompt.
+    The backend answers all items of a call together, without a coroutine for each item. `prompts`
+    has one prompt for each text, and replaces the model's own prompt.
     """
 
     model: str

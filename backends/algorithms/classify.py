@@ -75,7 +75,7 @@ class Labeller(Algorithm):
         top: int | None = None,
         function: Function | None = None,
     ) -> list[Label]:
-        """Return the labels of a text, best first, for an algorithm that calls this one."""
+        """Return the labels of a text, best first; other algorithms call this method."""
         return rank(self.labels, await self.scores(text, ask, function), top)
 
 

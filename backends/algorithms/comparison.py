@@ -9,8 +9,8 @@ import msgspec
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Tells how two results differ.
 
-    `changed` means that the results disagree. Otherwise `largest` is the largest difference of
-    numbers.
+    If `changed` is true, the results disagree. Otherwise, `largest` is the largest difference
+    between two corresponding numbers.
     """
 
     changed: bool = False

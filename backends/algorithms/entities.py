@@ -65,9 +65,8 @@ class Entities(Algorithm):
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
     """Return the entities without overlaps.
 
-    Of two overlapping entities, the earlier one keeps the overlap.
-
-    Entities overlap if a byte-level tokenizer makes two tokens from one character.
+    If two entities overlap, the earlier one keeps the shared characters. Entities can overlap
+    because a byte-level tokenizer may make two tokens from one character.
     """
     apart: list[TextEntity] = []
     reached = 0

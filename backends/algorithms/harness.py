@@ -42,9 +42,10 @@ def answer(
 ) -> Any:
     """Return the algorithm's result for `item`, as a caller would get it.
 
-    `code` has the form of `code` in `model.yaml`, but a file's path is relative to the working
-    directory. `models` maps a model's name to a function that replaces the model. The function gets
-    the item of an `ask.answer`, or each text of an `ask`. Do not call `answer` in an event loop.
+    `code` is a Python file or an entry point, as in `model.yaml`. The path of a file is relative to
+    the working directory. `models` maps the name of each model to a function that replaces the
+    model. The function gets the item of an `ask.answer` call, or each text of an `ask` call. Do not
+    call `answer` in an event loop.
 
     Raises:
         ValueError: the code is not a valid algorithm.

@@ -12,7 +12,11 @@ import msgspec
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells a host its code and limits, and the file descriptors of its socket and step marks."""
+    """Tells an algorithm host its code, its limits and the file descriptors that it inherits.
+
+    The host talks to the backend over `socket`. `marks` is shared memory in which the host records
+    which item it runs.
+    """
 
     code: str
     folder: str
@@ -23,7 +27,10 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
-    """Tells the host to run an item, and to mark the item's steps in `slot`."""
+    """Tells the host to run an item.
+
+    The host records the running time of the item in slot `slot` of the shared memory.
+    """
 
     number: int
     slot: int
@@ -58,7 +65,10 @@ class StartReply(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """Asks a model, on behalf of an item, for raw outputs of `texts` or the result of `item`."""
+    """Asks a model for the raw outputs of `texts`, or for the result of `item`.
+
+    `number` is the number of the `RunRequest` whose algorithm needs the reply.
+    """
 
     number: int
     call: int
@@ -79,8 +89,8 @@ class CancelModelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_
 class RunReply(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """Reports how an item ended.
 
-    `passed_on` means that a model failed with the error `code`. `trace` has types and source lines
-    of errors, but no messages.
+    If `end` is `passed_on`, a model failed with the error `code`. `trace` has the types and source
+    lines of errors, but not their messages.
     """
 
     number: int

@@ -47,7 +47,7 @@ class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostProcess:
-    """Owns the process of a host, its socket and its step marks."""
+    """Owns an algorithm host's process, its socket, and the memory that records which item runs."""
 
     def __init__(
         self, process: "subprocess.Popen[bytes]", link: socket.socket, marks: StepMarks
@@ -134,13 +134,13 @@ def start_host(
 ) -> HostProcess:
     """Start a host process and wait until it has imported the code.
 
-    A restarted process imports the code with a low priority, because the import takes most of the
-    time of a start. `fork` must run its argument in a thread that outlives the host, because Linux
-    kills the host when the thread that started the host ends.
+    With `is_restart`, the process imports the code with a low priority, because the import takes
+    most of the time of a start. `fork` must run its argument in a thread that outlives the host.
+    Otherwise, Linux kills the host when that thread ends.
 
     Raises:
-        ValueError: the code cannot be imported, or is not a valid algorithm. The message continues
-            a sentence that begins with the model's name.
+        ValueError: the code cannot be imported, or is not a valid algorithm. The message has no
+            subject, so that callers can put the model's name before it.
     """
     ours, theirs = socket.socketpair()
     marks, descriptor = StepMarks.create()
@@ -215,7 +215,8 @@ class _Replies:
         """Return the next reply, or `None` if the process ended.
 
         Raises:
-            TimeoutError: no reply came within `time` seconds, not counting waits for a core.
+            TimeoutError: no reply came within `time` seconds. Time in which the process waits for a
+                processor core does not count.
         """
         host, began, delay = self._host, monotonic(), self._host.delay()
         while not self._received:

@@ -23,7 +23,7 @@ ModelsBelow = Mapping[str, Mapping[Task, Algorithm]]
 
 
 class HostedItem:
-    """Owns the model calls of one item, and its state in the queue of a host.
+    """Holds one item of an algorithm host, its state in the host's queue, and its calls to models.
 
     If the host's process fails, a new process can run the item again.
     """
@@ -81,7 +81,10 @@ class HostedItem:
         self._calls.clear()
 
     def call_model(self, request: ModelRequest, send: Callable[[ModelReply], None]) -> None:
-        """Start to answer a call to a model; if the item makes too many calls, end the item."""
+        """Start to answer a call to a model.
+
+        If the item has made too many calls, its outcome becomes `ItemRefused`.
+        """
         self._call_count += 1
         if self._call_count > self._rows + _SPARE_CALLS:
             detail = f"the algorithm calls models more than {self._rows + _SPARE_CALLS} times"

@@ -101,10 +101,11 @@ class LabelTree(Labeller):
 
 
 def read_tree(written: Any) -> list[Node]:
-    """Read the `tree` of `options`: mappings of names to subtrees, or lists of leaves.
+    """Read the option `tree`: nested mappings from names to subtrees, or lists of leaves.
 
     Raises:
-        ValueError: the tree does not have this form, or a name occurs twice.
+        ValueError: the tree does not have this form, a name is empty, or two leaves or two children
+            of one node have equal names.
     """
     nodes = _read(written)
     names = [leaf.name for node in nodes for leaf in _leaves(node)]

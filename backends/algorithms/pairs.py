@@ -31,11 +31,12 @@ _ENTAILMENT = "entail"
 
 
 class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
-    """Scores each of the caller's labels: does the text entail the label's hypothesis?
+    """Scores each of the caller's labels by whether the text entails the label's hypothesis.
 
-    See Yin, Hay and Roth 2019 (arXiv:1909.00161). There is one row per label. The scores are a
-    softmax over the entailment logits of all labels. With `multi_label`, or for a single label,
-    each score is a softmax over only two logits: entailment and contradiction of this label.
+    See Yin, Hay and Roth 2019 (arXiv:1909.00161). The model reads one pair per label: the text and
+    the hypothesis. The scores are a softmax over the entailment logits of all labels. With
+    `multi_label`, or for a single label, each score is a softmax over only two logits: entailment
+    and contradiction of this label.
     """
 
     def __init__(self, *, model: str, labels: Sequence[str]) -> None:

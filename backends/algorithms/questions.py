@@ -26,8 +26,8 @@ class ZeroShotTask(Algorithm):
     ) -> list[Label]:
         """Return the labels, best first.
 
-        With `multi_label`, scores are independent. Otherwise they add up to 1, or to more than 1 if
-        windows are combined by `max`.
+        With `multi_label`, the scores are independent. Otherwise, the scores add up to 1. But if a
+        long text is read in windows whose scores are combined by `max`, the sum may exceed 1.
         """
 
     @override
@@ -68,6 +68,6 @@ def check_choices(choices: list[str]) -> None:
 
 
 def chosen(scores: FloatArray) -> Any:
-    """Return the result with the choice of the highest score."""
+    """Return the index of the choice with the highest score, and all scores."""
     ((choice, _),) = best_first(scores, 1)
     return {"choice": choice, "scores": rounded(scores)}

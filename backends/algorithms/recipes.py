@@ -163,8 +163,8 @@ def build_custom(
     """Return a model owner's algorithm, which runs in a process of `hosts`.
 
     Raises:
-        ValueError: the algorithm cannot be built. The message continues a sentence that begins with
-            the algorithm's name.
+        ValueError: the algorithm cannot be built. The message has no subject, so that callers can
+            put the algorithm's name before it.
     """
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)

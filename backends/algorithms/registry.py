@@ -36,9 +36,9 @@ _SPLIT = "split"
 def build_served_model(
     model: Model, built: Mapping[str, ModelAlgorithms], hosts: AlgorithmHosts
 ) -> ModelAlgorithms:
-    """Return the algorithms of a model, from the models it builds on.
+    """Return the algorithms of a model.
 
-    `built` has all earlier models of the catalogue, apart from broken ones.
+    `built` has the models that come before this model in the catalogue, apart from broken ones.
 
     Raises:
         ModelProblem: the model builds on a broken model, or its `model.yaml` is invalid.
@@ -77,7 +77,10 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
 
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
-    """Return the models that a catalogue can serve, and problems by model, without loading them."""
+    """Return the models that a catalogue can serve, and the problem of each broken model.
+
+    No model is loaded.
+    """
     served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     with AlgorithmHosts() as hosts:

@@ -26,9 +26,9 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reviewer(Algorithm):
     """Finds the mood and topics of a message, and the intent of a complaint.
 
-    1. Mood and topics run concurrently, on the same row.
+    1. The backend finds mood and topics concurrently, from one vector of the message.
     2. A message is a complaint if its mood is `negative` with a score of at least `threshold`.
-       Only then does the backend find the intent, from the cached row.
+       Only then does the backend find the intent, from the cached vector.
     """
 
     def __init__(self, *, mood: Labeller, topics: ZeroShotTask, intent: Labeller) -> None:

@@ -27,10 +27,10 @@ _ALL = 100
 
 
 class Mirror:
-    """Owns the tasks that mirror items, and counts how their results differ.
+    """Sends items to shadow revisions in background tasks, and counts how the results differ.
 
     A mirror has no queue. While `most` mirrored items run, or while the device is busy, the mirror
-    skips items and counts the skipped items.
+    skips new items and counts them.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class Mirror:
         answer: Any,
         ask: AlgorithmContext,
     ) -> None:
-        """Mirror an answered item in the background, or skip it if the mirror or device is busy."""
+        """Send an answered item to the shadow revision in the background.
+
+        If too many mirrored items run or the device is busy, the item is skipped.
+        """
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, ask.revision, "skipped")
             return
@@ -112,9 +115,9 @@ class Mirror:
 class MirroringAlgorithm(Algorithm):
     """Answers like `below`, and mirrors a fraction of the items to `shadow`.
 
-    A hash of scope and item selects the mirrored items, as in `Split`. Mirroring an item never
-    affects the item's caller, because a failure is only counted, and the mirrored rows and time are
-    not charged to the caller.
+    A hash of the item and its scope (the tenant) selects the mirrored items. Mirroring never
+    affects the item's caller. Failures of `shadow` are only counted, and the caller is not charged
+    for the mirrored rows and their time.
     """
 
     def __init__(
@@ -161,7 +164,8 @@ def mirrored_model(
 ) -> ModelAlgorithms | None:
     """Return the model with mirroring, or `None` if it has no task in common with `shadow`.
 
-    `revision` is the revision that answers. It is empty if a traffic split chooses the revision.
+    `revision` is the number of the revision that answers. It is empty if a traffic split chooses
+    the revision.
     """
     common: Mapping[Any, Algorithm] = {
         task: MirroringAlgorithm(

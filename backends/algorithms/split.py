@@ -22,8 +22,8 @@ class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
 class Split(Algorithm):
     """Passes each item to one of several algorithms.
 
-    A hash of scope and item makes the choice, so equal items of a tenant go to the same revision.
-    If there are two revisions and one gets more weight, that revision keeps all items that it had.
+    A hash of the item and its scope (the tenant) makes the choice, so equal items of a tenant go to
+    the same revision. If one of two revisions gets more weight, it keeps all items that it had.
     """
 
     def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:
@@ -49,7 +49,10 @@ class Split(Algorithm):
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
-    """Hash an item of a scope to a number in [0, 1); each purpose gets independent numbers."""
+    """Hash an item and its scope to a number in [0, 1).
+
+    The numbers for different purposes are independent.
+    """
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
@@ -60,8 +63,8 @@ def split_tasks(
 ) -> dict[Any, Algorithm]:
     """Return a `Split` for each task that all revisions answer.
 
-    `tasks` has the algorithms of each revision. `weights` maps `name@number` to the weight of each
-    revision, in the order of `tasks`.
+    `tasks` has the algorithms of each revision. `weights` has the weight of each revision, under
+    the name `name@number` and in the order of `tasks`.
     """
     common = [task for task in tasks[0] if all(task in algorithms for algorithms in tasks)]
     return {

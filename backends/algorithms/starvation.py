@@ -11,10 +11,11 @@ _SECOND = 1e9
 
 
 class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a process's `elapsed` seconds, and for how many of them it waited for a core.
+    """Holds how long a process has existed, and how long it waited for a processor core.
 
-    The waits (`delay`) are not part of the time that a process is allowed. Exception: after ten
-    times the allowed time, a process must end, however long its delay is.
+    `elapsed` includes the waits, whose sum is `delay`. Waits do not count towards the time that a
+    process is allowed. But after ten times the allowed time, a process must end, however long it
+    waited.
     """
 
     elapsed: float
@@ -36,9 +37,9 @@ class ProcessTime(msgspec.Struct, frozen=True, kw_only=True):
 class CoreDelays:
     """Reads how long the threads of a process waited for a processor core.
 
-    The kernel counts a wait only when the wait has ended. So the length of an unfinished wait is
-    estimated. The wait began after the process last ran, between two readings of its time on a
-    core. The estimate starts at the first of these readings, so it is slightly too long.
+    The kernel counts a wait only when the wait has ended, so an unfinished wait is estimated. The
+    estimate assumes that the wait began at the last reading before the process stopped running. So
+    the estimate is slightly too long.
 
     With several threads, one thread may wait while another one runs. Only time in which no thread
     ran counts as a wait. Otherwise, a process could get more time by starting many busy threads.

@@ -1,7 +1,8 @@
-"""Records in shared memory which item's step an algorithm host runs, and the steps' total time.
+"""Records in shared memory which item an algorithm host runs, and for how long.
 
-A step is the code that a task runs between two awaits. The host writes the marks. The backend can
-read them even if the host hangs or has died. Times are nanoseconds of the system's monotonic clock.
+A step is the code that a task runs between two awaits. The host marks the start and the end of each
+step. The backend can read the marks even if the host hangs or has died. Times are nanoseconds of
+the system's monotonic clock.
 """
 
 import mmap
@@ -18,7 +19,11 @@ _SECOND = 1e9
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the running step: its slot, its start (`began`, in ns), and its seconds so far."""
+    """Describes the running step.
+
+    `slot` is the place of the item in the shared memory. `began` is the start of the step in
+    nanoseconds, and `elapsed` is the number of seconds so far.
+    """
 
     slot: int
     began: int
@@ -33,7 +38,7 @@ class StepMarks:
 
     @classmethod
     def create(cls) -> tuple[Self, int]:
-        """Return new marks and their file descriptor, for the host."""
+        """Return new marks, and the file descriptor that gives the host access to them."""
         descriptor = os.memfd_create("step marks", 0)
         os.ftruncate(descriptor, _BYTES)
         return cls(descriptor), descriptor
@@ -51,7 +56,10 @@ class StepMarks:
         self._words[_FIRST_SLOT + slot] += took
 
     def note_unmarked(self) -> None:
-        """Record that unmarked code runs: a thread, or a task of an item that has ended."""
+        """Record that some code runs without marks.
+
+        Such code is a thread, or a task of an item that has ended.
+        """
         self._words[_UNMARKED] = 1
 
     @property

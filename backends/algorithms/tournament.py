@@ -28,10 +28,10 @@ class Tournament(Algorithm):
     """Ranks documents with a model that tells which of two texts is better.
 
     The algorithm is tree selection (Knuth, The Art of Computer Programming 3, 5.2.3). A knockout
-    finds the best of `n` documents in `n - 1` comparisons. To find the document for each further
-    place, only one path of the tree is played again, which takes at most `ceil(log2 n)`
-    comparisons. No pair is compared twice. The pairs of a round run concurrently. For language
-    models as judges, see Qin et al. 2023 (arXiv:2306.17563).
+    finds the best of `n` documents in `n - 1` comparisons. After that, finding the next best
+    document means replaying one path of the tree, which takes at most `ceil(log2 n)` comparisons.
+    No pair is compared twice. The comparisons of one level of the tree run concurrently. For
+    language models as judges, see Qin et al. 2023 (arXiv:2306.17563).
     """
 
     def __init__(self, *, judge: Labeller, better: str, both_ways: bool) -> None:

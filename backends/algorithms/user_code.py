@@ -112,7 +112,10 @@ def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
 
 
 def error_location(error: BaseException, file: str) -> str:
-    """Return an error's type and line in `file`, without its message, which may contain input."""
+    """Return the type of an error and its line in `file`.
+
+    The error's message is left out, because it may contain input.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file]
     where = f"{file}, line {lines[-1]}" if lines else file

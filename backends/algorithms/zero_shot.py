@@ -31,8 +31,9 @@ _MOST_LABEL_BYTES = 32 * 1024 * 1024
 class ZeroShot(ZeroShotTask, WindowedAlgorithm):
     """Scores each of the caller's labels by the cosine between the label's hypothesis and the text.
 
-    The vector of the empty template is projected out of every label's vector, so that only the
-    words of the label affect the score. The vectors of whole label sets are cached.
+    A hypothesis is the template with the label filled in. The vector of the template without a
+    label is projected out of the vectors of all labels, so that only the words of the label affect
+    the score. The vectors of whole label sets are cached.
     """
 
     def __init__(self, *, model: str) -> None:

@@ -43,8 +43,8 @@ class Admission:
     """Predicts when new rows would end, from the measured pace and the rows that run earlier.
 
     "Work" is the time that the cost model predicts for rows, in seconds. The pace is the work done
-    per second. This class belongs to the event loop. Exception: `learn` runs in worker threads.
-    Worker threads also change the queue and the meter concurrently.
+    per second. Worker threads call `learn`, and any thread may call `pending`. All other methods
+    belong to the event loop. Worker threads change the queue and the meter meanwhile.
     """
 
     def __init__(
@@ -109,9 +109,11 @@ class Admission:
     ) -> None:
         """Admit rows into the queue, and deduct their work from the item's reservation.
 
+        Once an item has begun, its rows are always admitted, because refusing them would waste its
+        earlier rows.
+
         Raises:
-            Overloaded: the rows would be late. Exception: rows of an item that has begun are always
-                admitted, because its earlier rows would be wasted.
+            Overloaded: the rows would be late.
         """
         if reservation is None or reservation.admission is not self:
             self.check(work, time_left=deadline - self._meter.clock(), flow=flow)
@@ -140,10 +142,10 @@ class Admission:
             self.reserved = sum(self._reserved.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
-        """Learn that an item of a request missed its deadline and wasted `rows` rows.
+        """Record that an item of a request missed its deadline and wasted `rows` rows.
 
-        Exception: if the request has only this item and wasted no row, this method does nothing,
-        because the item's row has expired and `learn` has already counted that row.
+        Only the first late item of a request counts. A request with a single item that wasted no
+        rows does not count, because `learn` has already counted its expired row.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
@@ -169,11 +171,12 @@ class Admission:
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
     ) -> None:
-        """Check that new work, in predicted seconds, would end in time.
+        """Check that new work would end in time.
 
-        The new work waits for all earlier work of its flow. Meanwhile, each other flow gets its
-        fair share of the device. The predicted wait is multiplied by `factor`, by default the
-        learned factor.
+        `work` is the predicted time of the new rows, in seconds. They wait for all earlier rows of
+        their flow (one tenant and traffic class). Meanwhile, each other flow gets its fair share of
+        the device. The predicted wait is multiplied by `factor`, which defaults to the learned
+        safety factor.
 
         Raises:
             Overloaded: the work would be late. `retry_after` tells when it could be admitted.

@@ -25,8 +25,8 @@ class BulkPause:
     While interactive batches are expected, bulk batches run one at a time and take `share` of the
     time. Each bulk batch takes at most twice as long as an average interactive batch. Therefore,
     few interactive requests wait for a bulk batch, and the p95 latency of interactive requests
-    hardly changes. Exception: a single long bulk row may take more than `share` of the time,
-    because the pause after it is bounded.
+    hardly changes. But a single long bulk row may take more than `share` of the time, because the
+    pause after it is limited.
 
     Threads use this object without a lock, because a lost update changes little.
     """

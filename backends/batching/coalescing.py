@@ -71,13 +71,14 @@ class HostedItems(msgspec.Struct):
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies an item that needs rows, and counts the item's rows.
 
-    - `tokens` counts the tokens of computed rows, and `input_tokens` the tokens of all rows.
+    - `tokens` counts the tokens of computed rows. `input_tokens` counts the tokens of all rows.
     - `truncate` allows the truncation of texts. `truncated_from` is the length in tokens of the
       longest truncated text.
     - `work` is the predicted seconds of rows that were queued under `reservation`.
     - `wasted` counts rows that were withdrawn, or computed although the item failed or was late.
     - `rows_left` is the remaining row budget of a model owner's algorithm.
-    - `hosted` counts the items of a call in algorithm hosts; all items of a call share it.
+    - `hosted` counts the items of the call that run in algorithm hosts. All items of the call
+      share this counter.
     - `revision` has two parts: the name of a model, and the number of the revision that answers.
       `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
@@ -161,13 +162,11 @@ class RowCoalescer:
         kind: OutputKind,
         caller: RowCaller,
     ) -> None:
-        """Look up, coalesce or submit the row of each encoding.
+        """Take each row from the cache, join it to an equal row in flight, or submit it.
 
-        The queue must have room for the rows.
-
-        Unlike `ask`, this method does not check the item's row budget. If all rows are cached, the
-        waiter ends immediately. After a success, the caller must `collect` the waiter. After an
-        error, the caller must `abandon` the waiter.
+        The queue must have room for the rows. Unlike `ask`, this method does not check the item's
+        row budget. If all rows are cached, the waiter ends immediately. When the waiter ends with
+        success, the caller must call `collect`. After an error, the caller must call `abandon`.
 
         Raises:
             BackendError: the rows would be late, or cannot run.
@@ -216,7 +215,7 @@ class RowCoalescer:
         )
 
     def has_room_for_any(self, encodings: Sequence[Encoding]) -> bool:
-        """Return whether the queue has room for these rows, regardless of their flow."""
+        """Return whether the queue has room for these rows, whatever their tenant is."""
         return self._submissions.fits_any(
             len(encodings), sum([len(each.ids) for each in encodings])
         )
@@ -224,7 +223,9 @@ class RowCoalescer:
     async def wait_for_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> None:
-        """Wait until `has_room` is true. The caller must `begin` before it awaits anything else.
+        """Wait until `has_room` is true.
+
+        The caller must then call `begin` before it awaits anything else.
 
         Raises:
             Overloaded: the queue stayed full.

@@ -27,7 +27,11 @@ _RETURN_WINDOW = 0.005
 
 
 class DeviceShare:
-    """Accounts for one model's use of a device, under the lock of `device`."""
+    """Accounts for one model's use of a device.
+
+    The virtual clock, and the counts of waiting and running batches, change only under the lock of
+    `device`.
+    """
 
     def __init__(self, device: "Device") -> None:
         self._device = device
@@ -71,7 +75,8 @@ class DeviceShare:
     def slot(self) -> Iterator["SlotUse"]:
         """Wait for a slot of the device and hold it in the `with` block.
 
-        The holder sets `SlotUse.seconds` and `SlotUse.more`.
+        A slot allows one batch at a time. Before the block ends, the holder sets `SlotUse.seconds`
+        and `SlotUse.more`.
         """
         use = SlotUse(alone=self._device.enter(self))
         try:
@@ -95,9 +100,8 @@ class SlotUse(msgspec.Struct, kw_only=True, eq=False):
 class Device:
     """Owns the run slots of a device, and gives a free slot to the model with the lowest clock.
 
-    The clock of a model advances by the time of its runs, divided by the model's weight.
-
-    `bulk` limits the bulk batches of all models.
+    A slot allows one batch at a time. The clock of a model is virtual: it advances by the time of
+    the model's runs, divided by the model's weight. `bulk` limits the bulk batches of all models.
     """
 
     failure: str | None = None
@@ -174,7 +178,10 @@ class Device:
             return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
-        """Give the slot back and charge its use. With `more`, the model keeps its turn briefly."""
+        """Give a slot back, and charge `seconds` to the model.
+
+        With `more`, the model keeps its turn for some milliseconds.
+        """
         with self._changed:
             if more:
                 share.reserved_until = self.clock() + _RETURN_WINDOW

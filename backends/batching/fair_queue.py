@@ -34,7 +34,10 @@ class _Flow(msgspec.Struct, kw_only=True, eq=False):
 
 
 class FairQueue:
-    """Queues rows by flow; skips rows that were dequeued through another index of the queue."""
+    """Queues rows by flow, which is one tenant in one traffic class.
+
+    Rows that were already taken through another index, such as the index by length, are skipped.
+    """
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, _Flow] = {}
@@ -91,10 +94,10 @@ class FairQueue:
         return flow.waiting if flow is not None else 0
 
     def ahead(self, key: FlowKey, work: float) -> float:
-        """Return the predicted seconds of waiting rows that run before a flow's new rows end.
+        """Return for how long waiting rows delay new rows of a flow, in predicted seconds.
 
-        `work` is the predicted seconds of the new rows. Before the new rows end, all earlier rows
-        of the flow run, and every other flow gets its fair share of the time.
+        `work` is the predicted seconds of the new rows. All earlier rows of the flow run before
+        them. Until the new rows end, every other flow gets its fair share of the time.
         """
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)

@@ -20,7 +20,7 @@ _LEAST, _FIRST, _MOST = 1.2, 1.4, 4.0
 class LatenessMargin:
     """Holds a factor for predicted waits. Late rows raise the factor, and timely rows lower it.
 
-    The factor stays the same if the fraction of late rows is `_LATE_SHARE`. In this way, the factor
+    The factor stays the same if a fixed small fraction of the rows is late. In this way, the factor
     estimates a quantile by stochastic approximation (Robbins and Monro, 1951). Over time, a raised
     factor falls back to its initial value, because the cause of late rows may be over.
     """

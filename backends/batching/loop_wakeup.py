@@ -1,9 +1,9 @@
 """Wakes the event loop on the core of the calling worker thread.
 
-Linux wakes a thread on the core where it last ran, unless another core is idle. When a worker
-thread finishes a batch, its core is not idle yet. So Linux often wakes the loop's thread on the
-core of another worker thread. This other thread loses milliseconds, although the core of the first
-thread becomes idle immediately afterwards.
+Linux wakes a thread on the core where it last ran, unless another core is idle. A worker thread
+that finishes a batch still occupies its core when it wakes the loop. So Linux often puts the loop
+on the core of another worker thread, which then loses milliseconds. But the core of the first
+worker thread becomes idle immediately after the wake-up.
 """
 
 import ctypes

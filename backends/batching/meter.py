@@ -75,7 +75,7 @@ class Meter:
     def begin(self, work: float, *, waiting_since: float) -> float:
         """Count `work` (predicted seconds) as running, and return the present time.
 
-        The queue has not been empty since the time `waiting_since`.
+        `waiting_since` is the time since which the queue has not been empty.
         """
         now = self.clock()
         with self._lock:
@@ -108,9 +108,10 @@ class Meter:
     ) -> None:
         """Count the end of a batch.
 
-        The pace includes the time until this model's next batch in two cases. If rows wait
-        (`has_waiting`), other models use the device during this time. If reserved rows are not
-        queued yet (`has_reserved`), an item is between two of its steps.
+        The pace is the work done per second. Usually, the time until this model's next batch does
+        not count. That time counts if rows wait (`has_waiting`), because other models use the
+        device meanwhile. It also counts if reserved rows are not queued yet (`has_reserved`),
+        because an item is between two of its steps.
         """
         now = self.clock()
         with self._lock:

@@ -25,9 +25,9 @@ _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits a batch: its rows, its tokens with padding, and the cost of padding.
 
-    `padding` limits the time for padding, as a fraction of the batch's time without its fixed cost.
-    With `by_arrival`, which is a baseline for comparisons, a batch consists of the oldest rows of
-    any length, up to `rows` rows. Then `choose_batch` is not used.
+    `padding` is the maximum fraction of a batch's time that padding may take. The fixed cost of a
+    batch is not part of that time. With `by_arrival`, a batch consists of the oldest rows of any
+    length, up to `rows` rows. No other limit applies then. This mode is a baseline for comparisons.
     """
 
     rows: int = 16
@@ -66,17 +66,17 @@ def choose_batch(
 ) -> Choice:
     """Choose the rows that run with the first row, which has `anchor` tokens.
 
-    `waiting` counts the waiting rows of each length, including the first row. Rows join in the
-    order of their difference in length from the first row, the smallest difference first. A row
-    joins if three conditions hold: it costs less in this batch than in a batch of its own length,
-    padding stays within its limit, and the batch ends within `time_left`.
+    `waiting` counts the waiting rows of each length, including the first row. Rows with nearly the
+    length of the first row join first. A row joins if three conditions hold: it costs less in this
+    batch than in a batch of its own length, padding stays within its limit, and the batch ends
+    within `time_left`.
 
     `own` counts the rows of `waiting` that belong to the first row's request. They join before all
     other rows. `own_work` is the predicted time of all remaining rows of this request. Rows of
     other requests join only if the first row's request still ends in time. While that request has
-    more rows to come, rows of other requests must also add little time to the batch. Without this
-    rule, all requests would share all batches. All of them would end late and at the same time, and
-    then the device would be idle.
+    more rows to come, rows of other requests must also add little time to the batch. Otherwise, all
+    requests would share all batches and end late at the same time, and then the device would be
+    idle.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
@@ -110,10 +110,11 @@ class _Batch:
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
-        """Take rows in `waiting` that are not in `without`, while the batch ends within `limit`.
+        """Add waiting rows as long as the batch takes at most `limit` seconds.
 
-        The batch already contains its first row. If `without` is empty, `waiting` includes the
-        first row, which this method does not take a second time.
+        `waiting` and `without` count rows by length. The rows in `without` are not added. The batch
+        already contains its first row. If `without` is empty, `waiting` includes the first row,
+        which this method does not add a second time.
         """
         anchor = self._anchor
         for _, length in sorted([(abs(length - anchor), length) for length in waiting]):

@@ -21,8 +21,8 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and dropped rows, which have expired or have no caller.
 
     `seconds` is the predicted time of the batch. `work` is this time without fixed cost and
-    padding. `more` means that other rows wait. The queue has not been empty since the time
-    `waiting_since`.
+    padding. `more` means that other rows wait. `waiting_since` is the time since which the queue
+    has not been empty.
     """
 
     rows: list[Row]
@@ -69,9 +69,10 @@ _NO_REQUEST = _LengthIndex()
 class RowQueue:
     """Queues rows by flow and by length; `SubmissionQueue` limits the queue's size.
 
-    Rows without callers are withdrawn, or dropped when a batch is taken. `seconds` is the predicted
-    time of the waiting rows. All queues of a device may share `bulk`. With `delay`, a thread waits
-    briefly before it takes a batch, because callers whose rows have just ended may send new rows.
+    A flow is one tenant in one traffic class. Rows without callers are withdrawn, or dropped when a
+    batch is taken. `seconds` is the predicted time of the waiting rows. All queues of a device may
+    share `bulk`, which limits bulk batches. With `delay`, a thread waits briefly before it takes a
+    batch, because callers whose rows have just ended may send new rows.
     """
 
     def __init__(
@@ -153,11 +154,11 @@ class RowQueue:
             self._changed.notify()
 
     def waiting(self, flow: FlowKey) -> int:
-        """Return how many rows of a flow wait. This does not wait for the lock."""
+        """Return how many rows of a flow wait, without waiting for the lock."""
         return self._flows.waiting(flow)
 
     def ahead(self, flow: FlowKey, work: float) -> float:
-        """Return the predicted seconds of waiting rows that run before a flow's new rows end.
+        """Return for how long waiting rows delay new rows of a flow, in predicted seconds.
 
         `work` is the predicted seconds of the new rows.
         """
@@ -184,7 +185,7 @@ class RowQueue:
             return not self.is_closed
 
     def end_running(self, ended: int) -> None:
-        """Reduce the number of running rows by `ended` rows, which have ended or failed."""
+        """Subtract `ended` rows, which have ended or failed, from the running rows."""
         with self._changed:
             self._running -= ended
             if self.awaited and not self._running:

@@ -19,10 +19,10 @@ _MISSING: Final[FloatArray] = np.empty(0, dtype=np.float32)
 class RowWaiter:
     """Waits for the rows of one caller.
 
-    When the last row has arrived or a row has failed, the waiter calls `on_end` once, with itself
-    and the error. `pending` holds the rows that have not arrived. The waiter belongs to the loop's
-    thread. But any thread may read `is_awaited`, which becomes false when the waiter has ended or
-    its caller has left.
+    The waiter calls `on_end` once, when the last row has arrived or a row has failed. The arguments
+    are the waiter itself and the error or `None`. `pending` holds the rows that have not arrived.
+    The waiter belongs to the event loop's thread, but any thread may read `is_awaited`. This flag
+    becomes false when the waiter has ended or its caller has left.
     """
 
     __slots__ = (
@@ -73,8 +73,8 @@ class RowWaiter:
     def leave(self) -> "list[Row]":
         """Stop waiting and return the pending rows.
 
-        The owner calls this after every wait, even after a failed one, because this breaks
-        reference cycles between rows and waiters.
+        The owner calls this after every wait, whether it failed or not. This breaks reference
+        cycles between rows and waiters.
         """
         self.is_awaited = False
         pending, self.pending = self.pending, []
@@ -96,11 +96,11 @@ class RequestWork(msgspec.Struct, kw_only=True, eq=False):
 class Row(msgspec.Struct, kw_only=True, eq=False):
     """Holds one sequence of tokens on its way through a model, and the callers that wait for it.
 
-    `due` is the deadline of the caller who came first, and orders the queue. `deadline` is the
-    latest deadline of all callers. If a later caller has a much earlier deadline and this row does
-    not run yet, that caller gets a new row. `slower` of the new row is this row, which the new row
-    replaces. `work` is the predicted seconds without the fixed cost of a batch. `flow`,
-    `batch_class`, `kind` and `length` are derived from the other fields.
+    `due` is the deadline of the first caller, and orders the queue. `deadline` is the latest
+    deadline of all callers. If a later caller has a much earlier deadline and this row does not run
+    yet, a new row replaces this row. The field `slower` of the new row refers to the replaced row.
+    `work` is the predicted seconds without the fixed cost of a batch. `flow`, `batch_class`, `kind`
+    and `length` are derived from the other fields.
     """
 
     encoding: Encoding

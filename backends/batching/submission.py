@@ -34,10 +34,11 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 262_144
 
     def admit(self, *, rows: int, tokens: int, held: int) -> bool:
-        """Return whether the queue has room for these totals, of which one flow has `held` rows.
+        """Return whether a queue with these totals, including the new rows, is within its limits.
 
-        The last eighth of the queue is reserved for flows with few rows, so that no tenant can fill
-        the queue.
+        `held` is the number of rows that belong to the caller's flow (one tenant and traffic
+        class). The last eighth of the queue is reserved for flows with few rows, so that no tenant
+        can fill the queue.
         """
         few = self.rows // _FEW
         if held <= few or not few:
@@ -45,15 +46,15 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.admit_any(rows=rows, tokens=tokens)
 
     def admit_any(self, *, rows: int, tokens: int) -> bool:
-        """Return whether the queue has room for these totals without its reserved eighth."""
+        """Return whether these totals fit into the queue without its reserved eighth."""
         most_rows = self.rows - self.rows // _RESERVE
         return rows <= most_rows and tokens <= self.tokens - self.tokens // _RESERVE
 
 
 class RoomQueue:
-    """Lets items wait for room in the queue, first come first served. `rows` counts their rows.
+    """Lets items wait for room in the queue, first come, first served.
 
-    Belongs to the event loop.
+    `rows` is the number of rows of all waiting items. The object belongs to the event loop.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,10 @@ class RoomQueue:
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Wait until this item is first in line and `fits()` is true; `False` after `max_wait` s.
+        """Wait until this item is first in line and `fits()` is true.
 
-        If the result is `True`, the caller must submit its rows before it awaits anything else.
+        Return `False` if that takes longer than `max_wait` seconds. If the result is `True`, the
+        caller must submit its rows before it awaits anything else.
         """
         self.rows += rows
         self._flows[flow] += 1
@@ -96,8 +98,8 @@ class RoomQueue:
 class SubmissionQueue:
     """Collects the rows of an event-loop iteration and adds them to the queue together.
 
-    Belongs to the event loop. `admission` refuses rows that would be late, and `limits` bounds the
-    size of the queue.
+    `admission` refuses rows that would be late. `limits` is the maximum size of the queue. The
+    object belongs to the event loop.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class SubmissionQueue:
         return self.queue.waiting(flow) + self._incoming_flows[flow]
 
     def fits_any(self, rows: int, tokens: int) -> bool:
-        """Return whether there is room for rows, regardless of their flow."""
+        """Return whether there is room for rows, whatever their tenant is."""
         return self._limits.admit_any(
             rows=self.queue.rows + len(self._incoming) + rows,
             tokens=self.queue.tokens + self._incoming_tokens + tokens,

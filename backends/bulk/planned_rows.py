@@ -1,9 +1,9 @@
 """Runs rows in batches that depend only on the rows, so that a bulk job is reproducible.
 
 A serving backend batches the rows that happen to wait, so results of two runs may differ in
-rounding. But a resumed bulk job must give the same results as an uninterrupted job. So each
-part of a bulk job (one output file) has its own batches, into which the part's rows are divided by
-length.
+rounding. But a resumed bulk job must give the same results as an uninterrupted job. So each part of
+a bulk job (one output file) has its own batches. The rows of the part are divided into these
+batches by length.
 """
 
 import asyncio
@@ -108,10 +108,10 @@ class _RowRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowRounds:
-    """Collects the rows that the items of a job's part need, and runs them together in rounds.
+    """Collects the rows that the items of one part of a bulk job need, and runs them together.
 
-    A round begins when every open item waits for rows, however long that takes. The object belongs
-    to one event loop.
+    Each joint run is a round. A round begins when every unfinished item waits for rows, however
+    long that takes. The object belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,10 @@ class RowRounds:
     async def ask(
         self, batches: PlannedBatches, encodings: Sequence[Encoding], kind: OutputKind
     ) -> list[RowValue]:
-        """Wait for the next round and return the output or the error of each row."""
+        """Run rows together with rows of other items, and return the output or error of each row.
+
+        The run begins when every unfinished item of the part waits for rows.
+        """
         answer: asyncio.Future[list[RowValue]] = self._loop.create_future()
         self._requests.append(_RowRequest(batches, kind, encodings, answer))
         self._quiet = 0
@@ -134,7 +137,7 @@ class RowRounds:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Prevent a new round while a thread tokenizes a text, in the `with` block."""
+        """Prevent a new joint run in the `with` block, while a thread tokenizes a text."""
         self._reading += 1
         try:
             yield
@@ -205,7 +208,10 @@ class PartTextQueue(TextQueue):
 
 
 class PlannedRows(RowCoalescer):
-    """Answers the rows of one encoder in rounds, without a queue, a row cache or deadlines."""
+    """Answers the rows of one encoder through `RowRounds`.
+
+    There is no queue, no row cache and no deadline.
+    """
 
     def __init__(
         self, *, digest: str, cache: RowCache, batcher: Batcher, pool: ThreadPoolExecutor

@@ -98,7 +98,10 @@ class BoundTensors:
 
 
 class Bindings:
-    """Caches the bindings of one run slot: the most recently used ones, up to `max_bytes`."""
+    """Caches the most recently used bindings, up to `max_bytes`.
+
+    Each concurrent run of a session has its own cache.
+    """
 
     def __init__(self, make: Callable[[BoundKey], BoundTensors], *, max_bytes: int) -> None:
         self._make = make

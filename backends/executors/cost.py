@@ -91,9 +91,8 @@ def measure_cost(
 ) -> CostModel:
     """Run trial batches and return the cost model that fits their times.
 
-    After `seconds`, no more batches run. Exception: the few batches that a fit needs always run.
-    Batches that run out of memory are left out. If a batch fails for another reason, the default
-    cost model is returned.
+    After `seconds`, no more batches run, unless the fit needs more. Batches that run out of memory
+    are left out. If a batch fails for another reason, the result is the default cost model.
     """
     samples: list[CostSample] = []
     began = clock()

@@ -54,10 +54,10 @@ _MEMORY = (
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the runs of an executor.
 
-    Up to `runs` batches run at a time. `batch` bounds every batch. Exception: a batch of one row
-    may have more tokens. Batches of up to `graph_rows` rows and `graph_tokens` tokens run as
-    captured CUDA graphs (0: none). After a batch of more than `outsized_tokens`, ONNX Runtime's
-    memory arena frees its unused memory (0: never).
+    Up to `runs` batches run at a time. `batch` is the maximum size of a batch, but a single row may
+    have more tokens. Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured
+    CUDA graphs (0: none). After a batch of more than `outsized_tokens`, ONNX Runtime's memory arena
+    frees its unused memory (0: never).
     """
 
     runs: int = 2
@@ -101,8 +101,8 @@ class CudaExecutor(ModelExecutor):
     """Runs sessions on one device. Without CUDA graphs, all runs share one session.
 
     Only the session and the thread that captured a CUDA graph can replay it. So with CUDA graphs,
-    each run slot has its own session and its own thread. Two executors of a device must not capture
-    at the same time, so the context manager `capture` is held during a capture.
+    each concurrent run has its own session and its own thread. Two executors of a device must not
+    capture at the same time, so the context manager `capture` is held during a capture.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ def _open(path: Path, options: DeviceOptions) -> Any:
 
 
 def explain(error: Exception) -> BackendError:
-    """Convert an error of ONNX Runtime.
+    """Convert an error of ONNX Runtime to a `BackendError`.
 
     The class of the result tells whether later batches can succeed.
     """

@@ -55,8 +55,8 @@ def engine_profiles(
 ) -> list[EngineProfile]:
     """Return the profiles of a graph, from the shortest to the longest rows.
 
-    A profile has as many rows of its longest length as fit into `bounds.tokens`, and at least one.
-    The first profile is for rows so short that `bounds.rows` of them fit into a batch.
+    A profile allows as many rows of its longest length as fit into `bounds.tokens`, but at least
+    one. The rows of the first profile are so short that `bounds.rows` of them fit into a batch.
     """
     most = max_tokens or _LONGEST
     longest = [min(most, max(1, bounds.tokens // bounds.rows))]

@@ -1,4 +1,4 @@
-"""Detects failing executors from their runs, even if their server reports that it is ready."""
+"""Detects failing executors from their runs, even if an upstream server reports readiness."""
 
 import itertools
 import threading
@@ -13,8 +13,8 @@ _LEAST = 1.0
 class FailureDetector:
     """Watches the runs of an executor; safe in any thread.
 
-    The detector is truthy if the executor's last run failed or a run takes far too long, because
-    the executor may then have failed. After a successful run, the detector is falsy again.
+    The detector is truthy while the executor may have failed: its last run failed, or a run takes
+    far too long. After a successful run, the detector is falsy again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

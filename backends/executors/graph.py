@@ -43,7 +43,7 @@ def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
     """Return the graph's inputs and their integer types.
 
     Raises:
-        ModelProblem: an input is not one of `INPUTS`, or not an integer.
+        ModelProblem: an input has an unsupported name, or is not an integer.
     """
     inputs = {node.name: _INTEGERS.get(node.type) for node in session.get_inputs()}
     for name, kind in inputs.items():
@@ -57,7 +57,9 @@ def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
 
 
 def check_outputs(session: Any, source: GraphSource) -> None:
-    """Check that the graph has the declared outputs, with the declared width if it states a width.
+    """Check that the graph has the declared outputs, and that their widths match.
+
+    An output without a fixed width is accepted.
 
     Raises:
         ModelProblem: an output is missing, or has another width.

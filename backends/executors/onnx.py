@@ -36,8 +36,8 @@ class OnnxExecutor(ModelExecutor):
     The narrow session has one intra-op thread, so each run computes in its caller's thread. Up to
     `worker_threads` runs use the narrow session at the same time, and share its weights. ONNX
     Runtime's `run` is thread-safe and releases the GIL. The wide session runs one batch on
-    `worker_threads` threads. It maps the same packed weights into memory. If the packed weights
-    cannot be cached on disk, there is no wide session.
+    `worker_threads` threads. Both sessions map the same file of packed weights into memory. If this
+    file cannot be cached on disk, there is no wide session.
     """
 
     shares_cores = True

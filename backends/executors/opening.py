@@ -68,8 +68,8 @@ def open_capturing(
 ) -> ModelExecutor:
     """Open a model's graph so that its batches run as captured CUDA graphs.
 
-    If the capture fails, open the model's graph without CUDA graphs. Exception: with
-    `is_asked_for`, an operator requested CUDA graphs, so the error is raised.
+    If the capture fails, open the graph again without CUDA graphs. But if an operator requested
+    CUDA graphs (`is_asked_for`), raise the error.
 
     Raises:
         ModelProblem: the graph cannot be opened.

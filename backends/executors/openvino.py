@@ -24,9 +24,9 @@ _LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
 class OpenVinoExecutor(ModelExecutor):
     """Runs one compiled graph, with up to `worker_threads` concurrent runs of one thread each.
 
-    Each run has its own infer request, which owns its output arrays. Requests share the weights.
-    OpenVINO generates and keeps kernels for each new shape. To bound the number of shapes, lengths
-    are rounded up to buckets. This costs little, because OpenVINO's graph skips padding.
+    Each run has its own infer request, which owns its output arrays. All infer requests share the
+    weights. OpenVINO generates and keeps kernels for each new shape. To limit the number of shapes,
+    lengths are rounded up to buckets. This costs little, because OpenVINO's graph skips padding.
     """
 
     provider = "OpenVINOExecutionProvider"

@@ -38,11 +38,10 @@ SAVING = {
 def prepacked_graph(
     graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
 ) -> Path | None:
-    """Return the packed `graph`.
+    """Return the path of the packed `graph`.
 
-    If the packed graph does not exist yet, `save` writes it to a path.
-
-    The result is `None` if the packed graph cannot be written, or if a weight in it is misaligned.
+    If the packed graph does not exist yet, `save` writes it to the path that it gets. The result is
+    `None` if the packed graph cannot be written, or if a weight in it is misaligned.
     """
     machine = _short(_processor())
     folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime}')}"

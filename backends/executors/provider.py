@@ -31,10 +31,11 @@ _REMEDIES = {
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configures the execution provider of a session.
 
-    `memory_bytes` bounds ONNX Runtime's memory arena (0: the whole device). `graphs` enables CUDA
-    graphs. `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its default). The `precision`
-    `tf32` allows TF32 matrix products; `fp16` and `bf16` allow TensorRT to use these types.
-    TensorRT builds an engine for the shapes of `profile` and caches the engine in `engine_cache`.
+    `memory_bytes` is the maximum size of ONNX Runtime's memory arena (0: the whole device).
+    `graphs` enables CUDA graphs. `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its
+    default). The precision `tf32` allows TF32 matrix products. The precisions `fp16` and `bf16`
+    allow TensorRT to use these types. TensorRT builds an engine for the shapes of `profile` and
+    caches the engine in `engine_cache`.
     """
 
     provider: Provider = "cuda"

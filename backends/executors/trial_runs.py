@@ -15,7 +15,8 @@ _LONGEST_TRIAL = 2048
 def run_trials(executor: ModelExecutor, source: GraphSource) -> None:
     """Compute each output once for a short row and once for the longest row.
 
-    These runs also allocate memory, so that no caller has to wait for the allocation.
+    The long row has at most 2,048 tokens. These runs also allocate memory, so that no caller has to
+    wait for the allocation.
 
     Raises:
         ModelProblem: a run fails, or the width of an output is not `dimensions`.

@@ -98,7 +98,7 @@ class UpstreamExecutor(ModelExecutor):
     def is_well(self) -> bool:
         """Return whether the server works.
 
-        Send a trial batch if runs have failed or are late.
+        If runs have failed or are late, this method sends a trial batch.
         """
         if not self._failures:
             return True

@@ -53,9 +53,9 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the default server of a process and its token.
 
-    With `runs_graphs`, this server runs every graph of the repository. Then the server's name of a
-    model must be the name of the model's folder in the repository, and the server's version of the
-    model must be the revision's number.
+    With `runs_graphs`, this server runs every graph of the repository. Then the server must have
+    each model under the name of the model's folder. The version on the server must be the number of
+    the model's revision.
     """
 
     url: str = ""
@@ -66,7 +66,10 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return the remote server of a model, or `None`; `upstream` is the manifest's field."""
+        """Return the remote server of a model, or `None` if this process runs the model.
+
+        `upstream` is the field of the model's manifest.
+        """
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:

@@ -57,9 +57,9 @@ def encode(
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and headers of a request.
 
-    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds. If a
-    server that supports the parameter has not begun the request when the timeout ends, the server
-    drops the request.
+    `inputs` maps names to the protocol's data type and the values. `timeout` is in seconds, and is
+    sent to the server. A server that supports this parameter drops a request that it has not begun
+    in this time.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []

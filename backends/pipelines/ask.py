@@ -44,7 +44,8 @@ class Pipeline(Protocol):
     ) -> FloatArray:
         """Return one vector per window of a text, or raise `BackendError`.
 
-        `prompt` is put before each window, and replaces the model's own prompt.
+        Windows are parts of a long text. Neighbouring windows share `overlap` tokens. `prompt` is
+        put before each window, and replaces the model's own prompt.
         """
         ...
 
@@ -58,9 +59,12 @@ class Pipeline(Protocol):
         most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        """Return one vector per pair of a window and one of `others`, or raise `BackendError`.
+        """Return one vector per pair: a window of `text` with one of `others`.
 
         The pairs of each window follow each other, in the order of `others`.
+
+        Raises:
+            BackendError: a text is refused or a row failed.
         """
         ...
 
@@ -72,7 +76,11 @@ class Pipeline(Protocol):
 
 
 class AlgorithmContext:
-    """Runs models for one item; the item's rows are batched with the rows of other callers."""
+    """Runs models for one item of a request.
+
+    A row is one tokenized input of a model. The item's rows are batched with the rows of other
+    callers.
+    """
 
     def __init__(self, pipelines: Mapping[str, Pipeline], caller: RowCaller) -> None:
         self._pipelines = pipelines
@@ -89,7 +97,10 @@ class AlgorithmContext:
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
-        """Mark the item as running in an algorithm host, in the `with` block."""
+        """Mark the item as running in an algorithm host, in the `with` block.
+
+        An algorithm host runs a model owner's algorithm in another process.
+        """
         self._caller.hosted.count += 1
         try:
             yield
@@ -97,9 +108,10 @@ class AlgorithmContext:
             self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context for background work, with the item's scope.
+        """Return a context for background work, with the item's cache scope.
 
-        The context's rows are bulk rows, and they are not charged to the item.
+        The rows of the context are bulk rows, which have low priority. They are not charged to the
+        item.
         """
         caller = RowCaller(
             scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
@@ -143,7 +155,7 @@ class AlgorithmContext:
         self._caller.spend(rows)
 
     def has_rows(self, model: str) -> bool:
-        """Whether `model` is an encoder, a classifier or a head, not an algorithm."""
+        """Return whether `model` is an encoder, a classifier or a head, not an algorithm."""
         return model in self._pipelines
 
     async def __call__(
@@ -161,7 +173,9 @@ class AlgorithmContext:
     async def pairs(
         self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False
     ) -> FloatArray:
-        """Return `model`'s raw outputs for each pair; `first` is tokenized once.
+        """Return the raw outputs of `model` for each pair of `first` and one of `seconds`.
+
+        `first` is tokenized once.
 
         Raises:
             BackendError: a text is refused or a row failed.

@@ -36,10 +36,10 @@ class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Encoder:
-    """Runs one encoder and its tokenizer; all heads over the encoder share its rows.
+    """Runs one encoder and its tokenizer; all heads of the encoder share its outputs.
 
-    A coroutine awaits `vectors`. Code that answers many items in one loop instead calls the steps
-    of `vectors`: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
+    Coroutines await `vectors`. Code that answers many items in one loop instead calls the steps of
+    `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Encoder:
 
     @property
     def encoder(self) -> "Encoder":
-        """The encoder itself, for code that has an encoder or a `Head`."""
+        """The encoder itself; a `Head` has the same property."""
         return self
 
     @property
@@ -124,9 +124,9 @@ class Encoder:
                 self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
-        """Return the vectors of pooled rows, one line each.
+        """Return the pooled outputs of rows as one array, one line per row.
 
-        `Head.finish` computes logits instead.
+        `Head.finish` returns logits instead.
         """
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
@@ -135,8 +135,8 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per pair: `first` with each of `seconds`.
 
-        `first` is tokenized once. If a pair is too long and the model truncates, `cut_first_only`
-        truncates the first text. Otherwise, the longer text is truncated.
+        `first` is tokenized once. If a pair is too long and the model truncates, the longer text is
+        truncated. With `cut_first_only`, the first text is truncated instead.
 
         Raises:
             ItemRefused: a pair is empty or too long.

@@ -103,7 +103,7 @@ def rounded(scores: FloatArray) -> list[float]:
 
 
 def exact(score: float | np.floating[Any]) -> float:
-    """Return a float32 rounded to nine digits, which keep the order of any two scores."""
+    """Return a float32 score, rounded to nine digits; the order of scores does not change."""
     return float(f"{score:.9g}")
 
 

@@ -18,7 +18,7 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="token-work")
 async def run_token_work(
     size: int, work: Callable[[*_Arguments], _Result], *arguments: *_Arguments
 ) -> _Result:
-    """Return `work(*arguments)`. The duration of `work` grows with `size`, in tokens or bytes."""
+    """Return `work(*arguments)`; `size` is the number of tokens or bytes to process."""
     if size <= _FEW:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(work, *arguments))

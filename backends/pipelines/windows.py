@@ -31,9 +31,10 @@ def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
 
 
 def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArray:
-    """Return each token's line, from the window whose edges are farthest from the token.
+    """Merge the outputs of windows into one array, one line per token.
 
-    Two windows meet in the middle of their overlap.
+    If a token is in two windows, its line comes from the window in which it is farther from an
+    edge. So two windows meet in the middle of their overlap.
     """
     if len(spans) == 1:
         return rows[0]
@@ -47,7 +48,10 @@ def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArra
 
 
 def cut_text(text: str, characters: int) -> str:
-    """Return the beginning of a text; it ends before a word that would be split."""
+    """Return at most the first `characters` characters of a text.
+
+    The result ends before a word that would be split, unless this word is very long.
+    """
     if len(text) <= characters:
         return text
     head = text[:characters]

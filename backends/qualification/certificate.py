@@ -1,8 +1,8 @@
-"""Checks that a variant's outputs on this machine equal those of the accepting machine.
+"""Checks that a variant has the same outputs on this machine as where it was accepted.
 
-The certificate of a variant holds the outputs that the variant had where it was accepted. Without a
-check, an int8 graph may silently overflow on a CPU that lacks instructions of the accepting
-machine's CPU.
+A variant is a model in another precision. Its certificate holds the outputs that it had on the
+machine where it was accepted. Without a check, an int8 graph may silently overflow on a CPU that
+lacks instructions of that machine's CPU.
 """
 
 from collections.abc import Callable, Sequence

@@ -99,11 +99,12 @@ def find_quickest(
 ) -> QuickestGraph:
     """Return the quickest graph of `source`.
 
-    The graphs of a digest are measured once per kind of machine.
+    The graph has the precision of `source`, and batches are within `bounds`. Without `try_graph`,
+    graphs are tried in this process.
 
-    The graph has the precision of `source`, and batches are within `bounds`. If a graph ran out of
-    memory, the measurement is not recorded, because memory may suffice at the next start. Without
-    `try_graph`, graphs are tried in this process.
+    The measurements are recorded for each kind of machine, and repeated if the digest of `source`
+    changes. If a graph ran out of memory, they are not recorded, because memory may suffice at the
+    next start.
 
     Raises:
         ModelProblem: neither the graph nor a device graph runs correctly on this device.

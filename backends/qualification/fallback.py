@@ -1,8 +1,8 @@
 """Checks that a GPU can run a model's graph for CPUs, if the model has no graph for GPUs.
 
-The graph for CPUs groups rows by classes of lengths. A batch may leave a class empty, and some
-devices fail on attention over zero rows. So a GPU may run the graph only after trial batches with
-every combination of classes have given the same outputs on the GPU as on a CPU.
+The graph for CPUs groups rows of similar length into classes. A batch may leave a class empty, and
+some devices fail on attention over zero rows. So trial batches with every combination of classes
+are run first. A GPU may run the graph only if it gives the same outputs as a CPU.
 """
 
 import logging
@@ -39,9 +39,8 @@ class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
 def check_fallback(source: GraphSource, *, provider: str, try_graph: TryGraph) -> None:
     """Warn that a GPU runs a graph for CPUs, and try the graph.
 
-    The graph of a digest is tried once per kind of machine.
-
-    If this machine's CPU cannot run the graph, the GPU's outputs only have to be finite.
+    A graph is tried once per kind of machine, and again if its digest changes. If this machine's
+    CPU cannot run the graph, the GPU's outputs only have to be finite.
 
     Raises:
         ModelProblem: a trial batch fails on the GPU, or its outputs differ from a CPU's.

@@ -30,12 +30,12 @@ _BLOCK = 1024
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds how far the outputs of a candidate may differ from fp32.
+    """Limits how far the outputs of a candidate may differ from the outputs in fp32.
 
-    `flips` is the largest allowed share of outputs that change. `accuracy_loss` is the largest
-    allowed fall of the share of correct labels. For 99 % of the texts, the cosine between the
-    vectors of the candidate and of fp32 must be larger than `cosine`. `logit` is the largest
-    allowed change of any logit.
+    `flips` is the largest allowed share of results that change. `accuracy_loss` is the largest
+    allowed fall of the share of correct labels. `logit` is the largest allowed change of any logit.
+    For 99 % of the texts, the cosine between the candidate's vector and the fp32 vector must be at
+    least `cosine`.
     """
 
     flips: float = 0.01

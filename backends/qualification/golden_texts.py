@@ -25,7 +25,7 @@ _TEXTS = 512
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
     """Holds texts or pairs of texts, and their labels if they are known.
 
-    `groups` holds the number of each pair's query; it is set only if documents are ranked.
+    `groups` is set only if documents are ranked. For each pair, it holds the number of the query.
     """
 
     texts: list[Text]

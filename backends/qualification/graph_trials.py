@@ -42,7 +42,7 @@ OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class GraphTrial(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a graph's output for each batch, and its cost model."""
+    """Holds the outputs of a graph for trial batches, and the graph's cost model."""
 
     outputs: list[FloatArray]
     cost: CostModel
@@ -79,9 +79,9 @@ def run_on_cpu(source: GraphSource, batches: Sequence[PaddedBatch]) -> list[Floa
 def largest_difference(
     expected: Sequence[FloatArray], found: Sequence[FloatArray], batches: Sequence[PaddedBatch]
 ) -> float:
-    """Return the largest difference of outputs, relative to the largest expected value.
+    """Return the largest difference between outputs, relative to the largest expected value.
 
-    It is infinite if an output has NaN or another shape.
+    The result is infinite if an output contains NaN or does not have the expected shape.
     """
     return max(
         _difference(right, other, batch.mask)
@@ -168,7 +168,10 @@ class ChildTrials:
 def graph_trials(
     settings: BackendSettings,
 ) -> Callable[[], AbstractContextManager[TryGraph | None]]:
-    """Return a function that opens trials of graphs; trials for GPUs run in a child process."""
+    """Return a function that opens a context in which graphs are tried.
+
+    On a GPU, the trials run in a child process. For other devices, the context's value is `None`.
+    """
     if settings.provider not in GPU_PROVIDERS:
         return nullcontext
     opener = partial(executor_opener, settings)

@@ -68,11 +68,11 @@ def choose_precision(
     open_executor: Callable[[GraphSource], ModelExecutor],
     find: Callable[[GraphSource], QuickestGraph],
 ) -> str:
-    """Return the precision to run a graph in.
+    """Return the precision in which to run a graph.
 
-    The result is the declared precision, except for an fp32 graph on a GPU. `find` takes a
-    precision, and returns the quickest graph in this precision. The fp16 graph of a digest is
-    judged once per kind of machine.
+    For an fp32 graph on a GPU, the result is fp16, tf32 or fp32. Every other graph keeps its own
+    precision. `find` takes a graph with the wanted precision, and returns the quickest graph for
+    this precision. The verdict on fp16 is stored for each digest and kind of machine.
 
     Raises:
         ExecutorDied: the fp16 graph broke the device. The graph is not tried again.

@@ -34,11 +34,11 @@ _MATES = 3
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much a row's output changes, relative to its largest value; 0 means no change.
+    """Holds how much a row's output changes with its batch; 0 means no change.
 
-    `mates` is the change when the other rows of the batch are replaced, but the batch's shape and
-    the row's place in it stay the same. `shapes` is the change when the row runs alone and without
-    padding.
+    Changes are relative to the largest value of the output. `mates` is the change when the other
+    rows of the batch are replaced, but the batch's shape and the row's place stay the same.
+    `shapes` is the change when the row runs alone and without padding.
     """
 
     mates: float

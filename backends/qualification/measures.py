@@ -1,4 +1,4 @@
-"""Tells how the outputs of a model in two precisions are compared, for each kind of model."""
+"""Defines, for each kind of model, how to compare its outputs in two precisions."""
 
 import numpy as np
 
@@ -26,7 +26,11 @@ def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
 
 
 def rank_scores(logits: FloatArray) -> FloatArray:
-    """Return the scores that rank documents: the logit, or the probability of the last label."""
+    """Return the scores that rank documents.
+
+    If there is only one logit, it is the score. Otherwise, the score is the probability of the last
+    label.
+    """
     if logits.shape[1] == 1:
         return logits
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Decides, when a model is loaded, whether it is served, and whether its rows share batches."""
+"""Decides at load time whether a model is served, and whether its rows may share batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model whose graph is open but not served yet.
 
-    `last_token` holds the token with the highest id in the file `tokenizer`, and this id.
-    `is_remote` is true if an upstream server runs the graph.
+    `last_token` is the token with the highest id in the tokenizer file, and its id. `is_remote` is
+    true if an upstream server runs the graph.
     """
 
     name: str
@@ -53,16 +53,15 @@ def qualify_unmeasured(_: Candidate) -> bool:
 
 
 def qualify(candidate: Candidate) -> bool:
-    """Return whether rows may share batches.
+    """Return whether rows of different callers may share batches.
 
-    The answer is measured once for each digest and kind of machine.
-
-    Exception: a model on an upstream server is measured each time it is loaded, because the
-    server's machine is unknown.
+    The answer is measured once for each digest and kind of machine. But a model on an upstream
+    server is measured at every load, because the server's machine is unknown.
 
     Raises:
         ModelProblem: padding changes an output by more than the precision allows, as in a graph
-            that ignores its attention mask; or a variant's outputs differ from its certificate.
+            that ignores its attention mask. Or the model is a variant in lower precision, and its
+            outputs differ from those recorded when it was accepted.
     """
     provider, precision = candidate.executor.provider, candidate.precision
     key = machine_key(_METHOD, candidate.digest, provider, precision)

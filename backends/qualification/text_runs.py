@@ -61,10 +61,10 @@ def make_batches(
 def run_texts(
     executor: ModelExecutor, batches: Sequence[TextBatch], *, trim: tuple[int, int] = (0, 0)
 ) -> tuple[FloatArray, IntArray]:
-    """Return the lines of output of all texts in order, and for each line the index of its text.
+    """Return the output vectors of all texts in order, and the text index of each vector.
 
-    A text has one line, or one line for each token. `trim` says how many tokens to leave out at the
-    beginning and end of a text. All worker threads of the executor are used.
+    A text has one vector, or one vector for each token. `trim` says how many tokens to leave out at
+    the beginning and at the end of a text. All worker threads of the executor are used.
     """
     found: list[FloatArray] = [np.zeros((0, executor.dimensions), np.float32)] * _texts(batches)
     before, after = trim
@@ -100,7 +100,10 @@ def measure_speed(executor: ModelExecutor, batches: Sequence[TextBatch]) -> Spee
 def compare_speed(
     first: ModelExecutor, second: ModelExecutor, batches: Sequence[TextBatch]
 ) -> Speedup:
-    """Return the speed of `second` relative to `first`, measured in alternating rounds."""
+    """Return the speed of `second` relative to `first`.
+
+    In each of eleven rounds, both run all batches, and their order alternates.
+    """
     turns = []
     for turn in range(_TURNS):
         # The order alternates, so that a machine that slows down favours neither executor.
@@ -111,7 +114,10 @@ def compare_speed(
 
 
 def summarize_turns(turns: Sequence[Sequence[SpeedSample]]) -> Speedup:
-    """Return the speedup of eleven rounds, each with a sample `before` and a sample `after`."""
+    """Return the speedup over eleven rounds.
+
+    Each round has a sample of the first executor and a sample of the second.
+    """
     ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in turns)
     before, after = (_median(samples) for samples in zip(*turns, strict=True))
     return Speedup(

@@ -26,9 +26,10 @@ _MOST_NAMED = 10
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all revisions of a model; `shares` has the traffic weights of revisions that answer.
+    """Holds all revisions of a model.
 
-    `shares` is empty if the file that selects the revisions cannot be read.
+    `shares` maps the revisions that answer calls to their traffic weights. It is empty if the file
+    that selects these revisions cannot be read.
     """
 
     folder: Path
@@ -39,10 +40,10 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the models of a repository in dependency order, and the repository's problems.
 
-    A model comes after the models that it builds on. `blocked` names the models that cannot be
-    served because of another model's problem. `waiting` names the models whose upstream server is
-    not ready. `upstreams` holds the fingerprint of each model that another server runs; the
-    fingerprint is empty while the server is not ready.
+    A model comes after the models that it builds on. `blocked` has the models that cannot be served
+    because of another model's problem. `waiting` has the models whose upstream server is not ready.
+    `upstreams` has a digest of the metadata of each model that another server runs. The digest is
+    empty while the server is not ready.
     """
 
     models: dict[str, Model]
@@ -62,15 +63,14 @@ def read_catalogue(
     plans: Mapping[str, Serving] | None = None,
     assigned: Collection[str] = ("*",),
 ) -> Catalogue:
-    """Read every model of a repository.
+    """Read the models of a repository.
 
-    A broken model blocks only the models that build on it. With `assigned` patterns, only two
-    groups of models are read: the models that match a pattern, and the models on which the matching
-    models build.
+    Only models that match a pattern in `assigned` are read, and the models that they build on. A
+    broken model blocks only the models that build on it. If `root` and `more` have a model of the
+    same name, the model in `root` is read.
 
-    If `root` and `more` both have a model with the same name, the model of `root` is read. `pinned`
-    holds revisions and their shares of traffic by model name. `pinned` takes precedence over
-    `plans`, and `plans` over the files in the model's folder.
+    `pinned` maps a model to its revisions and their traffic weights. It takes precedence over
+    `plans`. Both take precedence over the files in the model's folder.
 
     Raises:
         StartProblem: `root` or `more` is not a directory.
@@ -104,7 +104,7 @@ class _CatalogueReader:
             reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
-        """Read the model of a folder, and its revisions with names of their own (`tiny@2`)."""
+        """Read the model of a folder, and its revisions that have own names, such as `tiny@2`."""
         try:
             self._read(folder, _numbers(folder))
         except ModelProblem as error:
@@ -144,10 +144,10 @@ class _CatalogueReader:
         self.found |= found
 
     def find_upstreams(self, servers: Servers) -> None:
-        """Note which models other servers run, and the fingerprints of those models.
+        """Find the models that other servers run, and add them to `upstreams`.
 
-        If another server has a new version of a model, the model's files in the repository do not
-        change. So the digest of a model without a local graph includes the fingerprint.
+        If a model has no local graph, its digest includes a digest of the metadata on the server.
+        So the model's digest changes when the server gets a new version of the model.
         """
         prints, problems = self.catalogue.upstreams, self.catalogue.problems
         for name, own in self.found.items():

@@ -127,10 +127,9 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def padding_position(config: Mapping[str, Any]) -> int | None:
-    """Return the position of padding tokens, if the model type counts positions from there.
+    """Return the position of padding tokens, or `None` if positions count from 0.
 
-    This position equals the padding token's id. Return `None` for model types whose positions count
-    from 0.
+    In some model types, positions count from the padding token's id. This id is then the position.
 
     Raises:
         ValueError: the model type counts positions from its padding token, and has no such token.

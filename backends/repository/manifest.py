@@ -24,9 +24,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a graph's outputs.
+    """Holds the names of a graph's outputs.
 
-    `pooled` has one vector for each row, and `tokens` one vector for each token.
+    The output `pooled` has one vector for each row. The output `tokens` has one vector for each
+    token.
     """
 
     pooled: str | None = None
@@ -68,9 +69,10 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
 
 
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
-    """Describes an encoder. `pooling` pools the tokens' vectors if the graph does not.
+    """Describes an encoder.
 
-    `prompt` is put before every text to embed. `prompts` are used only to rank documents.
+    `pooling` says how to pool the token vectors, if the graph does not pool them. `prompt` is put
+    before every text to embed. `prompts` are used only to rank documents.
     """
 
     dimensions: Count
@@ -96,7 +98,7 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
 
     @property
     def per_token(self) -> bool:
-        """Whether the graph returns logits for every token, not one set for the text."""
+        """Whether the graph returns logits for each token, instead of for the whole text."""
         return self.tasks == [Task.ENTITIES]
 
 
@@ -189,7 +191,7 @@ def is_as_saved(folder: Path) -> bool:
 
 
 def as_saved(folder: Path) -> str:
-    """Return the message for a repository folder that was written by `save_pretrained`."""
+    """Return the error message for a folder in the repository that `save_pretrained` wrote."""
     return (
         f"{folder}: this is a Hugging Face folder, not a revision; move it out of the "
         "repository, and import it with `sluicegate models import`"

@@ -18,11 +18,11 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that can be loaded.
 
-    `digest` covers the model's files, the inferred fields, and the models it builds on. It does not
-    cover the `shadow`, which changes no result. `inferred` maps each field that `model.yaml` leaves
-    out to its source. `serving` says which revisions answer. `shared_folder` holds the files that
-    revisions share in Triton's layout. `upstream` is the server that runs the model, if the backend
-    does not run it.
+    `digest` covers the model's files, the inferred fields, and the models that it builds on. It
+    does not cover the shadow revision, which changes no result. `inferred` maps each field that is
+    missing in `model.yaml` to the source of its value. `serving` selects the revisions that answer
+    calls. `shared_folder` holds the files that all revisions share in Triton's layout. If another
+    server runs the model, `upstream` is this server.
     """
 
     name: str
@@ -45,12 +45,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def revision(self) -> str:
-        """The first digits of the digest, by which calls name the revision."""
+        """The first digits of the digest. Calls use them to name the revision."""
         return self.digest[:_DIGITS]
 
 
 def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
-    """Read a revision; its `digest` does not yet cover the models that it builds on.
+    """Read a revision of a model.
+
+    The result's `digest` does not yet cover the models that this model builds on.
 
     Raises:
         ModelProblem: the manifest is wrong, or a file is missing or cannot be read.
@@ -119,5 +121,8 @@ def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a file is not part of a model: hidden, in a hidden folder, or Python bytecode."""
+    """Return whether a file in a model's folder is not part of the model.
+
+    Hidden files, files in hidden folders and Python bytecode are not part of the model.
+    """
     return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

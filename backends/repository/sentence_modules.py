@@ -92,7 +92,9 @@ def read_modules(files: Files) -> SentenceModules | None:
 
 
 def module_folders(files: Files) -> set[str]:
-    """Return the folders of the listed modules; without a list, the folder of pooling.
+    """Return the folders of the modules that `modules.json` lists.
+
+    Without this file, only the folder of the pooling module is returned.
 
     Raises:
         ModelProblem: the list cannot be read.

@@ -1,11 +1,11 @@
 """Creates hidden folders in which models are prepared, and removes folders of dead processes.
 
-Each folder contains a mark file, which the process that made the folder keeps locked. A folder is
-removed only if it has a mark file that no process has locked.
-
 A helper process waits until the process that made the folder has ended or was killed, and then
 removes the folder. If the helper is also killed, the next import or the next start of a backend
 removes the folder.
+
+Each folder contains a mark file, which the process that made the folder keeps locked. So an import
+or a backend removes only folders whose mark file is not locked.
 """
 
 import fcntl
@@ -25,7 +25,9 @@ _REMOVE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], igno
 
 @contextmanager
 def open_staging(root: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new hidden folder in `root`, so that publishing from it is one rename.
+    """Yield a new hidden folder in `root`.
+
+    To publish a model from this folder, one rename is enough.
 
     Raises:
         OSError: `root` cannot be written.

@@ -21,10 +21,11 @@ class FileDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the manifest's `digest`, and every file that `models sync` has put into a repository.
+    """Holds every file that `models sync` has put into a repository.
 
-    `kept` names the files that the source no longer has. `models` holds the patterns of the models
-    to sync. `digest` is empty while a sync replaces files.
+    `digest` is the digest of the manifest that was synced. It is empty while a sync replaces files.
+    `kept` has the files that the source no longer has. `models` has the name patterns of the models
+    to sync.
     """
 
     source: str = ""

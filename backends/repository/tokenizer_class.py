@@ -1,7 +1,8 @@
-"""Finds the tokenizer class that `transformers` loads, and whether the class sends token types.
+"""Finds the tokenizer class that `transformers` loads, and whether it returns token type ids.
 
-The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The class is named in
-`tokenizer_config.json`, or else in `config.json`, or else follows from the model's type.
+The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0). The name of the class
+is in `tokenizer_config.json`, or else in `config.json`. If neither file has the name, it follows
+from the model's type.
 """
 
 from collections.abc import Mapping
@@ -53,9 +54,10 @@ _ALWAYS_GENERIC = "modernbert"
 
 
 def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the name of a folder's tokenizer class; `CLASSES` does not contain all names.
+    """Return the name of the tokenizer class for a folder.
 
-    Return `None` if the files name no class and the model's type is unknown.
+    The class may be one that this module does not know. Return `None` if the files name no class
+    and the model's type is unknown.
     """
     kind = config.get("model_type")
     named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
@@ -66,7 +68,7 @@ def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -
 
 
 def sends_types(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool | None:
-    """Return whether a folder's tokenizer sends token types; `None` if no file says so."""
+    """Return whether a folder's tokenizer returns token type ids; `None` if this is unknown."""
     names = tokenizer_config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names

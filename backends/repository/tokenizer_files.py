@@ -34,7 +34,10 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
     pre_tokenizer: dict[str, Any] | None = None
 
     def options(self) -> Iterator[tuple[str, Any]]:
-        """Yield the options of `tokenizer.json` by their names in `tokenizer_config.json`."""
+        """Yield the name and value of each option of `tokenizer.json`.
+
+        The names are those that `tokenizer_config.json` uses.
+        """
         normalizer = self.normalizer or {}
         if normalizer.get("type") == "BertNormalizer":
             for field, ours in _NORMALIZES.items():

@@ -43,7 +43,8 @@ class CallWork:
         - The model has run a batch.
         - The tokenizer has read text while no row was waiting or running.
         - A pause of bulk batches makes the rows of the call wait.
-        - An algorithm host is running an item of the call. The host limits the item's time itself.
+        - An algorithm host (a process for a model owner's algorithm) is running an item of the
+          call. The host limits the item's time itself.
         """
         (batches, portions), batcher = self._seen, self._batcher
         self._seen = batcher.batches, self._portions()

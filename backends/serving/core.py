@@ -56,16 +56,16 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> str | None:
-        """Why a thread that the encoder needs has ended, or `None`."""
+        """The reason why a thread of the encoder has ended; `None` while all threads run."""
         return self.batcher.failure or self.pipeline.failure
 
 
 class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the loaded models of a repository, their encoders, and the problems of broken models.
 
-    Models in `blocked` are broken because a model that they build on is broken. `needs` maps a
-    model's name to the names of that model and of all models below it. `kept` has earlier versions
-    of models whose present files are broken.
+    Models in `blocked` are broken because a model that they build on is broken. `needs` maps each
+    model to the names of all models that it needs, including its own name. `kept` has earlier
+    versions of models whose present files are broken.
     """
 
     served_models: Mapping[str, ModelAlgorithms]
@@ -103,7 +103,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def all_encoders(self) -> list[RunningEncoder]:
-        """Return every running encoder, the encoders of kept models last."""
+        """Return all running encoders. The encoders of kept models come last."""
         used = [self, *(kept.model_set for kept in self.kept.values())]
         return list({id(e.batcher): e for model_set in used for e in model_set.encoders}.values())
 
@@ -149,9 +149,9 @@ class CallsInFlight:
 class ServingCore:
     """Admits calls, and reports the backend's models, load and problems.
 
-    The backend is ready while every loaded encoder runs and at least one model is served.
-    Exception: if no model is assigned to the backend, it is ready without models. Broken models are
-    reported as missing and do not affect other models.
+    The backend is ready while every loaded encoder runs and at least one model is served. If no
+    model is assigned to the backend, it is ready without models. Broken models are reported as
+    missing, and do not affect other models.
 
     `replace` changes the model set. Calls that name an old revision are still answered by that
     revision, until `forget` is called for that revision.
@@ -205,7 +205,10 @@ class ServingCore:
         self._report_frame = b""
 
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
-        """Serve another model set; return the retired models, for a later `forget`."""
+        """Serve another model set, and return the models that it no longer contains.
+
+        Calls that name these models are still answered, until `forget` is called for them.
+        """
         before, self.model_set = self.model_set, model_set
         self._found.clear()
         kept = {_variant(info) for info in model_set.infos()}
@@ -222,7 +225,7 @@ class ServingCore:
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Stop answering calls that name retired models.
 
-        Exception: a retired model that is served again in the meantime stays.
+        A retired model stays if it has been served again in the meantime.
         """
         self._found.clear()
         for variant, entry in retired.items():
@@ -356,7 +359,7 @@ class ServingCore:
         ]
 
     def report_frame(self) -> bytes:
-        """Return the encoded load report, cached for `_REPORT_AGE` seconds."""
+        """Return the encoded load report, which is at most 10 ms old."""
         now = self._clock()
         if now - self._reported >= _REPORT_AGE:
             self._reported, self._report_frame = now, encode_frame(self.report())

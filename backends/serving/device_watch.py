@@ -28,9 +28,9 @@ Look = Callable[[], GpuState | int]
 class DeviceWatch:
     """Reads the state of a GPU once a second, in its own threads, because the driver may hang.
 
-    `look` returns the GPU's state or an error number of the driver. `seen` is called with each
-    state. `failures` returns the encoders that have failed for good, because a process cannot
-    recover from an error of the device.
+    `look` returns the GPU's state, or an error number of the driver. `seen` is called with each
+    state. `failures` returns permanent failures of the device and of encoders. Any failure ends the
+    watch.
     """
 
     def __init__(
@@ -94,10 +94,9 @@ def watch_device(
 def watch_while_loading(
     settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
 ) -> Iterator[None]:
-    """If the GPU fails inside the `with` block, call `failed` with the reason, in a thread.
+    """Call `failed` with the reason, in a thread, if the GPU fails during the `with` block.
 
-    A thread watches the GPU, so the code in the `with` block can block the event loop, as the
-    loading of models does.
+    The watch has its own thread, so the `with` block may block the event loop.
     """
     look = _look_at_device(settings, gpus)
     if look is None:
@@ -109,7 +108,7 @@ def watch_while_loading(
 
 @contextmanager
 def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
-    """If `look` fails inside the `with` block, call `failed` with the reason, in a thread."""
+    """Call `failed` with the reason, in a thread, if `look` fails during the `with` block."""
     ended = threading.Event()
     watch = DeviceWatch(
         look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None

@@ -57,7 +57,7 @@ class Decoders:
 class ItemAnswerer:
     """Answers the items of one call, with one coroutine per item.
 
-    `QueryCall` uses its methods to answer items without a coroutine.
+    `QueryCall` uses the methods of this class to answer items without coroutines.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class ItemAnswerer:
             memory.release(item.scope, size)
 
     def begin(self, item: CallItem) -> RowCaller:
-        """Begin an item, and return the `RowCaller` with which it asks for rows.
+        """Begin an item, and return the `RowCaller` that identifies the item in calls for rows.
 
-        The item must then end with exactly one of `done`, `failed` and `cancelled`.
+        Then end the item with exactly one call of `done`, `failed` or `cancelled`.
         """
         return RowCaller(
             scope=item.scope,
@@ -188,7 +188,7 @@ class ItemAnswerer:
         return outcome
 
     def failed(self, index: int, caller: RowCaller, error: Exception) -> Outcome:
-        """End an item with an error; log it if it is not a `BackendError`."""
+        """End an item with an error; log the error if it is not a `BackendError`."""
         if not isinstance(error, BackendError):
             _log.error(
                 "an item failed unexpectedly", exc_info=error, extra={"model": self.call.model}

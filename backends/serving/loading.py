@@ -168,7 +168,7 @@ class _Loader:
         self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
-        """Mirror a model's items to its shadow revision, unless the shadow is broken."""
+        """Send copies of a model's items to its shadow revision, unless that revision is broken."""
         served_model = self.served_models.get(model.name)
         if model.shadow is None or served_model is None:
             return

@@ -90,7 +90,11 @@ class QueryCall:
         return outcomes
 
     def begin(self) -> None:
-        """Begin the next items, up to `ITEMS_AT_ONCE` in progress and `_READ_AT_ONCE` bytes."""
+        """Begin the next items of the call.
+
+        At most 256 items are in progress. One call of this method begins at most 128 KiB of items,
+        or one larger item.
+        """
         first, room = self._begun, ITEMS_AT_ONCE - len(self._open)
         if room and first < len(self._items) and self._reading is None:
             items = self._items[first : first + room]
@@ -237,7 +241,7 @@ class QueryCall:
             self._expire_in_time()
 
     def close(self) -> None:
-        """Cancel all open items, because the caller has disconnected or has all outcomes."""
+        """Cancel all items that have not ended."""
         if self._timer is not None:
             self._timer.cancel()
         if self._reading is not None:

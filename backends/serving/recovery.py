@@ -4,7 +4,7 @@ The replacement is the first of these:
 
 1. the revision that was served last, if its files still exist
 2. the revision that this process serves now
-3. the newest revision that is older than the broken revision and loads
+3. the newest older revision that can be loaded
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def load_repository(
     plans: Mapping[str, Serving],
     assigned: Collection[str],
 ) -> RecoveredModels:
-    """Load a repository; keep models of `before` whose present files are broken.
+    """Load a repository; if a model's files are broken, keep its version from `before`.
 
     - `usable` returns the encoders that may keep running. A model is kept only if all its encoders
       are usable.
@@ -103,7 +103,9 @@ def try_plan(
     assigned: Collection[str],
     running: Sequence[RunningEncoder],
 ) -> PlanVerdict:
-    """Load a repository with a trial plan and the other `plans`, without serving it.
+    """Load a repository with a trial plan for one model, and return the result.
+
+    Other models are loaded with their plans in `plans`. The loaded models are not served.
 
     Raises:
         StartProblem: the repository's folder is missing.
@@ -135,10 +137,10 @@ class _Search:
         self.reasons: dict[str, str] = {}
 
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
-        """Pin the next revision of each broken model; return whether any revision was left to pin.
+        """Choose the next revision to try for each broken model; return `False` if none is left.
 
-        If a model is broken only because of a model below it, the revisions of the model below are
-        tried first.
+        A model may be broken only because of a model that it builds on. Then the revisions of that
+        model are tried first.
         """
         broken = [
             name

@@ -25,7 +25,7 @@ _RETRY_INTERVAL = 30.0
 
 
 class Repository:
-    """Serves the models of a repository; a context manager over the core and its threads.
+    """Serves the models of a repository; starts and stops their threads as a context manager.
 
     A reload first loads all new revisions, and then lets calls use them. For `retire_after`
     seconds, an old revision still answers calls that name it. If a new revision is broken, the old

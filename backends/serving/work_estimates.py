@@ -27,15 +27,15 @@ class WorkEstimates:
     """Learns the ratio of the actual work of items to the work predicted from their bytes.
 
     There is a ratio for each combination of model, task and parameters. New parameters begin with
-    the ratio of their model and task. A ratio reflects everything that the prediction does not
-    know, such as windows, comparisons, cached rows, and writing systems with more tokens per byte.
+    the ratio of their model and task. A ratio covers what the prediction does not know, such as
+    cached rows, windows of long texts, and writing systems with more tokens per byte.
     """
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[Kind, float] = OrderedDict()
 
     def ratio(self, kinds: Sequence[Kind]) -> float:
-        """Return the ratio of the first of these kinds that has a ratio, or 1."""
+        """Return the ratio of the first of `kinds` that has one; 1 if none of them has one."""
         for kind in kinds:
             found = self._ratios.get(kind)
             if found is not None:
@@ -90,7 +90,10 @@ _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 
 
 def kinds_of(call: Call) -> list[Kind]:
-    """Return the kinds of a call's items, the most specific first."""
+    """Return the kinds to which the items of a call belong, the most specific kind first.
+
+    A kind is a combination of model, task and parameters. The broader kind has no parameters.
+    """
     broad = (call.model, call.task, b"")
     if not call.parameters or len(call.parameters) > _LONGEST_PARAMETERS:
         return [broad]

@@ -54,7 +54,7 @@ class GpuReader:
         return [state for state in found if isinstance(state, GpuState)]
 
     def read_device(self, uuid: str) -> GpuState | int:
-        """Return the state of one of `uuids`, or NVML's error number."""
+        """Return the state of the GPU with this UUID, or NVML's error number."""
         gpu, handle = self._devices[uuid]
         memory = Memory()
         if error := self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):

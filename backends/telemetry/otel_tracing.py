@@ -100,7 +100,7 @@ class OtelTracing(Tracing):
 
 
 def otlp_tracing(environ: Mapping[str, str], region: str, backend_id: str) -> Tracing:
-    """Return tracing as the `OTEL_*` variables of the process (`environ`) configure it.
+    """Return the tracing that the `OTEL_*` variables in `environ` configure.
 
     Without a known exporter, tracing is off.
 

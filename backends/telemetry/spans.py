@@ -58,7 +58,7 @@ class Tracing:
         return NO_SPAN
 
     def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
-        """Start a batch's span below its first sampled row, with links to the other rows."""
+        """Start the span of a batch below its first sampled row, and link it to the other rows."""
         return NO_SPAN
 
     def statistics(self) -> TracingStatistics:

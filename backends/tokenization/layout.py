@@ -46,7 +46,7 @@ class Layout:
         return Encoding(ids=joined, type_ids=None, key=joined.tobytes())
 
     def single_of(self, tokens: list[int]) -> Encoding:
-        """Return the same row as `single`; this is faster if the tokens are in a list."""
+        """Return the row of one text whose tokens are in a list; this is faster than `single`."""
         ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
         return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
 

@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class TextQueue:
-    """Bounds the characters of text that wait for a thread pool. Belongs to one event loop."""
+    """Limits how many characters of text wait for a thread pool. Belongs to one event loop."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool

@@ -121,7 +121,7 @@ class Tokenizer:
     def is_short(self, groups: Sequence[Texts]) -> bool:
         """Return whether `encode_short` may tokenize these texts in this event-loop iteration.
 
-        If it may, the length of the texts is charged to the iteration.
+        If so, the length of the texts counts towards the limit of the iteration.
         """
         return self._fits_iteration(_count(groups))
 

@@ -79,7 +79,10 @@ class WordTable:
 def read_word_table(
     source: str, read_words: Callable[[list[str]], list[list[int]]]
 ) -> WordTable | None:
-    """Return the word table of a tokenizer file; `None` if it does not split texts as BERT does."""
+    """Return the word table of a tokenizer file.
+
+    Return `None` if the tokenizer differs too much from BERT's.
+    """
     document = json.loads(source)
     model, normalizer = document["model"], document.get("normalizer") or {}
     splits = (document.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"

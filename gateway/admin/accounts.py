@@ -196,7 +196,7 @@ class TenantController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Tenant | CheckedChange:
-        """Replace a tenant's limits. If the list is empty, the document's limits apply."""
+        """Replace a tenant's limits. An empty list means the limits in the configuration."""
         await model_names.check_rules(data)
         if dry_run:
             found = await asyncio.to_thread(changes.accounts.tenant, tenant)
@@ -300,7 +300,7 @@ class KeyController(Controller):
         model_names: NamedDependency[ModelNameValidator],
         operator: NamedDependency[Operator],
     ) -> Key:
-        """Replace a key's limits. If the list is empty, the document's limits apply."""
+        """Replace a key's limits. An empty list means the limits in the configuration."""
         await model_names.check_rules(data)
         return await changes.make(
             lambda accounts: accounts.set_key_limits(key, data, actor=operator.name)

@@ -1,4 +1,4 @@
-"""Reads the active configuration document for operators, and caches it by generation."""
+"""Reads the active configuration document for operators, and caches it."""
 
 import asyncio
 

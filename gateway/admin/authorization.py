@@ -32,10 +32,10 @@ class AdminAccess(ASGIMiddleware):
     Routes with the option `public` need no operator. The middleware stores the operator in
     `scope["state"]["operator"]`. On a public route, this value may be `None`.
 
-    With `wants_certificate`, the middleware also requires a client certificate. Exception: an
-    operator needs no certificate if the operator has the role that the route's option
-    `without_certificate` names. Prometheus needs this exception to read metrics, and the supervisor
-    needs it to reload the configuration with the admin key.
+    With `wants_certificate`, the middleware also requires a client certificate. But a route's
+    option `without_certificate` may set a role, and operators with this role need no certificate.
+    So Prometheus can read metrics, and the supervisor can reload the configuration with the admin
+    key.
 
     The middleware refuses a request whose body takes longer than `body_timeout` seconds to arrive.
     """

@@ -97,7 +97,10 @@ class BackendCalls:
         return []
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
-        """Let a backend try to load a plan's revisions. A failed call counts as a problem."""
+        """Let a backend try to load the revisions of a plan.
+
+        If the call fails, its error is a problem in the result.
+        """
         try:
             return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
         except CallFailed as error:

@@ -42,7 +42,7 @@ async def reported_backends(control: Control) -> dict[str, BackendView]:
     """Return the backends that live workers report, merged by `merge_reports`.
 
     Raises:
-        DependencyUnavailable: the state Redis cannot be reached.
+        DependencyUnavailable: the Redis with the gateway's state cannot be reached.
     """
     return merge_reports(await control.reports())
 

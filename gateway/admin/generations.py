@@ -29,9 +29,9 @@ def rollback_target(
 ) -> Published:
     """Return the document that a rollback publishes again.
 
-    `history` is sorted, newest first. If `generation` is `None`, the result is the newest document
-    that was published before the active document was first published. Rollbacks do not count as
-    publications here.
+    `history` is sorted, newest first. If `generation` is `None`, the result is the document that
+    was published just before the first publication of the active document. Rollbacks do not count
+    as publications.
 
     Raises:
         NotFound: there is no such document.

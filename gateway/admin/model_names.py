@@ -13,7 +13,7 @@ from gateway.types import Rule
 
 
 class ModelNameValidator:
-    """Accepts models that backends serve, and models that the active document names.
+    """Accepts models that backends serve, and models in the active configuration document.
 
     To use the name of a model before a backend serves it, list the model in the document with
     `planned: true`.
@@ -50,7 +50,7 @@ async def valid_model_names(control: Control, document: Document | None) -> froz
     """Return the valid model names, or `None` if no worker has reported a backend.
 
     Raises:
-        DependencyUnavailable: the state Redis cannot be reached.
+        DependencyUnavailable: the Redis with the gateway's state cannot be reached.
     """
     backends = await reported_backends(control)
     served = {name for view in backends.values() for name in (*view.models, *view.problems)}

@@ -126,7 +126,7 @@ class PlansController(Controller):
         operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
-        """Remove the operators' plan of a model, so that the model's folder decides again."""
+        """Remove the operators' plan of a model. The model's folder then selects the revisions."""
         return await _answer(
             plan_changes,
             model,

@@ -134,9 +134,10 @@ async def open_oidc(settings: Settings) -> AsyncIterator[OidcAuthenticator]:
 
 
 def parse_roles(text: str) -> dict[str, Role]:
-    """Parse `value=role` pairs that spaces separate. A pair maps a value of the claim to a role.
+    """Parse `value=role` pairs, which are separated by spaces.
 
-    If there are no pairs, the values of the claim are the roles' names.
+    A pair maps a value of the token's role claim to a role. If there are no pairs, the values of
+    the claim are the roles' names.
 
     Raises:
         ConfigurationError: a pair is invalid.

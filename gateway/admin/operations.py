@@ -81,8 +81,8 @@ class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     problems that do not prevent changes, such as an unreachable cache Redis.
 
     Operators with the role `viewer` see more. For them, `degraded` also lists problems of the disk,
-    event logs, dependencies, workers and clocks, and `backends` lists the problems of each backend
-    that is not ready.
+    event logs, dependencies, workers and clocks. They also get `backends`, which lists the problems
+    of each backend that is not ready.
     """
 
     ready: bool

@@ -1,4 +1,7 @@
-"""Changes the plan of a model. Every backend checks a plan before any backend applies it."""
+"""Changes the plan of a model, which selects the revisions that are served.
+
+Every backend checks a plan before any backend applies it.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -24,12 +27,12 @@ Derive = Callable[[Serving, StoredPlan], Serving | None]
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a change of a plan.
+    """The outcome of a change to a model's plan.
 
     `plan` is `null` if the model's folder decides how the model is served. `live` is true if all
     workers and all reachable backends apply the plan. `away` maps each unreachable backend to the
-    reason why it is unreachable. An unreachable backend has not checked the plan, and gets it when
-    it returns. After a dry run, `workers` and `backends` are empty.
+    reason why it is unreachable. An unreachable backend has not checked the plan. It gets the plan
+    when it can be reached again. After a dry run, `workers` and `backends` are empty.
     """
 
     model: str
@@ -52,9 +55,10 @@ class PlanChanges:
     async def change(
         self, model: str, derive: Derive, *, action: str, actor: str, dry_run: bool
     ) -> PlanResult:
-        """Let every backend check a plan; store it; wait until workers and backends apply it.
+        """Let every backend check a new plan, store the plan, and wait until it is applied.
 
-        If it raises one of these errors, nothing has changed:
+        `derive` makes the new plan from the present one. If one of these errors is raised, nothing
+        has changed.
 
         Raises:
             NotFound: no backend has the model.
@@ -203,7 +207,7 @@ def _previous(stored: StoredPlan, plan: Serving | None, action: str) -> Serving 
 
 
 def base_name(name: str) -> str:
-    """Return the name of the model. `name` may name a revision, such as `sentiment@2`."""
+    """Return a model's name without its revision, which may follow as in `sentiment@2`."""
     return name.partition("@")[0]
 
 

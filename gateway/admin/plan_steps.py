@@ -1,4 +1,4 @@
-"""Derives a model's new plan from how the model is served now, with pure functions."""
+"""Defines pure functions that derive a model's new plan from the present plan."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from gateway.ledger.types import StoredPlan
 
 
 def split_by(revisions: Mapping[str, int]) -> Derive:
-    """Return a step that divides items among `revisions` by weight.
+    """Return a function that derives a plan with items divided among `revisions` by weight.
 
     If the split contains the shadow revision, that revision stops being a shadow.
     """
@@ -26,7 +26,7 @@ def split_by(revisions: Mapping[str, int]) -> Derive:
 
 
 def mirror_to(shadow: Shadow) -> Derive:
-    """Return a step that sends copies of items to a shadow revision."""
+    """Return a function that derives a plan in which a shadow revision gets copies of items."""
 
     def derive(now: Serving, _: StoredPlan) -> Serving:
         return _plan(now, now.revisions, shadow)
@@ -42,12 +42,15 @@ def without_shadow(now: Serving, stored: StoredPlan) -> Serving | None:
 
 
 def without_plan(_now: Serving, _stored: StoredPlan) -> Serving | None:
-    """Return no plan. The model's `serving.yaml` or its newest revision then decides."""
+    """Return `None`, which means no plan.
+
+    Without a plan, the model's `serving.yaml` or its newest revision decides.
+    """
     return None
 
 
 def as_before(model: str) -> Derive:
-    """Return a step that restores the plan as it was before the last change of the split."""
+    """Return a function that returns the plan before the last change of the traffic split."""
 
     def derive(_: Serving, stored: StoredPlan) -> Serving | None:
         if not stored.version:

@@ -35,7 +35,10 @@ class PricePublisher:
     async def after(
         self, published: Published, *, replacing: Sequence[PriceConfig]
     ) -> AsyncIterator[None]:
-        """Store the prices of `published` after the context's block has activated the document."""
+        """Store the prices of `published` at the end of the `async with` block.
+
+        The block must activate the document. `replacing` has the prices of the previous document.
+        """
         async with self._lock:
             self._replaced += tuple(replacing)
             try:

@@ -61,7 +61,8 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a publication. `live` is true if every worker has applied the document.
 
     `workers` maps each worker to `ok`, `pending` or an error. `changed` is false if the document
-    was already active. If an operator's change may have been missed, `notice` then says why.
+    was already active. In this case, `notice` says why an operator's change may have been missed,
+    or is empty.
     """
 
     generation: int
@@ -84,9 +85,9 @@ class Publisher:
     """Publishes configuration documents. If a document is refused, nothing changes.
 
     `clock` returns the Unix time in seconds. After a publication, the publisher waits up to
-    `workers_timeout` seconds until all workers apply the document. Before each publication,
-    `recovery` publishes documents again that the state Redis has lost. `labels` returns the labels
-    of models, as backends report them.
+    `workers_timeout` seconds until all workers apply the document. Redis may have lost documents.
+    So `recovery` publishes lost documents again before each publication. `labels` returns the
+    labels of models, as backends report them.
     """
 
     def __init__(
@@ -114,9 +115,9 @@ class Publisher:
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the configuration folder if nothing is published, or if the folder has changed.
 
-        The folder counts as changed if it differs from the folder at the last start. If it has not
-        changed, the active document stays, even if it was not published from the folder. If Redis
-        cannot be reached, the method waits for it until `stop` is set.
+        The folder is compared with its content when it was last published. If the folder has not
+        changed, the active document stays, even if that document came from elsewhere. If Redis
+        cannot be reached, the method tries again until `stop` is set.
         """
         while not stop.is_set():
             try:

@@ -33,7 +33,10 @@ _BACKEND: Schema = {
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that the document lists, or to which a DNS name in the document resolves."""
+    """A backend of the configuration document.
+
+    The document lists the backend, or has a DNS name that resolves to the backend.
+    """
 
     id: str
     url: str
@@ -79,7 +82,10 @@ class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendChanges(NamedTuple):
-    """Drains and restores backends. It waits up to 5 s until every worker has applied a change."""
+    """Drains and restores backends.
+
+    After a change, it waits up to 5 s until every worker has applied the change.
+    """
 
     control: Control
     active: ActiveDocumentReader

@@ -37,9 +37,9 @@ class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
 class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a revision's results. Each backend counts since its own start.
 
-    `outcomes` counts computed items. `latency` has percentiles, exact to 10 %, of the seconds from
-    a call's arrival at a backend to its result. `labels` counts the first label of each item.
-    `shadows` compares the results with the results of each shadow revision.
+    `outcomes` counts computed items. `latency` has percentiles of the seconds from the arrival of a
+    call at a backend to its result. They are exact to 10 %. `labels` counts the first label of each
+    item. `shadows` compares the results with the results of each shadow revision.
     """
 
     outcomes: dict[str, int]

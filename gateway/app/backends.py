@@ -1,4 +1,4 @@
-"""Finds, probes and calls the backends of the current runtime."""
+"""Finds, probes and calls the backends that the active configuration names."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -29,7 +29,10 @@ BACKGROUND_DRAIN = 0.5
 
 
 class CallSpans:
-    """Implements `CallTracer` for the dispatcher, with the process's tracer."""
+    """Traces the dispatcher's calls to backends with the process's tracer.
+
+    Implements `CallTracer`.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -53,10 +56,10 @@ class CallSpans:
 
 
 class BackendAccess:
-    """Owns the fleet, the prober, DNS discovery and the dispatcher. Applies new runtimes to them.
+    """Owns the objects that find, probe and call backends. Applies new configurations to them.
 
-    If a new runtime has new backends, these backends are probed before the new runtime takes
-    effect. Until then, the former runtime stays in use.
+    If a new configuration has new backends, these are probed before it takes effect. Until then,
+    the old configuration stays in use.
     """
 
     def __init__(

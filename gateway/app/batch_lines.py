@@ -1,11 +1,12 @@
-"""Sends the lines of batch jobs to a gateway worker's application directly, without a listener.
+"""Passes the lines of batch jobs directly to a worker's application, without a network listener.
 
 A line differs from a customer's request in four ways:
 
 - Its API key is found by the key's id, which the batch job stores.
-- The only limits are quotas and the limits of models.
+- The only limits that apply are quotas and the limits of models.
 - Its items have the traffic class `bulk`.
-- Its request id is always the same, so that a line that is processed twice is billed only once.
+- Its request id stays the same when the line is processed again. So the line is billed
+  once.
 """
 
 import asyncio
@@ -129,10 +130,11 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 
 
 class PrincipalsById(KeyRing):
-    """Finds principals by the ids of their keys. The results have no limits except quotas.
+    """Finds a principal, the identity of a caller, by the id of its API key.
 
-    Rate limits protect callers who wait for a response. They do not apply to a batch job, because a
-    batch job may take a day. The key's web origins were checked when the batch job was created.
+    A returned principal has no limits except quotas. Rate limits protect callers who wait for a
+    response, and a batch job may take a day. The key's web origins were already checked when the
+    batch job was created.
     """
 
     def __init__(self) -> None:
@@ -169,7 +171,7 @@ def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 class BatchIds(RequestIds):
-    """Gives the request of a line the id of the line. All other requests get new ids."""
+    """Gives each line's request the id of that line. All other requests get new ids."""
 
     @override
     def new(self) -> RequestId:

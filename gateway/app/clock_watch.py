@@ -1,4 +1,4 @@
-"""Compares the clock of this machine with the clocks of the state Redis and the ledger."""
+"""Compares this machine's clock with the clocks of two servers: Redis and the ledger's database."""
 
 import asyncio
 import time
@@ -20,7 +20,10 @@ Raises:
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """Lower bounds, in seconds, of the differences between the machine's and servers' clocks."""
+    """Holds the least possible difference of each server's clock from this machine's clock.
+
+    Differences are in seconds.
+    """
 
     state_redis: float = 0.0
     ledger: float = 0.0
@@ -29,10 +32,10 @@ class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
 class ClockWatch:
     """Asks each server for its time every ten seconds.
 
-    A server reads its clock at an unknown time during the round trip. Therefore the server's time
-    is compared with the middle of the round trip, and half of the round trip is subtracted from the
-    difference. Otherwise, a slow server would seem to have a wrong clock. If a server does not
-    respond, the last known difference stays.
+    A server reads its clock at an unknown moment of the round trip. Its time is compared with the
+    middle of the round trip. Half of the round trip is then subtracted from the difference, so that
+    a slow server does not seem to have a wrong clock. If a server does not respond, its last known
+    difference stays.
     """
 
     def __init__(

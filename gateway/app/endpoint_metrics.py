@@ -22,7 +22,10 @@ _AT_ONCE: Final = 128
 
 
 class EndpointMetrics:
-    """Publishes the statistics that `read` returns, and removes endpoints that are gone."""
+    """Publishes the statistics that `read` returns as metrics of endpoints.
+
+    The metrics of an endpoint that no longer exists are removed.
+    """
 
     def __init__(
         self, instruments: Instruments, read: Callable[[], Iterable[EndpointStatistics]]

@@ -1,4 +1,7 @@
-"""Builds a worker's entry points: the application, and the fast path in front of it."""
+"""Builds what receives a worker's requests: the ASGI application and the fast path in front of it.
+
+The fast path answers simple requests inside the HTTP protocol, without ASGI.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,7 +49,7 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """The application of a worker, and the protocol class that reads requests for it."""
+    """Holds a worker's ASGI application, and the protocol class that reads requests for it."""
 
     app: ASGIApp
     protocol: Callable[..., asyncio.Protocol]
@@ -92,7 +95,11 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return the entry points. The fast path stops when `draining` begins to close connections."""
+    """Return a worker's application and protocol class.
+
+    When `draining` begins to close connections, the fast path stops. All requests then go through
+    the application.
+    """
     options = dependencies.options
     ids = options.ids
     processor = RequestProcessor(

@@ -1,4 +1,4 @@
-"""Builds the path that an item takes: result cache, coalescing, claims, limits and dispatch."""
+"""Builds the objects that process an item: result cache, coalescing, limits and dispatch."""
 
 import random
 import time
@@ -25,9 +25,9 @@ from gateway.telemetry.tracing import Tracer
 
 
 class InferencePath:
-    """Owns the objects that process an item between the entry points and the dispatcher.
+    """Owns the objects that process an item before the dispatcher sends it to a backend.
 
-    The worker enters the contexts `cache` and `tasks`.
+    The caller must enter the contexts of `cache` and `tasks`.
     """
 
     def __init__(

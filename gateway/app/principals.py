@@ -106,7 +106,8 @@ class PrincipalsFollower:
 
         Raises:
             DependencyUnavailable: the ledger is down.
-            LedgerEmpty: there is no ledger, or it is new although this worker already knows keys.
+            LedgerEmpty: the ledger does not exist. Or it is new and empty, although this worker
+                already knows keys.
         """
         async with self._lock:
             self._began = self._monotonic()

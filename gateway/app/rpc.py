@@ -20,7 +20,7 @@ from gateway.settings import Settings
 
 
 def dialects_of(settings: Settings) -> Sequence[Dialect]:
-    """Return the dialects that a worker serves.
+    """Return the dialects (APIs of other products) that a worker serves.
 
     Raises:
         ConfigurationError: gRPC is enabled but not installed.

@@ -9,7 +9,10 @@ from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the secret for the tags of cache keys, from the settings or else from a file."""
+    """Return the secret for the keyed hash in cache keys.
+
+    It comes from the settings. If they have none, it comes from a file in the data directory.
+    """
     return (settings.secret or kept_secret(settings.data_dir / "secret")).encode()
 
 

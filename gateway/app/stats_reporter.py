@@ -16,7 +16,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `tasks` is the number of tasks on the worker's event loop. `generation` is the number of the
     configuration document that the worker applies. `reloads` and `failed_reloads` count changes of
-    the document. `state_redis` and `cache_redis` say whether the worker can reach them.
+    this document. `state_redis` and `cache_redis` say whether the worker can reach each Redis.
     """
 
     tasks: int

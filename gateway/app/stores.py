@@ -16,11 +16,12 @@ from gateway.settings import Settings
 
 
 class Stores(NamedTuple):
-    """Holds the state Redis, the ledger, and the runtime that was read from these stores.
+    """Holds a worker's clients for Redis and the ledger, and the current configuration.
 
-    `limits` runs the scripts for limits. It shares the connections of `state`, unless the state
-    Redis is a cluster. `idempotency` runs the scripts for idempotency keys. It has its own
-    connections, so that these scripts do not delay other requests.
+    `state` is the Redis with the state that processes share. `limits` runs the scripts for limits
+    there. It shares the connections of `state`, unless this Redis is a cluster. `idempotency` runs
+    the scripts for idempotency keys. It has its own connections, so that these scripts do not delay
+    other requests.
     """
 
     state: Redis
@@ -32,10 +33,10 @@ class Stores(NamedTuple):
 
 
 async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
-    """Open the stores, and read the first runtime. `stack` closes the stores.
+    """Open the stores, and read the current configuration. `stack` closes the stores.
 
     Raises:
-        ConfigurationError: the document is invalid.
+        ConfigurationError: the configuration is invalid.
     """
     url, timeout, keepalive = settings.state_url, settings.state_timeout, settings.tcp_keepalive
     state = connect(url, key=CONTROL_KEYS, timeout=timeout, keepalive=keepalive)

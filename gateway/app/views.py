@@ -70,7 +70,10 @@ class LedgerUsage:
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
-        """Return a request of the caller's tenant, or `None` if the key may not use its model."""
+        """Return a recorded request of the caller's tenant.
+
+        Return `None` if there is no such request, or if the key may not use the request's model.
+        """
         ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
@@ -86,7 +89,8 @@ class OwnKeys:
     async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
         """Give the caller's key a new secret.
 
-        A worker that misses the notification finds the change when it next polls the ledger.
+        The secret `former`, which the caller has sent, stays valid for at most `keep` seconds.
+        Workers that miss the notification find the change when they next poll the ledger.
         """
         secret = new_key()
         change = partial(
@@ -107,12 +111,12 @@ class OwnKeys:
 class WorkerReadiness:
     """Finds out whether a worker is ready: it has API keys and a backend, and can store events.
 
-    API keys stay valid once they are loaded. Therefore, a worker with loaded keys is degraded but
-    still ready if the ledger cannot be reached or is empty. A worker that drains is not ready.
+    API keys stay valid once they are loaded. If the ledger is empty or cannot be reached, a worker
+    with loaded keys is degraded but still ready. A worker that drains is not ready.
 
     `refusal_reason` returns why events cannot be stored, or an empty string if they can be stored.
-    For each Redis, `redis` has a function that returns whether that Redis can be reached. A worker
-    that reaches no Redis is still ready.
+    `redis` maps the name of each Redis to a function that returns whether it can be reached. A
+    worker that reaches no Redis is degraded but still ready.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     """Serve requests until `stop` is set. Then finish the requests in flight, and close everything.
 
     Raises:
-        ConfigurationError: the document is invalid, or an address cannot be bound.
+        ConfigurationError: the configuration is invalid, or an address cannot be bound.
     """
     listener = open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"

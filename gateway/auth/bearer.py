@@ -6,7 +6,7 @@ _BEARER = b"bearer "
 
 
 def bearer_token(value: bytes) -> bytes:
-    """Return the bearer token in the value of an `Authorization` header, or "" without a token."""
+    """Return the bearer token in the value of an `Authorization` header, or "" if it has none."""
     return value[7:].strip() if value[:7].lower() == _BEARER else b""
 
 

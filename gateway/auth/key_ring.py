@@ -1,4 +1,4 @@
-"""Authenticates callers. Holds principals in memory, and finds them by the hash of a secret."""
+"""Authenticates callers by the hashes of their secrets. All valid API keys are held in memory."""
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ _FEW = 1000
 
 
 class PrincipalTable:
-    """Maps digests of secrets to principals, and keys to the digests of their secrets."""
+    """Finds principals (identities of callers) by the digest of a secret, or by the id of a key."""
 
     def __init__(self, principals: Iterable[tuple[bytes, Principal]] = ()) -> None:
         self.by_digest: dict[bytes, Principal] = {}
@@ -25,12 +25,12 @@ class PrincipalTable:
 
     @property
     def has_bounds(self) -> bool:
-        """Whether any key is limited to origins or routes."""
+        """Whether any key is limited to certain web origins or API routes."""
         return self._bounded > 0
 
     @property
     def origins(self) -> Collection[str]:
-        """A live view of all origins that keys are limited to."""
+        """A live view of all web origins to which keys are limited."""
         return self._origins.keys()
 
     def of_key(self, key: KeyId) -> Principal | None:
@@ -101,15 +101,15 @@ class PrincipalTable:
 
 
 class KeyRing:
-    """Maps the secret of every valid key to its principal.
+    """Maps the secret of every valid API key to its principal, the identity of the caller.
 
-    A lookup hashes the sent secret, which takes 0.4 µs, and looks up the digest. Because only
-    digests are stored and compared, the duration of a lookup reveals nothing about stored secrets.
+    A lookup hashes the sent secret, which takes 0.4 µs, and looks up the digest. Only digests are
+    stored and compared. Therefore, the duration of a lookup reveals nothing about stored secrets.
 
-    `PrincipalsFollower` updates the principals. They contain the limits of the tenant and the key.
+    `PrincipalsFollower` updates the principals, which contain the limits of the tenant and the key.
     While the ledger is down, the present principals stay in use. `generation` changes whenever a
-    principal is replaced or removed, so that callers can tell whether a principal that they have
-    looked up is still current.
+    principal is replaced or removed. Callers compare it to find out whether a principal that they
+    hold is still current.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
@@ -125,12 +125,12 @@ class KeyRing:
 
     @property
     def origins(self) -> Collection[str]:
-        """A live view of all origins that keys are limited to."""
+        """A live view of all web origins to which keys are limited."""
         return self._table.origins
 
     @property
     def has_bounds(self) -> bool:
-        """Whether any key is limited to origins or routes."""
+        """Whether any key is limited to certain web origins or API routes."""
         return self._table.has_bounds
 
     def find(self, key: bytes) -> Principal | None:
@@ -158,7 +158,9 @@ class KeyRing:
         )
 
     def replace(self, principals: Mapping[str, Principal]) -> None:
-        """Replace all principals. The keys of `principals` are results of `hash_key`.
+        """Replace all principals. `principals` maps each secret's hash to a principal.
+
+        The hashes are results of `hash_key`.
 
         Raises:
             ValueError: a hash is not hexadecimal. Nothing has changed.

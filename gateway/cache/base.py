@@ -18,9 +18,8 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 class PendingLookup(msgspec.Struct, eq=False):
     """Holds the keys and the callback of a lookup. After the lookup, the callback is `None`.
 
-    If `claims` is true, the caller will compute the results of missing keys and share them. The
-    lookup then sometimes claims the missing keys. A cancelled lookup (`is_cancelled`) keeps no
-    claims.
+    If `claims` is true, the lookup may claim missing keys: other workers then wait for this worker
+    to compute the results. A cancelled lookup (`is_cancelled`) keeps no claims.
     """
 
     keys: Sequence[CacheKey]
@@ -44,7 +43,7 @@ class PendingLookup(msgspec.Struct, eq=False):
             log_failure(bug)
 
     def miss(self) -> None:
-        """Call the callback with a miss for each key."""
+        """End the lookup with a miss (`None`) for each key."""
         self.end([None] * len(self.keys))
 
 
@@ -98,20 +97,25 @@ class RemoteTier(Protocol):
         """Look keys up. Call `on_done` with a list that has an entry or `None` for each key.
 
         The callback is called once, in a later event-loop iteration, and within the tier's timeout.
-        Some entries can have expired. If `claims` is true, the same call to Redis sometimes also
-        claims the missing keys. `has_claimed` says whether it did.
+        Some entries can have expired.
+
+        If `claims` is true, the lookup may also claim missing keys: other workers then wait for
+        this worker to compute the results. `has_claimed` says whether keys were claimed.
         """
         ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether lookups have claimed all `keys`.
+        """Return whether earlier lookups have claimed all `keys` for this worker.
 
         If so, the caller owns the claims from now on, and must release them.
         """
         ...
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims on `keys` that lookups made and no caller took over with `has_claimed`."""
+        """End the claims that lookups made on `keys`, unless a caller has taken them over.
+
+        A caller takes claims over with `has_claimed`.
+        """
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
@@ -121,14 +125,14 @@ class RemoteTier(Protocol):
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys` for this worker.
+        """Claim `keys`: announce to other workers that this worker computes the results.
 
-        A claim replaces a stored result that is not current.
+        A claim replaces a stored result for which `is_current` returns false.
 
         Returns:
             For each key, whether another worker computes its result or has just stored it. If the
-            other worker's claim expires before the result is stored, this worker has to compute the
-            result.
+            other worker's claim expires before the result is stored, this worker has to compute
+            the result.
         """
         ...
 

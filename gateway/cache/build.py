@@ -28,8 +28,8 @@ def build_cache(
 ) -> ResultCache:
     """Return a cache with the tiers that `entry` enables. `url` is the URL of the cache's Redis.
 
-    All callbacks of one read from Redis run within `batch`. `clock` is the wall clock. `random`
-    returns numbers from 0 to 1.
+    `batch` is the context in which all callbacks of one read from Redis run together. `clock` is
+    the wall clock. `random` returns numbers from 0 to 1.
     """
     # If the remote tier is replaced, the new tier gets the same claimant name, so that it
     # recognizes the claims of the old tier as this worker's own.

@@ -149,9 +149,10 @@ class Claims:
         ]
 
     def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
-        """Record which of `keys` a lookup has claimed with the commands that `commands` returned.
+        """Record which of `keys` a lookup has claimed.
 
-        If no caller takes over or releases a claim, the claim expires when its lease ends.
+        `replies` are Redis's replies to the commands that `commands` returned. If no caller takes
+        over or releases a claim, it expires when its lease ends.
         """
         now, claimed = self._monotonic(), self._by_lookup
         if replies.count(b"OK") == len(keys):
@@ -166,7 +167,7 @@ class Claims:
     def take(self, keys: Sequence[CacheKey]) -> bool:
         """Return whether lookups have claimed all `keys`.
 
-        If so, the claims are the caller's from now on.
+        If so, the caller owns the claims from now on.
         """
         claimed, since = self._by_lookup, self._monotonic() - self._lease * _TAKEN_WITHIN
         for key in keys:
@@ -177,17 +178,18 @@ class Claims:
         return True
 
     def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
-        """Take over claims that lookups made on `keys`. Return the keys with such claims."""
+        """Take over all claims that lookups made on any of `keys`, and return the claimed keys."""
         claimed = self._by_lookup
         return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
-        """Claim `keys`. Return for each whether another worker computes or just stored its result.
+        """Claim `keys`. Return for each key whether another worker takes care of its result.
 
-        If a read has just found another worker's claim on a key, this call does not ask Redis about
-        the key again. A claim replaces a stored value that is neither a claim nor a current result.
+        The other worker is computing the result, or has just stored it. If a read has just found
+        another worker's claim on a key, Redis is not asked about this key again. A claim replaces a
+        stored value that is neither a claim nor a current result.
         """
         if self._lease <= 0:
             return [False] * len(keys)

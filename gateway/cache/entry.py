@@ -33,11 +33,11 @@ _BODY = 17
 class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Holds a result that is ready to send.
 
-    `payload` is JSON: a result, or the refusal of the item if `status` is not 200.
+    `payload` is JSON. It is a result if `status` is 200, and otherwise the error of the item.
 
     `rows` and `tokens` are the numbers of rows and tokens that were computed for the result. Times
-    are wall-clock times in seconds, because an entry is read on several machines. Append new fields
-    at the end.
+    are wall-clock times in seconds, because an entry is read on several machines. Fields are
+    encoded by position, so append new fields at the end.
     """
 
     payload: bytes
@@ -84,22 +84,21 @@ def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
-    """Return the value of a claim: the worker `claimant` will compute the result of `key`."""
+    """Return the value to store as a claim: the worker `claimant` computes the result of `key`."""
     return CLAIM + key.tag + claimant
 
 
 def read_claim(key: CacheKey, value: bytes) -> bytes | None:
-    """Return the name of the worker that claims `key`, or `None` if `value` is not such a claim."""
+    """Return the name of the worker that claims `key`, or `None` if `value` is no claim on it."""
     if value[:1] != CLAIM or value[1:_BODY] != key.tag:
         return None
     return value[_BODY:]
 
 
 def pack(value: bytes) -> bytes:
-    """Return `value` with everything after its tag compressed, if compression saves enough bytes.
+    """Return `value`, compressed after its tag if this saves at least a quarter of its bytes.
 
-    `value` is returned unchanged if compression would save less than a quarter of its bytes. It is
-    also returned unchanged if it is short, is a claim, or is already compressed.
+    Short values, claims and values that are already compressed are returned unchanged.
     """
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value

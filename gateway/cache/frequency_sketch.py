@@ -10,9 +10,9 @@ _WORDS = struct.Struct("<4I")
 class FrequencySketch:
     """A count-min sketch with four rows. All counters are halved after `10 * entries` additions.
 
-    A row has four counters for each entry that the cache can hold, so that collisions rarely raise
-    an estimate. Addresses are hashes, so their bytes select the counters directly. A counter stops
-    at 15. Until the next halving, an estimate of less than 15 is never too low.
+    A row has four counters for each entry that the cache can hold. Therefore, collisions rarely
+    make an estimate too high. Addresses are hashes, so their bytes select the counters directly. A
+    counter stops at 15. Only this maximum and the halving can make an estimate too low.
     """
 
     def __init__(self, entries: int) -> None:

@@ -41,7 +41,7 @@ class _Hash(Protocol):
 
 
 class Prefix(NamedTuple):
-    """Holds the states of both hashes after the data that a request's items have in common."""
+    """Holds the hash states of address and tag after the data that all items of a request share."""
 
     address: _Hash
     tag: _Hash
@@ -80,11 +80,10 @@ class KeyMaker:
         task: Task,
         parameters: bytes,
     ) -> Prefix:
-        """Return the prefix of the cache keys of items that have all arguments in common.
+        """Return the common prefix of the cache keys of all items of a request.
 
-        In the hashed data, each field follows its length, so that the data of different requests
-        are never equal. `parameters` and items must be in canonical encoding, in which equal values
-        have equal bytes.
+        Each field is hashed after its length, so that different requests never hash equal data.
+        `parameters` and the items must be in canonical encoding: equal values have equal bytes.
         """
         shared = (
             *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),

@@ -5,9 +5,9 @@ of the capacity. When an entry leaves the window, it enters the main part only i
 often than the entries that it would evict.
 
 Reads and writes of an entry are first counted in the entry's node. The node's count is added to a
-frequency sketch when the clock hand passes the node, or when the entry leaves the window while the
-main part is full. A cache with room for all entries therefore never uses the sketch. Decision 0004
-explains why no library is used.
+frequency sketch when the clock hand passes the node. It is also added when the entry leaves the
+window while the main part is full. A cache with room for all entries therefore never uses the
+sketch. Decision 0004 explains why no library is used.
 """
 
 from collections import deque

@@ -54,14 +54,15 @@ class RedisTier:
 
     Lookups use callbacks. Asyncio tasks are used only to connect, to write, and for Redis Clusters.
 
-    A lookup becomes a miss after `timeout` seconds. A call to Redis that takes longer than
-    `timeout` is a failure for the circuit breaker. After five failures in a row, the circuit
-    breaker opens until Redis has responded to a `PING` in time. Requests do not wait for the
-    `PING`, but treat all keys as misses.
+    A lookup becomes a miss after `timeout` seconds. For the circuit breaker, a call to Redis that
+    takes longer is a failure. After five failures in a row, the circuit breaker opens until Redis
+    has responded to a `PING` in time. Requests do not wait for the `PING`, but treat all keys as
+    misses.
 
-    `random` returns numbers from 0 to 1. They shorten the lifetime of each entry by a fraction of
-    up to `ttl_jitter`. A claim on a key lasts for `lease` seconds. The claim contains the name
-    `claimant`, which stays the same when a worker replaces its tier.
+    The lifetime of each entry is shortened by a random fraction of up to `ttl_jitter`. `random`
+    returns numbers from 0 to 1 for this purpose. A claim lasts for `lease` seconds. It tells other
+    workers that the worker with the name `claimant` computes a result. When a worker replaces its
+    tier, the new tier keeps this name.
     """
 
     name = "redis"
@@ -150,8 +151,8 @@ class RedisTier:
 
         After the timeout, all keys are misses.
 
-        If `claims` is true and most keys of the last read were misses, the round trip of the lookup
-        also claims the missing keys.
+        If `claims` is true and most keys of the last read were misses, the lookup also claims the
+        missing keys, in the same round trip.
         """
         lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
@@ -167,7 +168,10 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`. Return for each key whether another worker computes or has its result."""
+        """Claim `keys`. Return for each key whether another worker takes care of its result.
+
+        The other worker is computing the result, or has just stored it.
+        """
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)

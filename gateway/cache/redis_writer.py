@@ -35,10 +35,12 @@ class RedisWriter:
 
     Entries are dropped if the queue is full or their write fails.
 
-    The numbers of written and dropped entries are added to `counts`. `random` returns numbers from
-    0 to 1. They shorten the lifetime of each entry by a fraction of up to `ttl_jitter`. `is_usable`
-    returns whether the circuit breaker allows calls to Redis. `on_call` gets the start time of each
-    call and its number of commands, or `None` if the call failed.
+    The numbers of written and dropped entries are added to `counts`. The lifetime of each entry is
+    shortened by a random fraction of up to `ttl_jitter`. `random` returns numbers from 0 to 1 for
+    this purpose. `is_usable` returns whether the circuit breaker allows calls to Redis.
+
+    `on_call` is called after each call to Redis. Its arguments are the start time and the number of
+    commands. If the call failed, the number is `None`.
     """
 
     def __init__(

@@ -23,11 +23,12 @@ _GRACE = 1.0
 
 
 class ResultCache:
-    """Implements `ResultStore` and `SharedCache` with the tiers in the configuration document.
+    """Stores results in two tiers: this worker's memory, and a remote tier that workers share.
 
-    Entries that are found in the remote tier are copied to memory. `make_remote` creates the remote
-    tier. It is called again when the tier's settings change. `clock` is the wall clock. When the
-    cache's context ends, it waits until the remote tier has written its queue.
+    Implements `ResultStore` and `SharedCache`. Entries that are found in the remote tier are copied
+    to memory. `make_remote` creates the remote tier. It is called again when the tier's settings
+    change. `clock` is the wall clock. Leaving the cache's context waits until the remote tier has
+    written its queue.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ResultCache:
         self._remote.store_all(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether lookups have claimed all `keys`.
+        """Return whether earlier lookups have claimed all `keys` for this worker.
 
         If so, the caller owns the claims from now on, and must release them.
         """

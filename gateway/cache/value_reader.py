@@ -9,7 +9,7 @@ from gateway.cache.key import CacheKey
 
 
 class ValueReader:
-    """Distinguishes a key's entry from claims, damaged values and other keys' values."""
+    """Decodes the values of cache keys. Skips claims, damaged values and values of other keys."""
 
     def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
         self._claims = claims

@@ -153,7 +153,7 @@ def print_json(value: object) -> None:
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print a change's total outcome and each worker's outcome, or print the response as JSON.
+    """Print the outcome of a change on each worker, or print the whole response as JSON.
 
     `head` is printed before the outcomes. `more` is called after the outcomes and prints further
     lines. Exit with 1 if a worker has not applied the change.

@@ -70,7 +70,7 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
 @config.command()
 @admin_options
 def show(*, client: AdminClient, as_json: bool) -> None:
-    """Show the active document, its generation, and the workers that have applied it."""
+    """Show the active configuration, its generation, and the workers that have applied it."""
     answer = client.request("GET", "/admin/config")
     if as_json:
         print_json(answer)

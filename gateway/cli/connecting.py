@@ -17,17 +17,19 @@ _OTHERWISE = (
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
 ) -> tuple[str, str, str]:
-    """Return the listener's URL, the key to send, and the path of the listener's certificate or "".
+    """Return an operators' listener: its URL, the key to send, and the path of its certificate.
 
-    If both `url` and `key` are given, the result contains both. Otherwise, the result describes the
-    listener that runs on `data_dir`. If only the URL or only the key is given, it must belong to
-    this listener, so that a key is never sent to a wrong listener. `prefer_data_dir` is true if the
-    user has named the directory more explicitly than the URL and the key. In this case, the URL and
-    the key must belong to the directory's listener.
+    If both `url` and `key` are given, they are returned with an empty path. Otherwise, the result
+    describes the listener that runs on `data_dir`. If only the URL or only the key is given, it
+    must belong to this listener, so that a key is never sent to a wrong listener.
+
+    `prefer_data_dir` is true if the user has named the directory more explicitly than the URL and
+    the key. Then the directory's listener is used even if both are given, and both must belong to
+    it.
 
     Raises:
-        click.UsageError: the URL or the key is invalid, they do not belong together, or no listener
-            runs on `data_dir`.
+        click.UsageError: the URL or the key is invalid, they do not belong together, or no
+            listener runs on `data_dir`.
     """
     _check_url(url)
     _check_key(key)

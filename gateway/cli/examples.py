@@ -53,7 +53,10 @@ def add_examples(group: click.Group, path: str = "") -> None:
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield the full name and the object of each command below `group`, but not of groups."""
+    """Yield the full name and the object of each command below `group`, at all levels.
+
+    Groups themselves are left out.
+    """
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

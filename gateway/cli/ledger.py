@@ -25,12 +25,12 @@ def init(*, anew: bool) -> None:
     """Create the ledger of a new deployment, or migrate the tables of an older ledger.
 
     Run this once, before the first gateway of a deployment starts. No other process creates a
-    ledger. The command waits up to a minute for the database and the state Redis. If the ledger is
-    empty, but the state Redis has been used before, the ledger was lost. The command then fails, so
-    that you can restore a backup.
+    ledger. The command waits up to a minute for the database and for the Redis that holds shared
+    state. If this Redis has been used before, but the ledger is empty, the ledger was lost. The
+    command then fails, so that you can restore a backup.
 
     SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger. SLUICEGATE_STATE_URL names the
-    state Redis.
+    Redis.
     """
     from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - other commands need no SQL
 

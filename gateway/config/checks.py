@@ -1,6 +1,6 @@
-"""Checks ranges, names, references and combinations of a document's values.
+"""Checks ranges, names, references and combinations of the values in a configuration document.
 
-The document already has the right structure and types.
+The structure and the types of the document must already be right.
 """
 
 import datetime as dt
@@ -75,7 +75,10 @@ def models_named(document: Document) -> Iterator[str]:
 
 
 def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple[Path, str]]:
-    """Yield the path and name of each model in `document` that is neither known nor planned."""
+    """Yield the path and the name of each unknown model in `document`.
+
+    A model is unknown if `known` does not contain it and the document does not mark it as planned.
+    """
     planned = {name for name, entry in document.models.items() if entry.planned}
     for name in document.models:
         if name not in known and name not in planned:
@@ -123,7 +126,7 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
 
 
 def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
-    """Yield each problem of the list of limits at `path`."""
+    """Yield each problem of a list of limits. `path` is the place of the list in the document."""
     rules = tuple(rules)
     for index, rule in enumerate(rules):
         here = (*path, index)

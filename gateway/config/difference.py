@@ -12,9 +12,9 @@ _IDENTITIES = (("id",), ("name",), ("model", "since"))
 class FieldChange(
     msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}
 ):
-    """Holds a field's value before and after a change. A value is unset if there was no such field.
+    """Holds a field's value before and after a change. A missing field has the value `UNSET`.
 
-    If a value is a section, it contains only the fields that do not have their defaults.
+    If a value is a section, fields that have their defaults are left out of it.
     """
 
     path: str
@@ -26,8 +26,8 @@ def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChang
     """Yield the fields that differ, in the order in which their types declare them.
 
     Two lists are compared element by element. Elements correspond if they have the same identity:
-    the same id, the same name, or the same model and date. If only the order of the elements
-    differs, the change lists their identities.
+    the same id, the same name, or the same model and date. If elements have changed their order, a
+    further change lists the identities in the old and in the new order.
     """
     if before == after:
         return

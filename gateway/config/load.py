@@ -21,13 +21,13 @@ WORKER_BASE_BYTES = 256 * 1024 * 1024
 
 
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a placement file. Its regions replace the document's regions."""
+    """The content of a placement file: regions that replace the regions of the configuration."""
 
     regions: tuple[RegionConfig, ...] = ()
 
 
 class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a valid document, its sources, and where each value is in the sources."""
+    """Holds a valid configuration document, its YAML texts, and each value's position in them."""
 
     sources: tuple[DocumentSource, ...]
     document: Document
@@ -37,11 +37,13 @@ class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
-    """Return the document in `folder`. If there is a `placement` file, its regions are used.
+    """Return the configuration document in `folder`.
+
+    If `placement` is given, the regions in that file replace the document's regions.
 
     Raises:
-        ConfigurationError: the document is invalid. The error names the file, line and field of the
-            first problem.
+        ConfigurationError: the document is invalid. The error names the file, line and field
+            of the first problem.
     """
     return load_sources(read_folder(folder), placement=placement)
 
@@ -52,11 +54,14 @@ def load_sources(sources: Sources, *, placement: Path | None = None) -> Document
 
 
 def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedDocument:
-    """Return the document from all `sources`. Each section must be in one source only.
+    """Return the configuration document that all `sources` (YAML texts) form together.
+
+    Each section must be in one text only. If `placement` is given, the regions in that file replace
+    the document's regions.
 
     Raises:
-        ConfigurationError: the document is invalid. The error names the file, line and field of the
-            first problem.
+        ConfigurationError: the document is invalid. The error names the file, line and field
+            of the first problem.
     """
     joined = _join(sources)
     if placement is not None:
@@ -74,18 +79,21 @@ def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedD
 def check_models(
     parsed: ParsedDocument, known: Collection[str], explain: Callable[[str], str]
 ) -> None:
-    """Refuse a document that names a model that is neither `known` nor planned.
+    """Refuse a configuration document that names an unknown model.
+
+    A model is unknown if `known` does not contain it and the document does not mark it as planned.
+    `explain` returns the error message for the name of a model.
 
     Raises:
-        ConfigurationError: there is such a model. The error explains the first one, and names its
-            file, line and field.
+        ConfigurationError: there is an unknown model. The error names the file, line and
+            field of the first one.
     """
     for path, name in checks.unknown_models(parsed.document, known):
         raise parsed.tree.error(path, explain(name))
 
 
 def check_pools(parsed: ParsedDocument, served: Collection[str]) -> None:
-    """Refuse a document in which a `served` model has no pool.
+    """Refuse a configuration document if one of the models in `served` has no pool of backends.
 
     Raises:
         ConfigurationError: there is such a model. The error names the first one.
@@ -122,10 +130,10 @@ def check_memory(parsed: ParsedDocument, limit: int) -> None:
 
 
 def digest(document: Document) -> str:
-    """Return 16 hexadecimal digits. They are the same for documents with the same values.
+    """Return a digest of the document's values, as 16 hexadecimal digits.
 
-    Fields that have their defaults do not affect the digest. So a field that a later version adds
-    does not change it.
+    Fields that have their defaults do not affect the digest. If a later version adds a field, the
+    digest of an old document therefore stays the same.
     """
     encoded = msgspec.json.encode(without_defaults(document), order="sorted")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Checks the assignment of models to the pools of a document."""
+"""Checks how a configuration document assigns models to pools of backends."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Converts plain values to the document's structs. Errors name the invalid field."""
+"""Converts values parsed from YAML to the structs of the configuration. Errors name the field."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
@@ -21,7 +21,10 @@ class SchemaViolation(Exception):
 
 
 class ConfigFinding(NamedTuple):
-    """A problem of a value that has the right type, and the path of this value in the document."""
+    """A problem of a value in the configuration document, and the path of this value.
+
+    The value has the right type, but is not allowed.
+    """
 
     path: Path
     detail: str

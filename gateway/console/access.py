@@ -33,7 +33,7 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ConsoleAccess(ASGIMiddleware):
-    """Checks each request. Stores its session and operator in its state, or refuses the request.
+    """Checks each request to the console. Refuses it, or stores its session and operator in it.
 
     A route names the role that it requires with `opt={"role": Role.OPERATOR}`. The default is
     VIEWER for GET, and ADMIN for all other methods. Every request except GET must come from a page

@@ -21,7 +21,8 @@ class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
 def hourly_rate(document: Document, resolved: Mapping[str, int]) -> int:
     """Return the cost per hour of all backends of `document`, in 10^-9 of a currency unit.
 
-    `resolved` maps the id of each entry with a DNS name to its number of backends.
+    An entry of the document with a DNS name can stand for several backends. `resolved` maps the id
+    of such an entry to their number.
     """
     pools = [pool for region in document.regions for pool in region.pools]
     return sum(round(pool.cost_per_hour * _NANO) * _size(pool, resolved) for pool in pools)

@@ -57,7 +57,7 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Count the events of a dead letter, and return the remaining dead letters."""
+        """Count the events of a dead letter as usage, and return the other dead letters."""
         made = await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
         done = f"Dead letter {number} is counted: {made.counted} requests."
         context = await _context(dead_letters) | {"done": done}
@@ -73,7 +73,7 @@ class DeadLettersController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> Response[str]:
-        """Remove a dead letter without counting it, and return the remaining dead letters."""
+        """Remove a dead letter without counting its events, and return the other dead letters."""
         await asyncio.to_thread(ledger.dead_letters.discard, number, actor=operator.name)
         context = await _context(dead_letters) | {"done": f"Dead letter {number} is discarded."}
         return frame.render(request, "dead_letters/_list.html", context)

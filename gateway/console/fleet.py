@@ -112,22 +112,22 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ejected_for(self) -> float:
-        """Seconds until all workers' ejections of the backend have ended."""
+        """Seconds until no worker keeps the backend ejected (out of use after failures)."""
         return max((each.ejected_for for each in self.seen), default=0.0)
 
     @property
     def share(self) -> float | None:
-        """The fraction of its full traffic that the backend gets. It is below 1 in slow start.
+        """The fraction of its full traffic that the backend gets. It is below 1 during slow start.
 
-        `None` if the backend is drained or not ready.
+        The value is `None` if the backend is drained or not ready.
         """
         return None if self.drained else min((each.share for each in self._ready), default=None)
 
     @property
     def finish(self) -> float | None:
-        """The worst prediction of all workers: seconds until an item that is sent now has a result.
+        """The longest time, in seconds, that any worker predicts for an item that is sent now.
 
-        `None` if the backend is drained or not ready.
+        The value is `None` if the backend is drained or not ready.
         """
         worst = max((each.finish_time for each in self._ready), default=None)
         return None if self.drained or worst is None or worst > _MEGA else worst
@@ -178,11 +178,11 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetView:
-    """Read the document and the workers' reports.
+    """Read the configuration document and the workers' reports about backends.
 
     Raises:
         ConfigurationError: there is no valid document.
-        DependencyUnavailable: the state Redis cannot be reached.
+        DependencyUnavailable: the Redis with the reports cannot be reached.
     """
     reports = await control.reports()
     document = await active.document()

@@ -51,9 +51,9 @@ class Reader(Protocol):
 
 
 class History:
-    """Reads the metrics every five seconds, and every second while a page is open. Keeps points.
+    """Keeps the points of the charts. Reads the metrics every five seconds.
 
-    `clock` returns the Unix time in seconds.
+    While a page is open, reads the metrics every second. `clock` returns the Unix time in seconds.
     """
 
     def __init__(self, *, reader: Reader, clock: Callable[[], float]) -> None:

@@ -45,7 +45,10 @@ async def find_incidents(
     ledger: Ledger,
     cache_redis: PipelinedClient,
 ) -> list[Incident]:
-    """Return all incidents, the worst first. `fleet` is `None` if there are no reports."""
+    """Return all incidents, the worst first.
+
+    `fleet` is `None` if the workers' reports could not be read.
+    """
     found = [
         *await _dependencies(control, ledger, cache_redis),
         *(backend_incidents(fleet, traffic) if fleet is not None else ()),
@@ -139,9 +142,9 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
 
 
 def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
-    """Return an incident if no worker reports to the state Redis, otherwise `None`.
+    """Return an incident if Redis has no reports from workers, otherwise `None`.
 
-    The metrics, which are readable without Redis, show whether workers still serve requests.
+    The metrics in `traffic` do not come from Redis. They show whether workers still serve requests.
     """
     if fleet.workers:
         return None
@@ -155,9 +158,9 @@ def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
 
 
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
-    """Yield the incidents of requests and processes.
+    """Yield incidents for failing requests, refused requests and restarted processes.
 
-    `tenants` maps tenants to the number of their requests that limits refuse per second.
+    For each tenant, `tenants` has the number of requests per second that limits refuse.
     """
     failing = [model for model in traffic.models if _fails(model)]
     if _fails(traffic.total):
@@ -298,7 +301,7 @@ GAUGES: Final = tuple(rule.metric for rule in _RULES)
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:
-    """Yield an incident for each value of a gauge that fulfills the condition of a rule."""
+    """Yield an incident for each gauge in `values` whose value indicates a fault."""
     for rule in _RULES:
         for labels, value in values.of(rule.metric):
             if rule.applies(value):

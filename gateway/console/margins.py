@@ -40,7 +40,7 @@ class MarginReader:
         self._documents: dict[int, Document | None] = {}
 
     async def read(self, control: Control, active: Document, buckets: Buckets) -> Margins:
-        """Return the cost of backends, according to the `active` document and the history."""
+        """Return the cost of backends, from the `active` configuration and those in the history."""
         if len({price.currency for price in active.prices}) > 1:
             return Margins()
         resolved = await _resolved(control)

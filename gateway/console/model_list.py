@@ -32,14 +32,14 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> dict[str, float]:
-        """The fraction of the items that each revision gets in the operators' plan."""
+        """The fraction of the items that operators have assigned to each revision."""
         weights = (self.plan.revisions if self.plan else None) or {}
         total = sum(weights.values())
         return {number: weight / total for number, weight in weights.items()}
 
 
 def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list[ModelRow]:
-    """Return all models that the document names or that backends have, sorted by name."""
+    """Return all models that the configuration names or that backends have, sorted by name."""
     served: dict[str, Counter[str]] = {}
     numbers: dict[str, set[str]] = {}
     problems: dict[str, Counter[str]] = {}

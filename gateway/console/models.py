@@ -153,7 +153,7 @@ class ModelPagesController(Controller):
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
-        """Return the results of each revision, from the backends, and the forms for its plan."""
+        """Return the results of each revision, and the forms that change the use of revisions."""
         context = {"found": await revision_reader.read(model), "model": await models.one(model)}
         return frame.render(request, "models/_revisions.html", context)
 
@@ -166,7 +166,10 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Divide items by the weights in the form. The form's fields are named after revisions."""
+        """Divide a model's items among its revisions, by the weights in the form.
+
+        The form has a field for the weight of each revision.
+        """
         form = {name: str(value).strip() for name, value in (await request.form()).multi_items()}
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(
@@ -198,7 +201,7 @@ class ModelPagesController(Controller):
         operator: NamedDependency[Operator],
         model: FromPath[str],
     ) -> Response[str]:
-        """Restore the plan that was in effect before the last change of the split."""
+        """Undo the last change of the model's traffic split."""
         change = _Change(request, frame, plan_changes, model, operator.name)
         return await change.make(as_before(model), ROLLBACK, dry_run=data.dry_run)
 
@@ -230,7 +233,7 @@ class _Change:
         self._actor = actor
 
     async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
-        """Make the change. If `dry_run` is true, only let every backend check the new plan."""
+        """Make the change. If `dry_run` is true, backends only check whether it is possible."""
         done = await self._changes.change(
             self._model, derive, action=action, actor=self._actor, dry_run=dry_run
         )

@@ -176,8 +176,7 @@ def tenant_context(tenant: Tenant) -> dict[str, Any]:
 def key_context(keys: list[Key]) -> dict[str, Any]:
     """Return the template variables that describe keys.
 
-    Valid keys come before all other keys. Among valid keys and among other keys, newer keys come
-    first.
+    Valid keys come first, then all other keys. In both groups, newer keys come before older keys.
     """
     now = datetime.now(UTC)
     lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]

@@ -85,8 +85,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """The traffic between two readings.
 
     `values` are the values of the last reading. `rates` are the increases per second between the
-    readings. `restarts` are the restarts of the last five minutes, and not only those between the
-    readings, because an operator would miss restarts that are shown only briefly.
+    readings. `restarts` are the restarts of the last five minutes. Restarts between the readings
+    alone would be shown too briefly.
     """
 
     at: float
@@ -135,8 +135,8 @@ def traffic_between(before: Reading, after: Reading) -> Traffic:
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     """Return a quantile of a histogram, interpolated within its bucket.
 
-    `share` is a fraction such as 0.95. `buckets` maps each bucket's upper bound to the bucket's own
-    count, which is not cumulative.
+    `share` is a fraction such as 0.95. `buckets` maps the upper bound of each bucket to its count.
+    The counts are not cumulative.
     """
     rest = share * sum(buckets.values())
     if rest <= 0:

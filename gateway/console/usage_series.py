@@ -56,7 +56,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
         return [*(start.timestamp() for start in self.starts), self.until.timestamp()]
 
     def label(self, start: datetime) -> str:
-        """Return the name of an hour or day as rows of usage have it."""
+        """Return the name that rows of usage have for the hour or day that begins at `start`."""
         return (
             start.date().isoformat()
             if self.unit is GroupBy.DAY
@@ -129,7 +129,7 @@ class UsageReader:
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return a row for each tenant or model in `names` and each hour or day."""
+        """Return a row for each hour or day and each tenant or model in `names`."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)
@@ -162,7 +162,10 @@ def measured(row: GroupUsage, measure: Measure) -> float:
 
 
 def source_chart(rows: Sequence[GroupUsage], buckets: Buckets) -> Chart:
-    """Return the number of items over time for each outcome: hit, collapsed, computed or failed."""
+    """Return a chart of the number of items by outcome: hit, collapsed, computed or failed.
+
+    A collapsed item has shared the result of an equal item that was in flight.
+    """
     series = [
         Series(label=name, values=_values(rows, buckets, attrgetter(name))) for name in SOURCES
     ]

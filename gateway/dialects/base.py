@@ -1,4 +1,7 @@
-"""Holds functions that all dialects use to count tokens, check texts and describe operations."""
+"""Holds functions that all dialects (APIs of other products) share.
+
+They count tokens, check texts and describe operations.
+"""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

@@ -58,7 +58,7 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
         return self.texts
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/embed`."""
+        """Return the equivalent request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=list(self.texts),
@@ -87,7 +87,7 @@ class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
         return self.documents
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/rerank`."""
+        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.documents).request()
 
 
@@ -106,7 +106,7 @@ class CohereClassifyBody(_CohereBody, frozen=True, kw_only=True):
         return self.inputs
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/classify`."""
+        """Return the equivalent request of the native route `POST /v1/classify`."""
         if self.examples:
             raise InvalidRequest(
                 "`examples` is not supported, because models are already trained; leave it out, or"

@@ -13,9 +13,9 @@ from gateway.types import Answer, RequestId, Usage
 
 
 class SharedRoute(NativeRoute):
-    """Serves a native route, which accepts the native body and Cohere's body.
+    """Serves a route that accepts two kinds of bodies: Sluicegate's own (native) and Cohere's.
 
-    The attribute `mark` names a field that only Cohere's body has.
+    The argument `mark` names a field that only Cohere's body has.
     """
 
     def __init__(self, native: type[Body], of_cohere: type[Any], *, mark: str) -> None:

@@ -46,7 +46,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     tokens: list[int]
 
     def items(self) -> list[Any]:
-        """Return the tokens as one item. An empty list is no item, as on the native route."""
+        """Return the tokens as one item, or no item if there are no tokens."""
         return [self.tokens] if self.tokens else []
 
     def request(self, model: str = "") -> InferenceRequest:
@@ -59,7 +59,7 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class CohereTokensRoute(SharedRoute):
-    """Serves a native token route, which accepts the native body and Cohere's body."""
+    """Serves a route for tokens that accepts Sluicegate's own (native) body and Cohere's body."""
 
     @override
     def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:

@@ -117,7 +117,7 @@ class HuggingFacePipelineRoute(HuggingFaceRoute):
 
 
 def given_fields(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a body and of its `parameters`, without fields that have no value.
+    """Return the fields of a body together with the fields of its `parameters`.
 
     Fields with the value `null` are left out, because clients send `null` for omitted fields.
 
@@ -141,7 +141,10 @@ def given_fields(raw: bytes) -> dict[str, Any]:
 
 
 def unserved_call(model: str) -> ModelCall:
-    """Return a placeholder for a call to an unserved model. The request path refuses the call."""
+    """Return a placeholder for a call to a model that is not served.
+
+    The gateway refuses the call later, when it processes the request.
+    """
     return ModelCall(model, FeatureExtractionInputs(inputs="-"))
 
 

@@ -61,10 +61,9 @@ class ModelCall(msgspec.Struct, frozen=True):
         return self.inputs.items()
 
     def request(self, model: str) -> InferenceRequest:
-        """Return the request for the model that the gateway serves.
+        """Return the native request for this call.
 
-        The method ignores `model`, which comes from the path, because the path may contain the
-        model's owner.
+        The argument `model` is ignored. It comes from the path, and may contain the model's owner.
         """
         return self.inputs.native(self.model).request(self.model)
 

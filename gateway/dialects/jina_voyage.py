@@ -1,9 +1,9 @@
 """Implements Jina's and Voyage's embeddings and reranking, which differ only in field names.
 
-Both products use the same paths as native routes, and a body does not show to which product it
-belongs. The gateway therefore serves the two APIs under the prefixes `/jina` and `/voyage`. Errors
-are native errors (problem documents), because these have the field `detail`, which the products'
-clients read.
+Both products use the same paths as native routes. A body does not show to which product it belongs.
+The gateway therefore serves the two APIs under the prefixes `/jina` and `/voyage`. Errors are
+problem documents, as on native routes. The clients of both products read the field `detail` of
+these documents.
 """
 
 from typing import Any, Literal
@@ -71,7 +71,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
         return _texts(self.input if isinstance(self.input, list) else [self.input])
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/embed`."""
+        """Return the equivalent request of the native route `POST /v1/embed`."""
         if self.late_chunking:
             raise InvalidRequest("`late_chunking` is not supported; leave it out.")
         return EmbedBody(
@@ -109,7 +109,7 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
         return self.input if isinstance(self.input, list) else [self.input]
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/embed`."""
+        """Return the equivalent request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=self.items(),
@@ -141,7 +141,7 @@ class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
         return _texts(self.documents)
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/rerank`."""
+        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.items()).request()
 
     @override
@@ -169,7 +169,7 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
         return self.documents
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/rerank`."""
+        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(
             model=self.model, query=self.query, documents=self.documents, truncate=self.truncation
         ).request()
@@ -207,7 +207,7 @@ class NamedRoute(InferenceRoute):
 
 
 class NamedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request, computed or from the cache."""
+    """The number of tokens of a request, including the tokens of cached items."""
 
     total_tokens: int
     """The number of tokens of all texts, as the model reads them."""

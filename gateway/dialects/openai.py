@@ -54,7 +54,7 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         return texts_in_tokens(given, "input") if isinstance(given, list) else [given]
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request of the native route `POST /v1/embed`."""
+        """Return the equivalent request of the native route `POST /v1/embed`."""
         return EmbedBody(model=self.model, input=self.items(), dimensions=self.dimensions).request()
 
 
@@ -80,7 +80,7 @@ class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a request, computed or from the cache."""
+    """The number of tokens of a request, including the tokens of cached items."""
 
     prompt_tokens: int
     """The number of tokens of all texts, as the model reads them."""

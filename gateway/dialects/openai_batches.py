@@ -323,12 +323,12 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Cancel a batch. It is `cancelling` until its files have all computed results."""
+        """Cancel a batch. Its status is `cancelling` until its files have all computed results."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 
 def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
-    """Return the seconds for which a form asks to keep its file, or `None` if it names no time.
+    """Return the seconds for which a form asks to keep its file, or `None` if it does not ask.
 
     Raises:
         InvalidRequest: the fields are malformed, or the time is too short or too long.

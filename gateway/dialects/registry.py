@@ -1,4 +1,4 @@
-"""Lists all dialects. To add a dialect, add a line here."""
+"""Lists all dialects (APIs of other products). To add a dialect, add a line here."""
 
 from typing import Final
 

@@ -93,8 +93,8 @@ def entities_in(result: bytes) -> list[StoredEntity]:
 def tokens_in(result: bytes) -> StoredTokens:
     """Return the tokens of a `tokenize` result.
 
-    Each column is decoded in its own call, because decoding many tokens in one call would hold the
-    GIL for long.
+    Ids, tokens and offsets are decoded in three calls. One call for all of them would hold the GIL
+    for long.
     """
     columns = _columns(result)
     return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
@@ -130,7 +130,10 @@ def encoded_list(values: Iterable[Any]) -> bytes:
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return the index and the score of the `most` best documents in a `rerank` response."""
+    """Return the index and the score of each document in a `rerank` response, the best first.
+
+    If `most` is given, only this many documents are returned.
+    """
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

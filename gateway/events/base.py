@@ -29,5 +29,8 @@ class EventPublisher(Protocol):
         ...
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Record an event in msgpack. The caller must have reserved exactly the event's size."""
+        """Record the event whose msgpack encoding is `payload`.
+
+        The caller must have reserved exactly the size of `payload` with `reserve_bytes`.
+        """
         ...

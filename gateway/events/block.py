@@ -1,7 +1,7 @@
-"""Packs up to a thousand events of one log into a block. A block is an entry of the event stream.
+"""Packs up to a thousand events of one event log into a block.
 
-The payload of a block is a msgpack list of the log's records. Shipping copies the bytes of the
-records without decoding them.
+Each block is one entry of the event stream in Redis. The payload of a block is a msgpack list of
+the log's records. Their bytes are copied into the block without being decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class MalformedBlock(Exception):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the events `first` to `last` of a log.
+    """Holds the events of one log with the sequence numbers `first` to `last`.
 
     If `lost` is set, these events cannot be read.
     """
@@ -37,7 +37,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of events that the block covers, by their sequence numbers."""
+        """The number of sequence numbers from `first` to `last`, including both."""
         return self.last - self.first + 1
 
     def fields(self) -> list[bytes | str | int]:
@@ -60,7 +60,7 @@ def gap(log_id: str, first: int, last: int) -> Block:
 
 
 def from_fields(fields: Mapping[bytes, bytes]) -> Block:
-    """Return the block in a stream entry. Its payload is not decoded.
+    """Return the block that a stream entry contains, without decoding the payload.
 
     Raises:
         MalformedBlock: a field is missing or wrong.
@@ -81,7 +81,10 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
 
 
 class PartialBlock(NamedTuple):
-    """Holds a malformed block's events, their sequence numbers, and its other records (`wrong`)."""
+    """Holds the valid events of a malformed block, and its other records (`wrong`).
+
+    `numbers` holds the sequence numbers of `events`, in the same order.
+    """
 
     events: list[RequestEvent]
     numbers: list[int]
@@ -113,10 +116,10 @@ class Unpacker:
         return events
 
     def decode_partially(self, block: Block) -> PartialBlock:
-        """Return the events of a malformed `block`, and the records that are not events.
+        """Return the valid events of a malformed `block`, and its other records.
 
-        Records beyond the block's last sequence number are not returned as events, because another
-        block has events with these numbers.
+        Records beyond the block's last sequence number count as invalid, because another block
+        contains the events with these numbers.
         """
         found = PartialBlock([], [], [])
         try:

@@ -1,4 +1,7 @@
-"""Stores, beside an event log's segments, up to which record the ledger has committed the log."""
+"""Stores the last sequence number of an event log that the ledger has committed.
+
+The number is in a file beside the log's segments.
+"""
 
 import contextlib
 import os
@@ -11,10 +14,11 @@ _MARK: Final = struct.Struct("<Q")
 
 
 class CommittedMark:
-    """Stores the last sequence number that the ledger is known to have committed, for one log.
+    """Stores the last sequence number of one log that the ledger is known to have committed.
 
-    If the ledger later reports a lower number, the ledger was restored from a backup. If the file
-    in the log's `directory` cannot be written, only this process knows `value`.
+    If the ledger later reports a lower number, the ledger was restored from a backup. The number is
+    in a file in `directory`, the folder of the log. If the file cannot be written, only this
+    process knows the number.
     """
 
     def __init__(self, directory: Path) -> None:

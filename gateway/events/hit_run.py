@@ -14,12 +14,12 @@ class HitRun:
 
     Request ids are consecutive from `first` on. `count` is the number of hits in the present
     event-loop iteration, and `max_count` is the most hits that an iteration can have. `started` is
-    the time when the iteration's first hit began, on the event loop's clock. `began` is the same
-    moment on a finer clock. `route` and `source` are labels of metrics.
+    when the first hit of the iteration began, on the event loop's clock. `began` is the same moment
+    on a more precise clock. `route` and `source` are labels of metrics.
 
-    `reserved_ids` is the number of reserved ids that are left. When no id is left,
-    `gateway.api.request_events` doubles `ids_at_once`, up to a maximum, and reserves `ids_at_once`
-    new ids.
+    `reserved_ids` is the number of reserved ids that are left. When it is 0,
+    `gateway.api.request_events` reserves new ids. `ids_at_once` is the number of ids to reserve. It
+    doubles with each reservation, up to a maximum.
     """
 
     __slots__ = (
@@ -40,7 +40,10 @@ class HitRun:
         self.started = self.began = 0.0
 
     def add(self) -> int:
-        """Count one more hit, for which space was reserved; return the number in its id."""
+        """Count one more hit, and return the number for its request id.
+
+        The caller must have reserved space for the event of the run.
+        """
         number = self.first + self.count
         self.count += 1
         return number

@@ -53,11 +53,12 @@ class EventLog:
 
     The folder is in `directory`. Its name is `name` with a random suffix. Only one thread may use
     the log. `close` marks the log as finished. If the process dies without calling `close`, the
-    shipper takes over the folder.
+    shipper (the process that sends events to Redis) takes over the folder.
 
-    `allocate` reserves the blocks of a file in advance, because a write to mapped memory would kill
-    the process on a full disk. While the disk is full, events are refused. `sync` makes sure that
-    events are soon synced to the disk. Without `sync`, the kernel decides when to write them.
+    `allocate` reserves the disk blocks of a file in advance. Otherwise, a write to mapped memory
+    would kill the process when the disk is full. While the disk is full, events are refused. `sync`
+    makes sure that events are soon synced to the disk. Without `sync`, the kernel decides when to
+    write them.
 
     Raises:
         EventLogUnavailable: the log cannot be created for a reason other than a full disk.
@@ -156,7 +157,7 @@ class EventLog:
     def refusal_reason(self) -> str:
         """Return why events are refused, or "" if they are accepted.
 
-        If the disk was full, first try again to start a segment.
+        If events were refused because of a full disk, first try again to create a file.
         """
         if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Reads an event log from its files, even while it is written, and after its writer has died."""
+"""Reads an event log from its files.
+
+The log can be read while another process writes to it, and after that process has died.
+"""
 
 import fcntl
 import os
@@ -44,7 +47,7 @@ class RecordBatch(NamedTuple):
         return self.first + len(self.payloads) - 1
 
     def after(self, sequence: int) -> "RecordBatch":
-        """Return the batch without the records whose sequence numbers are `sequence` or less."""
+        """Return the part of the batch whose sequence numbers are greater than `sequence`."""
         skipped = sequence + 1 - self.first
         if skipped <= 0:
             return self
@@ -124,10 +127,10 @@ class LogReader:
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Estimate the last sequence number that a log had when its machine crashed.
+        """Estimate the last sequence number that the log had when its machine crashed.
 
-        The crash has destroyed all records between the last record that can be read and the result.
-        The result is 0 if the log has not ended, or if no crash can have destroyed records.
+        The crash has destroyed the records after the last readable record, up to this number. The
+        result is 0 if the log has not ended, or if no crash can have destroyed records.
         """
         if not self.ended or self._is_finished:
             return 0
@@ -173,7 +176,10 @@ class LogReader:
         self.ended = False
 
     def committed_segments(self, committed: int) -> list[int]:
-        """Return, in order, the segments whose records are all read and committed."""
+        """Return the numbers of the segments that were read completely and committed, in order.
+
+        `committed` is the last sequence number that the ledger has committed.
+        """
         self._list()
         # The result can include the current segment, because the reader may have read all records
         # of the segment before the segment's mark was written.

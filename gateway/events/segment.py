@@ -58,13 +58,13 @@ class Scan(NamedTuple):
 def file_name(number: int) -> str:
     """Return the file name of segment `number`.
 
-    Sorted by name, files are in the order of numbers.
+    Sorting the files by name also sorts them by number.
     """
     return f"{number:08d}{SUFFIX}"
 
 
 def file_number(name: str) -> int | None:
-    """Return the number of the segment with this file name, or `None` if it is not a segment."""
+    """Return the number of the segment with this file name, or `None` for any other file."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and stem.isdecimal() else None
 

@@ -1,10 +1,12 @@
 """Syncs an event log to the disk in a thread. A power cut destroys records that were not synced.
 
-The files alone would not show how many records a power cut has destroyed. Before each sync, the
-thread therefore estimates the sequence number that the log will have reached at the next sync. It
-writes the estimate to `synced.mark`, together with the machine's boot id. If the boot id has
-changed since, the whole machine has crashed, and not only a process. The shipper then reports the
-missing records up to the estimate as lost.
+The files alone do not show how many records a power cut has destroyed. Before each sync, the thread
+therefore writes an estimate to `synced.mark`: the sequence number that the log will have reached at
+the next sync. The file also holds the machine's boot id, which changes with each boot.
+
+If the boot id is different when the log is read, the whole machine has crashed, and not only a
+process. The shipper (the process that sends events to Redis) then reports the missing records up to
+the estimate as lost.
 """
 
 import contextlib
@@ -31,14 +33,21 @@ _encode: Final = msgspec.json.encode
 
 
 class SyncStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts failed syncs. The oldest unsynced record has waited for `unsynced` seconds."""
+    """Counts failed syncs.
+
+    `unsynced` is the time in seconds for which the oldest unsynced record has waited.
+    """
 
     failures: int = 0
     unsynced: float = 0.0
 
 
 class SyncedMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the estimated last sequence number of a log, and the boot id when it was written."""
+    """Holds the content of `synced.mark`: an estimate, and the machine's boot id.
+
+    The estimate (`expected`) is the last sequence number that the log may have reached before a
+    crash.
+    """
 
     expected: int
     boot: str
@@ -53,7 +62,10 @@ def boot_id() -> str:
 
 
 def read_mark(directory: Path) -> SyncedMark | None:
-    """Return the mark of the log in `directory`, or `None` if it cannot be read."""
+    """Return the content of `synced.mark` in the log folder `directory`.
+
+    Return `None` if the file cannot be read.
+    """
     try:
         return msgspec.json.decode((directory / MARK_NAME).read_bytes(), type=SyncedMark)
     except (OSError, msgspec.DecodeError):
@@ -63,8 +75,8 @@ def read_mark(directory: Path) -> SyncedMark | None:
 class LogSync:
     """Syncs the files of one log every `interval` seconds, if there are new records.
 
-    Only the log's thread may call `follow`, `add` and `close`. `follow` and `add` do not wait for
-    the disk. `close` waits for at most two seconds.
+    Only the thread that writes the log may call `follow`, `add` and `close`. `follow` and `add` do
+    not wait for the disk. `close` waits for at most two seconds.
     """
 
     def __init__(
@@ -98,11 +110,14 @@ class LogSync:
         self._thread = threading.Thread(target=self._run, name="event-log-sync", daemon=True)
 
     def follow(self, sequence: Callable[[], int]) -> None:
-        """Set the function that returns the number of the last record."""
+        """Set the function that returns the sequence number of the log's last record."""
         self._sequence = sequence
 
     def add(self, file: int, directory: Path) -> None:
-        """Sync the segment `file` from now on. This object closes the descriptor."""
+        """Sync the segment with the file descriptor `file` from now on.
+
+        The segment is in the folder `directory`. This object closes the descriptor.
+        """
         with self._adding:
             self._added += 1
             self._files[self._added] = file
@@ -116,7 +131,7 @@ class LogSync:
     def close(self) -> None:
         """Sync the remaining records and end the thread.
 
-        If the disk hangs, the thread ends later.
+        If the disk does not respond, this call returns before the thread ends.
         """
         self._ending.set()
         if self._thread.ident is not None:

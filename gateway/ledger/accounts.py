@@ -194,12 +194,12 @@ class Accounts:
         """Give a key a new secret, at the request of a caller that sent a valid secret of the key.
 
         `key_hash` is the hash of the new secret. `former_hash` is the hash of the secret that the
-        caller sent. The sent secret stays valid for `keep` seconds, or until its own expiry or the
-        key's expiry if that is earlier.
+        caller sent. The sent secret stays valid for `keep` seconds, but not beyond its own expiry
+        or the key's expiry.
 
-        Any other secret of the key becomes invalid immediately. For example, a caller that never
-        received the response with the new secret rotates again with its old secret. The secret in
-        the lost response then becomes invalid.
+        All other secrets of the key become invalid immediately. For example, a caller that never
+        received its new secret can call this method again with the old secret. The new secret that
+        was lost then becomes invalid.
 
         Raises:
             NotFound: the key does not exist.

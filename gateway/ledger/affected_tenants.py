@@ -33,10 +33,10 @@ class AffectedTenants:
         self._limit = limit
 
     def by_limits(self, *, of_tenants: bool, of_keys: bool) -> TenantCount:
-        """Return the tenants to whom the configuration document's default limits apply.
+        """Count the tenants to which the configuration document's default limits apply.
 
-        With `of_tenants`, the result includes tenants without limits of their own. With `of_keys`,
-        it includes tenants that have a key without limits of its own.
+        With `of_tenants`, count the tenants without limits of their own. With `of_keys`, count the
+        tenants that have a key without limits of its own.
         """
         without = _tenants.c.rules == _NONE
         is_key = (_keys.c.rules == _NONE) & _keys.c.revoked.is_(None)
@@ -47,10 +47,9 @@ class AffectedTenants:
         return self._count(select(_tenants.c.id.label("tenant")).where(or_(*applies)))
 
     def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
-        """Return the tenants that have used one of `models` this month (UTC).
+        """Count the tenants that have used one of `models` this month (UTC).
 
-        With `all_but`, the result also includes the tenants that have used a model that is not in
-        `all_but`.
+        If `all_but` is set, also count the tenants that have used any model outside `all_but`.
         """
         if not models:
             return TenantCount(count=0, first=[])

@@ -26,9 +26,9 @@ class LeaseLost(Exception):
 class BatchStore:
     """Reads and changes batch jobs. All calls block.
 
-    Only the process that holds the lease of a batch job runs the batch job. `holder` is the name of
-    this process. A restarted process keeps its name, and so takes over its former leases
-    immediately.
+    A process may run a batch job only while it holds the lease of the batch job. In the methods,
+    `holder` is the name of this process. A restarted process keeps its name, and so takes over its
+    former leases immediately.
     """
 
     def __init__(self, store: Store) -> None:
@@ -107,12 +107,12 @@ class BatchStore:
     def claim(
         self, holder: str, *, seconds: float, running: Collection[RequestBatch], most: int
     ) -> RequestBatch | None:
-        """Take the lease of an open batch job that no process runs.
+        """Take the lease of an open batch job that no other process runs.
 
-        `running` are the batch jobs that the holder already runs. Among the tenants with available
-        batch jobs, the holder chooses the tenant with the fewest batch jobs in `running`, and takes
-        the tenant's oldest batch job. If `running` has `most` or more batch jobs, the holder takes
-        only a batch job of a tenant that has none in `running`.
+        `running` holds the batch jobs that the holder already runs. The tenant with the fewest
+        batch jobs in `running` comes first. The holder takes the oldest batch job of this tenant.
+        If `running` has `most` or more batch jobs, tenants with a batch job in `running` are left
+        out.
 
         Returns:
             The batch job, or `None` if no batch job is available.

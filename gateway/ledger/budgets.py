@@ -115,8 +115,8 @@ class Budgets:
     def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
         """Return what is left of a tenant's budget this month, or `None` if there is no budget.
 
-        If a usage event arrives more than an hour late, up to 15 minutes can pass until the status
-        includes the event's cost.
+        The cost of a usage event that arrives more than an hour late can be missing for up to 15
+        minutes.
         """
         with self._store.reading() as connection:
             text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))

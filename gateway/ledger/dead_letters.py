@@ -87,7 +87,7 @@ class DeadLetters:
     def remove_replayed(self, number: int, *, counted: int, actor: str) -> None:
         """Delete a dead letter after the caller has recorded its events.
 
-        `counted` is the number of their requests. The audit log states it.
+        `counted` is the number of requests in these events. It appears in the audit log.
         """
         with self._store.writing() as connection:
             detail: dict[str, object] = {"counted": counted}

@@ -47,10 +47,10 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     """Return one row for each run of similar `events`.
 
-    Events form a run if their ids are consecutive, their times lie in the same second, and their
-    values of all columns in `_KIND` are equal. The row of a run has the first event's id, the
-    events' earliest time, and the sums of their units. All events of a run have the same price,
-    because prices change only at whole seconds.
+    The events of a run have consecutive ids, and their times lie in the same second. They have the
+    same tenant, key, model, task, status, region, revision, error code and value of `batch`. The
+    row of a run has the first event's id, the events' earliest time, and the sums of their units.
+    All events of a run have the same price, because prices change only at whole seconds.
     """
     rows: list[dict[str, Any]] = []
     used: list[list[tuple[int, ...]]] = []  # for each row, the usage of its events

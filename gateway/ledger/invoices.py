@@ -76,7 +76,10 @@ def month_bounds(month: str) -> tuple[int, int]:
 
 
 def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
-    """Return a tenant's invoice for one month; `found` is the month's usage, not grouped."""
+    """Return a tenant's invoice for one month.
+
+    `found` is the tenant's usage in this month, by model and price.
+    """
     sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:

@@ -103,10 +103,13 @@ class Ledger:
     ) -> list[GroupUsage]:
         """Return the usage of one or several tenants, from `since` to before `until`.
 
-        If `tenant` is `None`, the result is the usage of `tenants`. If `tenants` is `None`, too, it
-        is the usage of all tenants. If `models` is `None`, the result includes all models. If usage
-        is grouped by model, requests that were refused before their model was known are left out.
-        Cost is computed with the published prices, or with `prices` if no price is published.
+        `tenant` selects one tenant. If it is `None`, `tenants` selects several tenants. If both are
+        `None`, the result includes all tenants. If `models` is `None`, the result includes all
+        models.
+
+        If usage is grouped by model, requests that were refused before their model was known are
+        left out. Cost is computed with the published prices, or with `prices` if no price is
+        published.
 
         Raises:
             InvalidRequest: a time has no time zone, or `since` is after `until`.
@@ -140,7 +143,10 @@ class Ledger:
     def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
     ) -> list[RevisionCost]:
-        """Return usage and cost of each revision (`arm`) in the events of `model` and `revision`.
+        """Return the usage and the cost of each revision in a traffic split.
+
+        `model` and `revision` select the usage events with these values. In the result, `arm` is
+        the number of a revision in the traffic split.
 
         Cost is computed with the published prices, or with `prices` if no price is published.
         """

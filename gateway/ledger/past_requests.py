@@ -27,8 +27,8 @@ def find_request(
     `models`.
 
     One row can hold a run: several requests whose ids are consecutive numbers. The row has the id
-    of the first request. Each line of a batch job has its own row. The row's id ends in `FAILED` if
-    the line failed.
+    of the first request. But each line of a batch job has its own row. If the line failed, an `f`
+    follows the request's id in the row.
     """
     if not _ANY.fullmatch(request_id):
         return None

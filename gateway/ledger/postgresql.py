@@ -97,9 +97,9 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
     """Return an engine whose statements take at most `timeout` seconds.
 
     The server cancels a statement that takes longer. If the server does not respond, the engine
-    shuts the connection down. After a connection has ended, or a server has become a standby, the
-    engine replaces each of its connections before the connection is used again. The engine has at
-    most `CONNECTIONS` connections.
+    shuts the connection down. When the engine detects a broken connection, or that the server has
+    become a standby, it replaces all its connections. The engine has at most `CONNECTIONS`
+    connections.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}

@@ -44,7 +44,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return Price(entry=entry, since=self.since, is_batch=True)
 
     def for_tokens(self) -> "Price":
-        """Return the price for tasks that use no model, such as counting tokens: they are free."""
+        """Return a price of 0, for tasks that use no model, such as counting tokens."""
         entry = msgspec.structs.replace(self.entry, **dict.fromkeys(_PRICED, 0))
         return Price(entry=entry, since=self.since, is_free=True)
 
@@ -69,8 +69,8 @@ def starts_at(entry: PriceConfig) -> int:
 class PriceList:
     """Finds the price of a model at a time.
 
-    The price at a time is the model's latest price that has taken effect by then. If there is none,
-    it is the latest such price of `*`.
+    The result is the model's own price that took effect last. If the model has no own price at that
+    time, the result is the price of `*` that took effect last.
     """
 
     def __init__(self, entries: Collection[PriceConfig]) -> None:
@@ -100,7 +100,8 @@ class PriceList:
 def amount(units: Units, price: PriceConfig) -> int:
     """Return the exact cost in 10^-9 of a currency unit.
 
-    A coalesced item (`collapsed`) costs as much as a cache hit. A failed item is free.
+    An item that shared the computation of an equal item (`collapsed`) costs as much as a cache hit.
+    A failed item is free.
     """
     return (
         (units.hit + units.collapsed) * price.hit

@@ -51,7 +51,10 @@ _valid: Final = (
 
 
 class AccountsVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a state of tenants and keys: the number of the last change, and its token."""
+    """Identifies a state of tenants and keys.
+
+    `number` is the number of the last change, and `token` is the random token of this change.
+    """
 
     number: int = 0
     token: str = ""
@@ -84,8 +87,9 @@ class PrincipalReader:
     def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
         """Return the changes since a version, or `None` if nothing has changed.
 
-        If the ledger does not show what has changed, the result has all principals. The expiry of a
-        key is not a change, so readers must themselves check whether a key has expired.
+        If the ledger does not know all changes since that version, the result has all principals.
+        The expiry of a key is not a change. Readers must therefore check for each key whether it
+        has expired.
         """
         with self._store.reading() as connection:
             # The version is read first, so that the principals are at least as new as the version.

@@ -16,7 +16,11 @@ _KEPT = 50
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the number of a region's newest configuration document, and its drained backends."""
+    """Holds what the ledger has stored of a region's published state.
+
+    This is the number of the newest configuration document, and the list of drained backends, which
+    get no new requests.
+    """
 
     generation: int = 0
     """The generation (number) of the newest configuration document, or 0 if there is none."""
@@ -69,7 +73,7 @@ class PublishedState:
             connection.execute(delete(table).where(of_region, table.c.generation <= newest - _KEPT))
 
     def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
-        """Store the names of the drained backends, unless a newer version is stored."""
+        """Store the names of the drained backends, unless a newer version of the list is stored."""
         table = schema.drained_backends
         text = msgspec.json.encode(sorted(backends)).decode()
         row = {"version": version, "backends": text}

@@ -1,7 +1,7 @@
 """Records each usage event exactly once.
 
-A transaction stores events together with the high-water mark of each event log. All records of the
-log up to this sequence number are stored.
+Each transaction stores events together with the high-water marks of their event logs. The
+high-water mark of a log is a sequence number. All records of the log up to this number are stored.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ class EventRecorder:
         """Insert events that are not recorded yet; return the number of their requests.
 
         Similar events with consecutive ids become one row, which has only the first event's id.
-        The sequence numbers of their records show that the other events are recorded, too.
+        Only the sequence numbers of the log's records show that the other events are recorded.
         """
         rows = self._insert(connection, events)
         add_hours(self._store, connection, rows)

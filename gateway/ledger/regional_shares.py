@@ -1,8 +1,9 @@
-"""Stores gateway regions' shares of limits, their workers' leases, and grants of quotas.
+"""Stores the shares of limits and the units of quotas that gateway regions have.
 
-Every worker reports its demand about once a second. The reports' transactions run one at a time. A
-region is live while one of its workers has a lease. When the last lease has expired, other regions
-get the region's shares. `gateway.regional_limits.policy` decides how large each share is.
+Every worker reports its demand about once a second, and so renews its lease. The transactions of
+these reports run one at a time. A region is live while one of its workers has a lease. When the
+last lease has expired, other regions get the region's shares. `gateway.regional_limits.policy`
+decides how large each share is.
 """
 
 from collections.abc import Mapping
@@ -46,8 +47,8 @@ class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
 class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a region's share of a bucket to operators.
 
-    The region applies the fraction `share` of the limit. Other regions must leave it the fraction
-    `held`. `demand` is in units per second.
+    `share` is the fraction of the limit that the region applies. `held` is the fraction that the
+    other regions must leave to the region. `demand` is in units per second.
     """
 
     bucket: str

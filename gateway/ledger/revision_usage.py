@@ -39,7 +39,11 @@ def add_revision_usage(
 def revision_costs(
     store: Store, model: str, revision: str, prices: PriceList
 ) -> list[RevisionCost]:
-    """Return usage and cost of each revision (`arm`) in the events of `model` and `revision`."""
+    """Return the usage and the cost of each revision in a traffic split.
+
+    `model` and `revision` select the usage events with these values. In the result, `arm` is the
+    number of a revision in the traffic split.
+    """
     key = (_table.c.time, _table.c.arm)
     query = (
         select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))

@@ -2,8 +2,8 @@
 
 A row of sums in `usage_events` has the same form as a row that holds several similar requests. All
 queries, including queries of older programs, therefore return the same usage as before. The
-replacement discards the requests' ids and their times within the hour. From then on, only the marks
-and ranges of event logs can show that an event was recorded (see `EventRecorder`).
+replacement discards the requests' ids and their times within the hour. From then on, only the
+stored sequence numbers of event logs show that an event was recorded (see `EventRecorder`).
 """
 
 import hashlib

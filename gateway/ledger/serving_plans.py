@@ -28,7 +28,7 @@ class ServingPlanStore:
         self._audit = audit
 
     def load(self) -> ServingPlans:
-        """Return all plans and their version, which every change of a plan increases."""
+        """Return all plans and their version. Every change of a plan increases the version."""
         with self._store.reading() as connection:
             rows = connection.execute(select(_table)).all()
         plans = {row.model: plan for row in rows if (plan := _decode(row.plan)) is not None}

@@ -161,9 +161,10 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert `rows`. If the primary key of a row exists, increase the existing row instead.
+        """Insert `rows`, or add them to existing rows with the same primary keys.
 
-        The columns `summed` increase by the values of the new row. The other columns stay.
+        If a row with the same primary key exists, its columns `summed` increase by the values of
+        the new row. Its other columns stay.
         """
         if not rows:
             return
@@ -179,7 +180,11 @@ class Store:
         connection.execute(_add_in_postgresql(table, columns, tuple(summed)), values)
 
     def lock_subject(self, connection: Connection, subject: str) -> int:
-        """Lock `subject` until the transaction ends; return the database's time in nanoseconds."""
+        """Lock the name `subject` until the transaction ends, and return the Unix time.
+
+        The time is in nanoseconds. It is the time of the PostgreSQL server, or of `clock` for
+        SQLite.
+        """
         if self._is_sqlite:  # a writer locks the whole database, and SQLite has no clock of its own
             return self.clock()
         table = schema.changes

@@ -66,7 +66,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits a key, such as a key for browsers, to origins and routes. `None` allows all."""
+    """Limits a key, such as a key for browsers, to web origins and API routes.
+
+    If `origins` or `routes` is `None`, this field does not limit the key.
+    """
 
     origins: tuple[str, ...] | None = None
     routes: tuple[str, ...] | None = None
@@ -115,7 +118,8 @@ class EventBlock(msgspec.Struct, frozen=True, kw_only=True):
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Says how many requests were newly recorded (`counted`) or already recorded (`duplicates`).
 
-    `dead` is the number of new dead letters. `lost` is the number of events that a crash destroyed.
+    `dead` is the number of records that cannot be recorded, and were stored as new dead letters.
+    `lost` is the number of events that a crash destroyed.
     """
 
     counted: int
@@ -162,7 +166,10 @@ class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
-    """The usage of one group. Only the fields by which the query groups are set."""
+    """The usage of one group.
+
+    A field such as `day` or `tenant` is set only if the query groups usage by this field.
+    """
 
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
@@ -192,7 +199,10 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the number and the cost of the items that one revision (`arm`) of a model answered."""
+    """Holds the number and the cost of the items that one revision of a model answered.
+
+    `arm` is the number of the revision.
+    """
 
     arm: str
     hit: int

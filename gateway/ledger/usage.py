@@ -52,7 +52,10 @@ _HOURS: Final = _Sums(
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Holds one group's usage of one model at one price. `group` has the values of `group_by`."""
+    """Holds the usage of one model at one price, within one group.
+
+    `group` has one value for each field by which the query groups usage.
+    """
 
     group: tuple[str, ...]
     model: str
@@ -76,10 +79,9 @@ def priced_usage(
     `None` stands for all tenants or all models. `since` and `until` (exclusive) are Unix times in
     nanoseconds.
 
-    With `adds_up_models`, the usage of all models without a price of their own is added up under an
-    empty model name. The query then returns fewer rows. For a year by day, it returns one row for
-    each day instead of one row for each day and model. The argument has no effect if usage is
-    grouped by model.
+    With `adds_up_models`, models without a price of their own are added up under an empty model
+    name, so that the query returns fewer rows. The argument has no effect if usage is grouped by
+    model.
     """
     found: list[PricedUsage] = []
     count = len(group_by)

@@ -11,7 +11,10 @@ _LISTED: Final = 1_000
 
 
 class Blocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes adjacent blocks of one `length`, from `first` to before `end`, in hours or days."""
+    """Describes adjacent blocks of the same length.
+
+    `length`, `first` and `end` (exclusive) are numbers of hours or days.
+    """
 
     length: int
     first: int
@@ -47,12 +50,12 @@ def is_in(
     *,
     of_tenants: bool = False,
 ) -> ColumnElement[bool]:
-    """Return the condition that selects the rows of `blocks`.
+    """Return the SQL condition that selects the stored sums of `blocks`.
 
-    The table's primary key begins with the columns length, start and tenant. Normally, the
-    condition is a range of starts. If the query selects tenants, too (`of_tenants`), the condition
-    instead lists each start (at most a thousand). The database then finds each tenant's rows with
-    the primary key.
+    Usually, the condition is a range of block starts. With `of_tenants`, the query selects tenants,
+    too, and the condition lists each start, if there are at most a thousand. The database can then
+    find each tenant's rows with the primary key, which begins with the columns length, start and
+    tenant.
     """
     starts = range(blocks.first, blocks.end, blocks.length)
     if of_tenants and len(starts) <= _LISTED:

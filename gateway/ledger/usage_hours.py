@@ -55,8 +55,8 @@ _Units = tuple[int, ...]  # in the order of `SUMMED`
 def add_hours(store: Store, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
     """Update the sums for new rows of `usage_events`, in the transaction that inserts the rows.
 
-    Call this function at the end of the transaction, because concurrent transactions change the
-    same sums. From this call until the commit, they wait for each other.
+    Call this function at the end of the transaction. From this call until the commit, other
+    transactions that change the same sums must wait.
     """
     sums: dict[_Place, _Units] = {}
     for row in rows:
@@ -88,8 +88,8 @@ def summed_since(connection: Connection, marks: Marks) -> int:
 def keep_hours(store: Store) -> bool:
     """Delete the sums of one old hour, or recompute the sums of the newest incorrect hour.
 
-    An hour is recomputed only after the roll-up has replaced its events by sums, because before
-    that, the hour can have too many rows for one transaction.
+    An hour is recomputed only after the roll-up has replaced its events by sums. Before that, the
+    hour can have too many rows for one transaction.
 
     Returns:
         Whether the sums of another hour may have to be deleted or recomputed.

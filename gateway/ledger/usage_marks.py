@@ -1,11 +1,12 @@
 """Stores the times (marks) up to which usage events were summed by hour and by day.
 
-Programs up to schema 8 know only the mark named `usage`. Their roll-up moves this mark forward, and
-their late events set it back. This program sets the mark `usage` to a time that is never reached.
-If this program later finds a different time in the mark, an older program has changed the ledger.
-The sums by day may then lack an event, and are not used until they are recomputed. Sums by hour
-need no such check, because each row of `usage_events` says whether the sums include the row (see
-`usage_hours`).
+The mark named `usage` shows whether an older program (up to schema 8) has changed the ledger. Older
+programs know only this mark, and move it when they sum events and when an event is late. This
+program sets the mark to a time that is never reached.
+
+If this program later finds a different time in the mark, the sums by day may lack an event. They
+are not used until they are recomputed. Sums by hour need no such check, because each row of
+`usage_events` says whether the sums include the row (see `usage_hours`).
 """
 
 from typing import Final
@@ -71,9 +72,10 @@ def reopen(connection: Connection, oldest: int, *, now: int) -> None:
 
 
 def locked_marks(connection: Connection) -> Marks:
-    """Lock the marks until the transaction ends, so that late events wait; return the marks.
+    """Lock the marks until the transaction ends, and return them.
 
-    The caller holds `LOCK`.
+    Transactions that record late events wait for this lock. The caller must already have locked the
+    subject `LOCK` with `Store.lock_subject`.
     """
     found = {row.subject: int(row.until) for row in connection.execute(_locked)}
     if found[_FORMER] == _NEVER:

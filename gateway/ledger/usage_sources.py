@@ -23,9 +23,10 @@ _Span = tuple[int, int]  # nanoseconds: the start, and the end (exclusive)
 
 
 class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Lists what to read to cover a time: spans of events, blocks of days and blocks of hours.
+    """Lists the events and the stored sums that together cover a time span.
 
-    The listed spans and blocks do not overlap.
+    `events` holds the spans whose single events are read. `days` and `hours` hold the blocks whose
+    stored sums are read. Spans and blocks do not overlap.
     """
 
     events: list[_Span]

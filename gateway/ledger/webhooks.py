@@ -55,10 +55,7 @@ class DeliveryStore:
             connection.execute(update(_table).where(_table.c.id == delivery).values(due=due))
 
     def postpone(self, delivery: Delivery, *, after: float) -> None:
-        """Schedule the next attempt in `after` seconds.
-
-        The number of attempts stays as it was before the present attempt.
-        """
+        """Schedule the next attempt in `after` seconds, without counting the present attempt."""
         values = {
             "due": self._store.clock() + int(after * _SECOND),
             "attempts": delivery.attempts - 1,

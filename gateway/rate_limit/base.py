@@ -43,7 +43,7 @@ class PolicyState(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Says whether the limiter admitted a request (`allowed`).
 
-    If so, the limiter took all charges of the request, otherwise none.
+    The limiter takes all charges of an admitted request, and no charge of a refused request.
 
     If several rules refused, `violated` is the rule with the longest wait. `retry_after` is
     infinite if the request can never be admitted.
@@ -91,14 +91,14 @@ class LimiterStatistics(msgspec.Struct, kw_only=True):
 
 
 class RepeatedCharge(Protocol):
-    """Takes one fixed set of charges each time it is called."""
+    """Takes the same charges each time `charge` is called."""
 
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines, or take nothing and return `None`.
 
-        If the result is `None`, the caller must call `try_admit` or `admit`. The result is also
-        `None` if only a rule in shadow mode would refuse the charges, because `try_admit` and
-        `admit` must report the rule.
+        If the result is `None`, the caller must call `try_admit` or `admit`. This can also happen
+        if only a rule in shadow mode would refuse. Such a rule refuses nothing, but `try_admit` and
+        `admit` must report it.
         """
         ...
 

@@ -47,8 +47,9 @@ def refilled(
 ) -> float:
     """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
-    The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count towards the
-    capacity. If a limit was lowered below the reserved units, the level is zero.
+    The capacity of the bucket is `fraction` of the capacity of `rule`. Level and reserved units
+    (`held`) together never exceed the capacity. If a limit was lowered below the reserved units,
+    the level is zero.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)
@@ -60,7 +61,10 @@ def capacity(rule: Rule, fraction: float = 1.0) -> float:
 
 
 def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
-    """Return the state of `rule` at `level`. A quota's period ends in `ends` seconds."""
+    """Return the state of `rule` when its bucket is at `level`.
+
+    For a quota, `ends` is the number of seconds until the quota's period ends.
+    """
     remaining = int(level + TOLERANCE) if level > 0 else 0
     reset = (rule.capacity - level) / rate(rule) if rule.window > 0 else ends
     return PolicyState(rule=rule, remaining=remaining, reset=max(0.0, reset))
@@ -73,10 +77,11 @@ def refusal(
     *,
     ends: Sequence[float] = (),
 ) -> Decision:
-    """Return the refusal of `charges`. At least one charge must exceed its bucket's level.
+    """Return a decision that refuses `charges`.
 
-    `ends` holds, for each charge, the seconds until its quota's period ends. The refusal leaves out
-    rules in shadow mode.
+    `levels` holds the level of each charge's bucket. At least one charge must exceed its level.
+    `ends` holds, for each charge, the seconds until its quota's period ends. Rules in shadow mode
+    are left out of the decision.
     """
     policies: list[PolicyState] = []
     longest, violated = 0.0, None
@@ -97,7 +102,10 @@ def refusal(
 
 
 def period_ends(now: float) -> tuple[float, float]:
-    """Return when the month of `now` and the month after it end, in seconds since the epoch."""
+    """Return when the present month ends, and when the next month ends.
+
+    `now` and the results are in seconds since the epoch. Months are in UTC.
+    """
     today = datetime.fromtimestamp(now, UTC)
     months = today.year * _MONTHS + today.month
     first, second = (

@@ -34,8 +34,7 @@ def charges_for(
 
     The default rules apply to a tenant or a key without rules. For a rule on rows or tokens, there
     is a charge of 0 units, so that response headers show the state of the rule. This function
-    caches its results. Rules and principals cache their hashes, so that a lookup in the cache costs
-    less than building one charge.
+    caches its results.
     """
     amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
@@ -85,7 +84,10 @@ def work_charges_for(
 
 
 def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
-    """Return `charges` with each rule reduced to this region's share, as `shares` says."""
+    """Return `charges` with each rule reduced to this region's share of its limit.
+
+    `shares` holds the region's shares.
+    """
     rules = [shares.rule(charge.bucket, charge.rule) for charge in charges]
     return [
         charge if rule is charge.rule else replace(charge, rule=rule)

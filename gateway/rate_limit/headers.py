@@ -98,11 +98,13 @@ def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
 
 @lru_cache(maxsize=4096)
 def lines_for(rules: tuple[Rule, ...]) -> bytes:
-    """Return a `%` template of the header lines for `rules`; empty if two rules have the same unit.
+    """Return a `%` template of the header lines for `rules`.
 
-    The template's first arguments are, for each rule, the remaining units and the seconds until the
-    reset. Its further arguments are, for each rule, the remaining units again and the time until
-    the reset as a Go duration.
+    The result is empty if there are no rules, or if two rules have the same unit.
+
+    The template's first arguments are two for each rule: the remaining units, and the seconds until
+    the reset. Two more arguments for each rule follow: the remaining units again, and the time
+    until the reset as a Go duration.
     """
     if not rules or len({rule.unit for rule in rules}) < len(rules):
         return b""

@@ -96,8 +96,8 @@ class Lease:
     def refuses(self, amount: int, now: float) -> bool:
         """Return whether a recent refusal shows that Redis would refuse `amount`.
 
-        That is the case if Redis refused `amount` or a smaller amount within `_LONGEST_REFUSAL`
-        seconds, and the bucket cannot have refilled to `amount` since.
+        This is the case if Redis refused `amount` or less in the last 0.1 seconds, and the bucket
+        cannot have refilled to `amount` since.
         """
         if now >= self.refused_until or amount < self.refused_amount:
             return False
@@ -114,8 +114,8 @@ class Lease:
     def spend(self, amount: int, now: float) -> tuple[int, float]:
         """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Every request that a lease admits runs this method. To be fast, it calls no other function
-        if the bucket refills.
+        Every request that a lease admits runs this method. For speed, it calls no other function,
+        unless the bucket does not refill over time.
         """
         self.available = available = self.available - amount
         self.spent += amount
@@ -185,7 +185,7 @@ class Lease:
     def record_level(self, *, level: float, amount: int, now: float, ends: float) -> None:
         """Record the bucket's level in Redis after `amount` units were taken from it.
 
-        A quota's period ends in `ends` seconds.
+        For a quota, `ends` is the number of seconds until the quota's period ends.
         """
         self.level, self.at, self.spent = level, now, amount
         self.ends_at = now + ends
@@ -195,7 +195,7 @@ class Lease:
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
         """Add `units` that Redis granted to a call sent at `sent_at`.
 
-        The lease's overdraft is first deducted from `units`.
+        Units that were spent before Redis granted them are first deducted from `units`.
         """
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid
@@ -278,10 +278,10 @@ class LeaseReservation:
         self._on_settled = on_settled
 
     def settle(self, spent: int) -> None:
-        """Charge `spent` units.
+        """Charge `spent` of the reserved units.
 
-        If the lease is still valid, its other reserved units become available again. Units of a
-        limit on concurrent requests then go back to Redis.
+        If the lease is still valid, the other reserved units become available again. If the rule
+        limits concurrent requests, these units go back to Redis.
         """
         lease, amount = self._lease, self._amount
         self._amount = 0

@@ -110,5 +110,5 @@ def give_back_reservations(call: LeaseCall) -> None:
 
 
 def tenant_of(bucket: str) -> str:
-    """Return the prefix that the names of all buckets of a tenant share."""
+    """Return the prefix of `bucket` that all buckets of the tenant have."""
     return bucket[: bucket.index("}") + 1]

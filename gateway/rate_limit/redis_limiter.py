@@ -63,14 +63,15 @@ class RedisRateLimiter:
     `holder` identifies this worker. While the limiter's context lasts, a task gives idle leases
     back. On exit, the limiter gives back all leases and leaves `redis` open. Each tenant has at
     most one call to Redis in flight, and the tenant's other callers wait for its result. While
-    Redis is down or does not respond, the worker first spends its leases. After that, it admits the
-    fraction `local_share` of each limit, but at least one unit.
+    Redis is down or does not respond, the worker first spends its leases. After that, the worker
+    decides alone. It then admits the fraction `local_share` of each limit, but at least one unit.
 
-    `wall` returns the seconds since the epoch. The worker computes the ends of months from this
-    time. Redis compares these ends with its own clock to decide which month it is. `shares` gives
-    this region's share of each limit; the default is the full limit. A caller near a limit waits
-    for Redis for at most `patience` seconds, or four times as long as the slowest recent response
-    took, whichever is longer.
+    `wall` returns the seconds since the epoch. From this time, the worker computes when months end.
+    Redis compares these ends with its own clock to decide which month it is. `shares` gives this
+    region's share of each limit; the default is the full limit.
+
+    A caller near a limit waits for Redis for at most `patience` seconds. If Redis was slow, the
+    caller waits longer: up to four times the duration of the slowest recent response.
     """
 
     def __init__(

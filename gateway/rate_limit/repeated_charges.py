@@ -24,10 +24,10 @@ def is_plain(charge: Charge) -> bool:
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` with the function `try_admit`, which must not count refusals.
+    """Implements `RepeatedCharge` with the function `try_admit`.
 
-    After a refusal, the caller calls the limiter, which then counts the refusal. If one of the
-    rules is in shadow mode, `charge` takes nothing.
+    `try_admit` must not count refusals. After a refusal, the caller calls the limiter, and the
+    limiter counts the refusal. If one of the rules is in shadow mode, `charge` takes nothing.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class LeasedCharge:
     """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
     It counts admissions in `counts`, and calls `renew` when a lease has few units left. `lines` is
-    the template of the header lines, without rules in shadow mode. If the limiter drops one of the
-    leases, the lease stays empty, and `charge` returns `None` from then on.
+    the template of the header lines, which leaves out rules in shadow mode. If the limiter drops
+    one of the leases, that lease stays empty. `charge` then always returns `None`.
     """
 
     def __init__(

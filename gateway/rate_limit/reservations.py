@@ -1,8 +1,9 @@
 """Reserves units of limits before a call to a backend, and charges the used units after the call.
 
-The rows and tokens of a call are not known in advance, so an upper bound is reserved. A row has at
-most two tokens more than its text has bytes, and at most as many tokens as the model reads of a
-row. Cache hits and coalesced items reserve nothing.
+The rows and tokens of a call are not known in advance, so an upper bound is reserved. The bound on
+the tokens of a row is the number of bytes of its text, plus two. If the model reads fewer tokens of
+a row, the bound is that number. Cache hits reserve nothing. Items that share the computation of an
+equal item reserve nothing, either.
 """
 
 from collections.abc import Sequence

@@ -12,8 +12,8 @@ A bucket is a hash with these fields:
   `<units>:<end>`.
 
 The level and the held units together never exceed the capacity. A worker holds units until it
-reports that they are spent. If the level alone were limited, a full bucket and a full lease
-together would admit twice the limit at the same time.
+reports that they are spent. If only the level were limited, a full bucket and a full lease together
+would admit twice the limit at the same time.
 
 The argument `refill` determines the kind of the bucket. It has one of three forms:
 
@@ -29,11 +29,11 @@ This matters when workers learn of a change at different times, because their ca
 between the old and the new limit. Without the excess, each change back to the higher limit could
 put new units into the bucket.
 
-A change of a region's share of a limit has different effects than a change of the limit. The
-bucket's level does not change immediately, so that all regions together stay within the limit. The
-first call with the new share computes the refill since the previous call. It refills the bucket
-only up to the smaller of the old and the new share. Exception: when a region is granted more units
-of a quota, the level rises by these units.
+When only a region's share of a limit changes, the script works differently. The bucket's level does
+not change immediately, so that all regions together stay within the limit. The first call with the
+new share computes the refill since the previous call. It refills the bucket only up to the smaller
+of the old and the new share. But if a region is granted more units of a quota, the level rises by
+these units.
 
 The script's keys are the buckets. Its first two arguments are the holder and the lifetime of held
 units in seconds. Ten arguments follow for each bucket:

@@ -1,4 +1,4 @@
-"""Creates redis-py clients. Their calls fail within a timeout, and so never block a request."""
+"""Creates redis-py clients whose calls fail after a timeout, and so never block a request."""
 
 import asyncio
 from typing import Any
@@ -157,16 +157,17 @@ def connect(
 ) -> Redis:
     """Return a client of the Redis at `url`, which is one server, Sentinels or a cluster.
 
-    With Sentinels, the client connects to the primary that they name. In a cluster, it connects to
-    the node that owns the slot of `key`, and cannot reach keys on other nodes.
+    With Sentinels, the client connects to the primary that they name. In a cluster, the client
+    connects to the node that owns the slot of `key`, and cannot reach keys on other nodes.
 
     Waiting for a free connection takes at most `timeout` seconds, and so does each read. Connecting
-    takes at most `timeout` seconds or 2 seconds, whichever is less. No command is retried. By
-    default, redis-py would repeat a command up to ten times, but a script that takes tokens or
-    appends events must not run twice. If a server has lost its role, its connection is closed, and
-    the next connection goes to the server that then has the keys.
+    takes at most `timeout` seconds or 2 seconds, whichever is less. No command is retried, because
+    a script that takes units or appends events must not run twice.
 
-    Never cancel an await of this client. Run the command in a task that is not cancelled, and wait
+    If a server no longer has the keys, for example after a failover, the client closes the
+    connection. The next connection goes to the server that has the keys.
+
+    Never cancel a call of this client. Run the command in a task that is not cancelled, and wait
     for the task.
 
     Raises:

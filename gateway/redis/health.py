@@ -1,4 +1,7 @@
-"""Monitors whether the cache Redis is reachable, for the worker's readiness."""
+"""Monitors whether the Redis that stores cached results is reachable.
+
+The worker's readiness depends on the result.
+"""
 
 import asyncio
 from typing import Self

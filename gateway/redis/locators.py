@@ -44,8 +44,8 @@ class QueryingLocator:
     """Queries the servers at `urls` in turn, beginning with the server that responded last.
 
     Each query opens a new connection, because an older connection may have died in a failover.
-    `parse` gets a server's URL and its reply. It returns the address in the reply, or `None` if
-    there is none.
+    `parse` gets the reply and the URL of a server. It returns the address in the reply, or `None`
+    if the reply has no address.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class QueryingLocator:
 def sentinel_locator(
     servers: Servers, *, timeout: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> QueryingLocator:
-    """Return a locator of the primary that the Sentinels name."""
+    """Return a locator that asks the Sentinels for the address of the primary."""
     return QueryingLocator(
         servers.sentinel_urls,
         ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.primary),
@@ -116,7 +116,7 @@ def sentinel_locator(
 def slot_locator(
     servers: Servers, key: str, *, timeout: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> QueryingLocator:
-    """Return a locator of the node of a cluster that owns the slot of `key`."""
+    """Return a locator that asks a cluster for the node that owns the slot of `key`."""
     return QueryingLocator(
         servers.urls,
         ("CLUSTER", "SLOTS"),

@@ -31,9 +31,9 @@ class StandaloneClient:
     """Runs commands on the Redis at `url`. Connects on first use, and again after a failure.
 
     Connecting takes at most `timeout` seconds, and so does the wait for the replies to a call. A
-    caller can be cancelled at any time, because the replies to its commands are then still read,
-    and discarded. Only one event loop may use the client. If `tls` is `None`, a TLS connection
-    creates its own context.
+    caller can be cancelled at any time. The client then still reads the replies to the caller's
+    commands, and discards them. Only one event loop may use the client. If `tls` is `None`, each
+    TLS connection creates its own context.
     """
 
     def __init__(

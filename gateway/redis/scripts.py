@@ -1,4 +1,4 @@
-"""Runs Lua scripts in the state Redis.
+"""Runs Lua scripts in the Redis that stores limits and usage events.
 
 In a cluster, each script runs on the node that owns its keys.
 """
@@ -20,7 +20,7 @@ _Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
-    """Runs a script once. Even if it raises `RedisError` or `OSError`, the script may have run."""
+    """Runs a script once. After a `RedisError` or an `OSError`, the script may have run, too."""
 
     async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
         """Return the script's reply."""
@@ -42,9 +42,9 @@ class ScriptClient(Protocol):
 def open_scripts(
     url: str, *, state: Redis, timeout: float, keepalive: TcpKeepalive
 ) -> ScriptClient:
-    """Return a client for scripts with keys of any slot.
+    """Return a client that runs scripts on any node of a cluster.
 
-    If `url` is not a cluster, the result is `state`, the existing client for `url`.
+    If `url` is not the URL of a cluster, the result is `state`, the existing client for `url`.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

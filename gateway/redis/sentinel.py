@@ -12,7 +12,11 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class SentinelClient(StandaloneClient):
-    """Asks the Sentinels for the primary before each connection; reconnects after `READONLY`."""
+    """Runs commands on the primary that the Sentinels name.
+
+    Before each connection, the client asks the Sentinels for the primary. If a server replies with
+    `READONLY`, the client reconnects.
+    """
 
     def __init__(
         self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE

@@ -32,12 +32,12 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URL of each server in the list, if the servers are data servers."""
+        """The URLs of the servers as data servers, with user, password and database."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
     @property
     def sentinel_urls(self) -> Sequence[str]:
-        """The URL of each server in the list, if the servers are Sentinels."""
+        """The URLs of the servers as Sentinels, without user, password and database."""
         return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
 
     def url_of(self, host: str, port: int) -> str:

@@ -1,4 +1,8 @@
-"""Reports a worker's demand to the store of regions' shares, and applies the returned shares."""
+"""Reports how many units a worker's callers request, and applies the region's shares of limits.
+
+Each limit is divided among the regions. The share of a region is a fraction of the limit. A store
+in the ledger keeps all shares.
+"""
 
 import asyncio
 import contextlib

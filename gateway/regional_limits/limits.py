@@ -32,8 +32,9 @@ _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the number of regions, and this region's share of buckets without a share of their own.
+    """Holds the number of regions, and this region's default share.
 
+    The default share (`rest`) applies to each bucket for which the region has no separate share.
     `lease` is the number of seconds until the shares expire. It is 0 after they have expired, which
     happens if the region cannot reach the store.
     """
@@ -60,9 +61,12 @@ class _QuotaState(msgspec.Struct):
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
-    A share is valid until its lease expires. The lease expires if the store stops responding. Until
-    the store responds again, the region applies at most the fraction `alone()` of a limit. Grants
-    of quotas do not expire. The region refuses requests that exceed its grants.
+    Shares are valid until their lease expires. The lease expires if the store of shares stops
+    responding. Until the store responds again, the region applies its last shares, but at most the
+    fraction of each limit that the function `alone` returns.
+
+    The store grants units of quotas to the region. Grants do not expire. The region refuses
+    requests that exceed its grants.
     """
 
     def __init__(

@@ -5,13 +5,13 @@ an entry, `used` is the share that the region applies. `held` is the share that 
 leave to the region; it is never less than `used`.
 
 A region raises both values in one step, by at most the share that no region holds. It lowers the
-values in two steps. First it lowers `used`. After all its workers have applied the lower share, and
-their leases of units have expired, it lowers `held`. At any time, the sum of the used shares of all
+values in two steps. First it lowers `used`. It lowers `held` after all its workers have applied the
+lower share, and their leases of units have expired. At any time, the sum of the used shares of all
 regions is therefore at most 1.
 
-Either all regions have an entry for a bucket, or none has. Otherwise, a region without an entry
-would apply its share of `REST` to the bucket, and that share can grow regardless of what other
-regions hold of the bucket.
+Either all regions have an entry for a bucket, or none has. A region without an entry would apply
+its default share, the entry of `REST`. The default share can grow even if the shares of this bucket
+are already taken.
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket. Times are in nanoseconds on the store's clock.
 
     Until the time `raised`, the share was `before`. `lowered` is the time when `used` fell below
-    `held`. `lowers` is the time from which `held` can be lowered, too. Both are 0 if `used` equals
-    `held`. `demand` is in units a second, as computed at the time `counted`. Admitted units can
-    stay reserved for `linger` seconds.
+    `held`. `lowers` is the time from which `held` can be lowered, too. `lowered` and `lowers` are 0
+    if `used` equals `held`. `demand` is in units a second, as computed at the time `counted`.
+    Admitted units can stay reserved for `linger` seconds.
     """
 
     bucket: str
@@ -69,10 +69,10 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
-    """Names all live regions.
+    """Holds the names of all live regions.
 
     Each worker of this region applies the shares that the store last returned to the worker. `seen`
-    is when the store returned the oldest of the shares that are still applied.
+    is the earliest time at which the store returned shares that a worker still applies.
     """
 
     regions: frozenset[str]
@@ -104,7 +104,10 @@ def decide(
 
 
 def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dict[str, ShareEntry]:
-    """Return a bucket's first entries, by region. They are copies of the entries of `REST`."""
+    """Return a bucket's first entries, by region.
+
+    They are copies of `rests`, the entries for buckets without entries of their own.
+    """
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
         for region, rest in rests.items()

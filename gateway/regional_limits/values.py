@@ -30,8 +30,8 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket's limit, as a fraction from 0 to 1.
 
     The share is `before` until the time `raised`, and `used` from then on. `raised` is in seconds.
-    The store's response states it on the store's clock, and the worker then converts it to its own
-    clock.
+    In the store's response, this time is on the store's clock. The worker converts the time to its
+    own clock.
     """
 
     used: float

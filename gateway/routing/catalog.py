@@ -16,10 +16,10 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """Holds what determines a backend's results for a model.
+    """Identifies what a backend executes for a model.
 
-    Two variants can have the same revision, because during an upgrade of the backends, some
-    backends still execute an older version of a model's algorithm.
+    During an upgrade of the backends, two variants can have the same revision, because some
+    backends still execute an older version of the model's algorithm.
     """
 
     revision: str
@@ -42,9 +42,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def is_of(self, model: ServedModel) -> bool:
         """Return whether this placement still applies to a request that began with `model`.
 
-        If the model has several variants, the placement does not apply even if both models are
-        equal. The reason is that endpoints with a newer revision may still serve the older
-        revision, and the placement lacks these endpoints.
+        If endpoints serve only one variant of the model, any equal `model` is enough. If they serve
+        several variants, `model` must be the same object as the placement's model, because
+        endpoints outside of the placement may also serve the revision of `model`.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 
@@ -69,11 +69,11 @@ def tiers(
 def chosen_variant(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Variant:
-    """Return the variant that the largest number of ready backends in the first region serves.
+    """Return the variant that most ready backends in the first region serve.
 
-    If two variants have equally many ready backends in the first region, the next region decides.
-    Drained endpoints are considered only if no other endpoint is ready. If no endpoint is ready,
-    all endpoints are considered, so that a model stays known while its backends are down.
+    If two variants have equally many of these backends, the next region decides. Drained endpoints
+    count only if no other endpoint is ready. If no endpoint is ready, all endpoints count, so that
+    a model stays known while its backends are down.
     """
     ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
     undrained = [endpoint for endpoint in ready if not endpoint.drained]
@@ -91,7 +91,10 @@ def chosen_variant(
 def place(
     name: str, endpoints: Sequence[EndpointState], regions: Sequence[RegionName]
 ) -> Placement:
-    """Return the placement of the model `name`. Each endpoint serves a variant of this model."""
+    """Return the chosen variant of the model `name`, and the endpoints that serve this variant.
+
+    Each of `endpoints` must serve some variant of the model.
+    """
     wanted = chosen_variant(name, endpoints, regions)
     serving = [endpoint for endpoint in endpoints if variant(endpoint.models[name]) == wanted]
     having = {endpoint.config.region for endpoint in serving}

@@ -1,16 +1,15 @@
 """Chooses a backend for an item, from the item's affinity and the backends' finish times.
 
-Rendezvous hashing sends equal items to the same backend, where they share cached rows and
-computations in flight. A faster backend gets more items. Load overrides affinity as follows.
-Besides the preferred backend, two backends are chosen at random. If the preferred backend would
-finish the item clearly later than the faster of these two, the item goes to the faster of these
-two.
+Rendezvous hashing of the affinity gives each item a preferred backend. Equal items prefer the same
+backend, where they share cached rows and computations in flight. A faster backend gets more items.
+For each item, two other backends are chosen at random. If the faster of these two would finish the
+item clearly sooner than the preferred backend, it gets the item.
 
 The time for a choice does not depend on the size of the fleet. In a large fleet, endpoints are
-sorted by their seeds. Only the few endpoints whose seeds come next after the affinity's hash get a
-score. To estimate load, a few neighbouring endpoints represent the whole fleet. As the fleet grows,
-the number of scored endpoints falls gradually. A sudden fall would send many items to a different
-endpoint.
+sorted by their seeds, which are hashes of their ids. Only the few endpoints whose seeds follow the
+affinity's hash get a score. A few neighbouring endpoints in this order represent the load of the
+whole fleet. The number of scored endpoints falls gradually as the fleet grows. A sudden fall would
+send many items to a different endpoint.
 """
 
 import math
@@ -105,8 +104,9 @@ def choose(
 ) -> EndpointState:
     """Return the endpoint that gets an item with this affinity.
 
-    The result is the favourite. Exception: two endpoints are chosen at random, and the faster of
-    these two is returned if it is clearly faster than the favourite. `endpoints` must not be empty.
+    The result is usually the favourite. But two endpoints are also chosen at random, and the faster
+    of these two is returned if it is clearly faster than the favourite. `endpoints` must not be
+    empty.
     """
     if len(endpoints) == 1:
         return endpoints[0]

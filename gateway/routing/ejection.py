@@ -22,12 +22,13 @@ _FORGOTTEN = 0.05
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's consecutive `failures`, and the number and the end of its ejections.
+    """Holds a backend's recent failures and ejections.
 
-    `times` is the number of ejections. The last ejection ends at `until`.
+    `failures` counts consecutive failures. `times` counts consecutive ejections, up to a maximum.
+    The last ejection ends at `until`.
 
-    `calls` is the number of calls, and `bad` the number of failed calls. Both numbers begin with
-    the first failure and decay with time. `at` is the time of the stored numbers.
+    `calls` counts all calls since the first failure, and `bad` counts the failed ones. Both counts
+    decay with time. They were last updated at `at`.
     """
 
     failures: int = 0
@@ -49,8 +50,8 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
     """Return `ejection` after one more failure.
 
     Failures during an ejection do not prolong it, because the failed calls were in flight when the
-    ejection began. After an ejection, the first failure ejects the backend again. Exception: a call
-    has succeeded in the meantime.
+    ejection began. After an ejection, the first failure ejects the backend again, unless a call has
+    succeeded in the meantime.
     """
     if ejection.holds(now):
         return ejection

@@ -1,9 +1,9 @@
 """Decides the health of an endpoint from probes and calls, and predicts its finish times.
 
-An endpoint gets no traffic after a failed probe, and while it is ejected because calls failed (see
-`ejection`). Traffic comes back when a probe finds the endpoint ready, or when the ejection ends.
-The traffic then rises gradually (slow start). If too few endpoints are available, `regions` also
-uses ejected endpoints.
+An endpoint gets no traffic after a failed probe. It also gets none while it is ejected, which
+happens after too many failed calls. Traffic comes back when a probe finds the endpoint ready, or
+when the ejection ends. The traffic then rises gradually (slow start). If too few endpoints are
+available, ejected endpoints are used, too.
 """
 
 from collections.abc import Callable
@@ -151,10 +151,10 @@ class EndpointState:
             self.returned = self.ejection.until
 
     def may_still_answer(self) -> bool:
-        """Return whether the endpoint possibly responds to calls although no probe finds it ready.
+        """Return whether the endpoint may respond to calls although probes find it not ready.
 
-        A backend that is leaving possibly responds. So does a backend that missed its last one or
-        two probes, but was ready at the probe before those.
+        A backend that is shutting down may still respond. So may a backend that was ready before it
+        missed its last one or two probes. The result is false for a drained endpoint.
         """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state
@@ -221,12 +221,12 @@ class EndpointState:
         return self.wait(now, slow_start) + self.item_time() / self.share(now, slow_start)
 
     def wait(self, now: float, slow_start: float) -> float:
-        """Return the predicted seconds that an item waits for its computation, if it is sent now.
+        """Return the predicted seconds until the backend begins to compute an item sent now.
 
-        The prediction is the time that the reported queue takes, minus the time since the report,
-        plus the time of the items that this process has sent since the report. The result is at
-        least the time that this process's items in flight take, because a backend that hangs no
-        longer reports its queue.
+        The prediction begins with the queue that the backend last reported. It subtracts the time
+        since the report, and adds the items that this process has sent since the report. The result
+        is at least the time that this process's items in flight take, because a backend that hangs
+        no longer reports its queue.
         """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
@@ -234,7 +234,10 @@ class EndpointState:
         return self.round_trip + busy / self.share(now, slow_start)
 
     def queueing(self, now: float, *, own: int) -> float:
-        """Return the predicted seconds that the backend's items take, without `own` items."""
+        """Return the predicted seconds until the backend has finished its present items.
+
+        `own` of these items belong to the caller and are not counted.
+        """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
         return max(queued, (self.in_flight - own) * item)

@@ -1,6 +1,6 @@
 """Holds the state of all backends, and decides which backend gets an item.
 
-It makes no calls. A process has one fleet, and only the process's event loop uses it.
+This module sends no requests. A process has one fleet, and only the process's event loop uses it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -82,10 +82,10 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Drain exactly the backends in `drained`.
+        """Drain exactly the backends in `drained`, so that they get no new items.
 
-        A backend's own id names this backend. The id of a DNS entry names all backends of the
-        entry.
+        `drained` contains ids of single backends, and ids of DNS entries in the configuration. The
+        id of a DNS entry drains all backends of the entry.
         """
         self._drained = drained
         now = self._clock()
@@ -144,12 +144,12 @@ class Fleet:
     def candidates(
         self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
     ) -> list[Endpoint]:
-        """Return the endpoints that can serve `model` at its revision, in the order for attempts.
+        """Return the endpoints that can serve `model` at its revision, in the order to try them.
 
         The chosen endpoint comes first. The other available endpoints follow, by region and
         predicted finish time. Then come ejected endpoints. If `with_silent` is true, endpoints that
-        are leaving or have just stopped responding to probes come last. All other endpoints that
-        are not ready are left out. A probe notices when they are ready again.
+        are shutting down or have just stopped responding to probes come last. All other endpoints
+        that are not ready are left out.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -171,11 +171,10 @@ class Fleet:
     def spread(
         self, model: ServedModel, affinities: Sequence[bytes], *, together: bool = True
     ) -> list[ItemShare]:
-        """Return the endpoint that each item is sent to first.
+        """Return the endpoints that get a request's items first, each with its items.
 
-        If `together` is true, the items of a request go to as few backends as possible, and equal
-        items go to the same backend. Otherwise, each item is routed as if the request had no other
-        item.
+        If `together` is true, the items go to as few backends as possible, and equal items go to
+        the same backend. Otherwise, an endpoint is chosen for each item separately.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
@@ -230,12 +229,13 @@ class Fleet:
         return [ItemShare(endpoint=state.config, items=tuple(own)) for state, own in items.items()]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
-        """Return `None` to admit a request. To refuse it, return the seconds until a retry.
+        """Return `None` to admit a request, or the seconds until a retry to refuse it.
 
-        While every backend is full, sheddable requests are refused. While every backend is full and
-        in slow start, only critical requests are admitted, because after an outage all callers that
-        waited send their requests at the same time. In a large region, a sample of the backends
-        represents all backends.
+        A backend is full when its items in flight have reached its limit. While every backend is
+        full, sheddable requests are refused. While every backend is also in slow start, only
+        critical requests are admitted, because after an outage all waiting callers send their
+        requests at the same time. In a large region, a sample of the backends represents all
+        backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -255,12 +255,12 @@ class Fleet:
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Record that `items` items are sent to `endpoint`. Call `ended` when the items have ended.
+        """Record that `items` items are sent to `endpoint`, and return the seconds left for them.
 
-        `remaining` is the time until the request's deadline. The result is the time that the
-        backend has: `remaining` minus the round trip to the backend, but at least half of
-        `remaining`. The reason for this minimum is that health probes measure the round trip, and
-        one slow probe does not mean that calls are slow.
+        Call `ended` when the items have ended. `remaining` is the time in seconds until the
+        request's deadline. The result is `remaining` minus the round trip to the backend, but at
+        least half of `remaining`. Health probes measure the round trip, and one slow probe does not
+        mean that calls are slow.
         """
         state = self._state_of(endpoint)
         if state is None:
@@ -271,12 +271,18 @@ class Fleet:
         return max(remaining - state.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
-        """Return the predicted seconds that a backend's items take, without `own` items."""
+        """Return the predicted seconds until a backend has finished its present items.
+
+        `own` of these items belong to the caller and are not counted.
+        """
         state = self._state_of(endpoint)
         return 0.0 if state is None else state.queueing(self._clock(), own=own)
 
     def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
-        """Record that `requests` one-item requests succeeded, and that `ended` items ended."""
+        """Record that `requests` requests with one item each succeeded in `took` seconds.
+
+        Also remove `ended` items from the endpoint's items in flight.
+        """
         state = self._state_of(endpoint)
         if state is None:
             return

@@ -1,10 +1,10 @@
 """Computes a backend's limit on items in flight from the latencies of its results.
 
-`Fleet.shed` refuses requests while all available backends are at this limit. The limit follows the
-ratio of the usual latency to the present latency, like Gradient2 in Netflix's concurrency-limits.
-While the present latency is about the usual latency, the limit grows by a fraction of its square
-root. If the present latency is more than twice the usual latency, items are assumed to queue, and
-the limit shrinks in proportion to the ratio.
+`Fleet.shed` refuses requests while all available backends are at this limit. Like Gradient2 in
+Netflix's library concurrency-limits, this module compares the present latency with the usual
+latency. While the two are about equal, the limit grows by a fraction of the limit's square root. If
+the present latency is more than twice the usual latency, items are assumed to queue, and the limit
+shrinks in proportion to the usual latency divided by the present latency.
 """
 
 import math
@@ -39,7 +39,8 @@ CAUTIOUS = Limit(allowed=LEAST)
 def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1) -> Limit:
     """Return `limit` after a result that took `seconds`, with `in_flight` items in flight.
 
-    Several `answers` that arrive together have the same effect as if they arrived one by one.
+    If several results arrive together, `answers` is their number. They count as if they had arrived
+    one by one.
     """
     usual = limit.usual
     if not usual:

@@ -1,9 +1,10 @@
 """Chooses the region for an item: the preferred region, or another region if that is busy.
 
-Regions are in order of preference, and overflow pools come after all regions. An item goes to the
-preferred region if its wait in that region would be short. All other items are divided among the
-other regions in proportion to the headroom (unused capacity) of each region, so that no region is
-overloaded. Items go to an overflow pool only if no region would finish them in time.
+Regions are in order of preference. Overflow pools are spare backends, and come after all regions.
+An item goes to the preferred region if it would wait only briefly there. All other items are
+divided among the other regions in proportion to the headroom (unused capacity) of each region, so
+that no region is overloaded. Items go to an overflow pool only if no region would finish them in
+time.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ Tier = Sequence[EndpointState]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a model's available endpoints in tiers.
+    """Holds a model's available endpoints, grouped in tiers.
 
-    `is_whole` says whether all endpoints of the preferred region are available. `until` is the time
-    at which the next ejection ends, and until which the struct is valid.
+    `is_whole` says whether all endpoints of the preferred region are available. At the time
+    `until`, the next ejection ends, and this struct becomes invalid.
     """
 
     tiers: Sequence[Tier]
@@ -50,11 +51,11 @@ def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bo
 
 
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
-    """Return the available endpoints of each tier. Empty tiers are left out.
+    """Return the available endpoints of each tier, without empty tiers.
 
-    If the fraction of available endpoints is below the panic threshold, ejections are ignored. So
-    many ejections can mean that this process itself has a problem. If it has none, the few
-    remaining endpoints would be overloaded.
+    If the fraction of available endpoints is below the panic threshold, ejected endpoints count as
+    available, too. So many ejections can mean that this process itself has a problem. If it has no
+    problem, the few remaining endpoints would be overloaded.
     """
     found = [
         [endpoint for endpoint in tier if endpoint.is_available(context.now)] for tier in tiers
@@ -66,11 +67,11 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
 
 
 def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -> Tier:
-    """Return one of `tiers`. At least one tier is needed, and no tier may be empty.
+    """Return the tier that gets an item.
 
-    If an item would wait for more than `spill_after` seconds in the first tier, it goes to a tier
-    that would finish it sooner. If every tier would need more than `overflow_after` seconds, the
-    item goes to an overflow pool.
+    There must be at least one tier, and no tier may be empty. If an item would wait for more than
+    `spill_after` seconds in the first tier, it goes to a tier that would finish it sooner. If every
+    tier would need more than `overflow_after` seconds, the item goes to an overflow pool.
     """
     first, routing = tiers[0], context.routing
     if len(tiers) == 1:

@@ -1,9 +1,9 @@
-"""Reads and writes the configuration state in the state Redis.
+"""Reads and writes the configuration state, which all workers share, in Redis.
 
-The published document is stored under the key `sg:{config}:active`. All other keys have the same
-prefix `sg:{config}`, followed by `:generation`, `:history`, `:acks:*`, `:workers`, `:reports`,
-`:epochs`, `:drained` or `:lineage`. The hash tag `{config}` puts all keys in one slot of a Redis
-Cluster. A script can therefore use several of these keys.
+The published configuration document is stored under the key `sg:{config}:active`. All other keys
+have the same prefix `sg:{config}`, followed by `:generation`, `:history`, `:acks:*`, `:workers`,
+`:reports`, `:epochs`, `:drained` or `:lineage`. The hash tag `{config}` puts all keys in one slot
+of a Redis Cluster. A script can therefore use several of these keys.
 
 Changes are announced on the channel `sg:{config}:changed`. A worker that misses a message notices
 the change when it next polls the versions.
@@ -44,7 +44,12 @@ _LISTEN = 0.25
 
 
 class Topic(StrEnum):
-    """Names what has changed: the document, cache epochs, accounts, models or drained backends."""
+    """Names a part of the configuration state that can change.
+
+    `CONFIG` is the configuration document. `EPOCHS` are the cache epochs: raising an epoch purges
+    cached results. `ACCOUNTS` are tenants and API keys. `MODELS` are the served models, and
+    `DRAINS` the drained backends.
+    """
 
     CONFIG = "config"
     EPOCHS = "epochs"
@@ -54,12 +59,12 @@ class Topic(StrEnum):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a published document.
+    """Holds a published configuration document.
 
     `generation` is the number of this publication. `origin` is the number of the first publication
     of the same text. After a rollback, `origin` is less than `generation`. `folder_digest` is the
-    digest that the configuration folder had when it was last published. A different digest now
-    means that the folder was edited after that publication.
+    digest of the configuration folder when the folder was last published. If the folder now has a
+    different digest, it was edited after that publication.
     """
 
     generation: int
@@ -128,10 +133,10 @@ class Control:
         return [msgspec.msgpack.decode(entry, type=Published) for entry in found]
 
     async def publish(self, published: Published) -> bool:
-        """Make `published` active.
+        """Make `published` the active document, and return whether that succeeded.
 
-        Return `False` if another document was published after the author of `published` read the
-        active document.
+        It fails if the newest generation is not `published.generation` - 1. Another document was
+        then published in the meantime.
         """
         answer = await self._script(
             control_scripts.PUBLISH,
@@ -145,26 +150,30 @@ class Control:
         return int(answer) == -1
 
     async def epochs(self) -> dict[str, int]:
-        """Return the cache epochs by name. A name is `tenant:<id>` or `model:<name>`."""
+        """Return the cache epochs of tenants and models by name.
+
+        An epoch is a number. Raising it purges the cached results of the tenant or model. A name is
+        `tenant:<id>` or `model:<name>`.
+        """
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
     async def purge_history(self) -> str:
-        """Return the id of the history of purges. Create an id if there is none.
+        """Return the id of the history of cache purges, and create an id if there is none.
 
-        If Redis has lost its data, all cache epochs are 0 again, as before the first purge. Purged
-        results would become visible again. The new id prevents this, because it is part of every
-        cache key.
+        The id is part of every cache key. If Redis loses its data, all cache epochs are 0 again, as
+        before the first purge. The new id keeps purged results from becoming visible again.
         """
         await self._execute(self._redis.set(_PURGE_HISTORY, secrets.token_hex(8), nx=True))
         found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
         return found.decode()
 
     async def start_purge_history(self, version: int) -> None:
-        """Give the history of purges a new id if Redis has lost purges up to `version`.
+        """Give the history of cache purges a new id if Redis has lost purges.
 
-        Redis loses purges if it restarts from an older file, or if a replica that lagged becomes
-        the primary. With the old id, workers would find the purged results again.
+        Redis has lost purges if its version of the cache epochs is lower than `version`. This
+        happens if Redis restarts from an older file, or if a replica that lagged becomes the
+        primary. With the old id, workers would find the purged results again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
         await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)

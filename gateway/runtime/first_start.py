@@ -1,4 +1,7 @@
-"""Creates the ledger of a new deployment, but never replaces a ledger that was lost."""
+"""Creates the ledger, the database of accounts and usage, of a new deployment.
+
+It never replaces a ledger that was lost.
+"""
 
 import asyncio
 import time
@@ -31,14 +34,15 @@ def create_ledger(
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger if there is none. Return whether it was created. Blocks the thread.
+    """Create the ledger if there is none, and return whether it was created.
 
-    An existing ledger is migrated. If the state Redis shows that the deployment had a ledger
-    before, no ledger is created. If `anew` is true, this check is skipped.
+    Blocks the thread. An existing ledger is migrated. If there is no ledger, but Redis has data of
+    this deployment, an earlier ledger was lost. No new ledger is then created, unless `anew` is
+    true.
 
     Raises:
-        ConfigurationError: there is no ledger, but the state Redis has data of the deployment.
-        DependencyUnavailable: the database or the state Redis was not reached in time.
+        ConfigurationError: there is no ledger, but Redis has data of this deployment.
+        DependencyUnavailable: the database or Redis was not reached in time.
     """
     until = monotonic() + patience
     while True:

@@ -36,13 +36,14 @@ def identity(settings: Settings) -> str:
 async def first_runtime(
     redis: Redis, settings: Settings, recovery: Recovery = NOTHING_RECORDED
 ) -> Runtime:
-    """Return the runtime of the published document. If there is none, use the configuration folder.
+    """Return the runtime (the compiled configuration) with which a worker starts.
 
-    If the state Redis cannot be reached or has lost the published document, `recovery` supplies the
-    document.
+    It comes from the published document. If Redis cannot be reached or has lost the document,
+    `recovery` supplies it. If there is no valid published document, the runtime comes from the
+    configuration folder.
 
     Raises:
-        ConfigurationError: no valid document is published, and the folder is not valid, either.
+        ConfigurationError: there is neither a valid published document nor a valid folder.
     """
     control = Control(redis)
     epochs: Mapping[str, int] = NO_EPOCHS
@@ -81,15 +82,19 @@ async def _first_published(control: Control, recovery: Recovery) -> Published | 
 
 
 class RuntimeFollower:
-    """Applies changes from the state Redis while its context lasts.
+    """Applies configuration changes from Redis while its context lasts.
 
-    While Redis cannot be reached, nothing changes. `report` returns the JSON for a heartbeat.
-    `accounts_changed` is awaited after tenants or keys have changed, and before the change is
-    acknowledged. `models_changed` is called with the newest version of the models, and must itself
-    acknowledge that version. `drains_changed` is called with the ids of the drained backends.
+    While Redis cannot be reached, nothing changes. The arguments are called as follows:
 
-    `recovery` restores state that Redis has lost after this worker had read it. Until the state is
-    restored, the worker keeps its configuration document and its drained backends.
+    - `report` returns the JSON for a heartbeat.
+    - `accounts_changed` is awaited after tenants or keys have changed, and before the change
+      is acknowledged.
+    - `models_changed` gets the newest version of the models, and must itself acknowledge this
+      version.
+    - `drains_changed` gets the ids of the drained backends.
+
+    `recovery` restores state that Redis has lost. Until the state is restored, the worker keeps its
+    configuration document and its drained backends.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class RuntimeFollower:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the state Redis responded to the last command."""
+        """Whether Redis responded to the last command."""
         return self._reached
 
     async def _listen(self) -> None:

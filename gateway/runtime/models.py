@@ -1,6 +1,6 @@
 """Reloads the list of served models when their version changes.
 
-New configuration documents do not wait for a reload, because a reload can take long.
+A reload can take long. It runs in its own task, so that configuration changes do not wait for it.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Records the published state in the ledger, and restores what the state Redis has lost."""
+"""Records the published configuration in the ledger, and restores it if Redis loses it.
+
+The ledger is the database of accounts and usage.
+"""
 
 import asyncio
 import contextlib
@@ -19,9 +22,10 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Recovery:
-    """Restores published state that the state Redis has lost. This base class restores nothing.
+    """Restores the published configuration after Redis has lost it.
 
-    Every method may raise `DependencyUnavailable` if Redis or the record cannot be reached.
+    This base class restores nothing. Every method may raise `DependencyUnavailable` if Redis or the
+    record cannot be reached.
     """
 
     async def reconcile(self) -> None:

@@ -11,7 +11,9 @@ _MOST: Final = 4 << 30
 
 
 def check_free_space(folder: Path) -> None:
-    """Check that a tenth of the disk of `folder` is free, or 4 GiB if that is less.
+    """Check that the disk of `folder` has enough free space.
+
+    A tenth of the disk must be free, or 4 GiB if a tenth is more than that.
 
     Raises:
         DependencyUnavailable: less space is free.

@@ -28,7 +28,7 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
 
     Raises:
         CannotStart: the key is revoked, or belongs to another tenant.
-        ConfigurationError: the ledger is empty, but the state Redis has the data of a deployment.
+        ConfigurationError: the ledger is empty, but Redis has data of this deployment.
     """
     create_ledger(settings)
     with Ledger(settings.ledger) as ledger:

@@ -13,7 +13,10 @@ _TIMEOUT = 10.0
 
 
 async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
-    """Return the problem of each model that a backend cannot serve, by name. Raises no errors."""
+    """Return why models cannot be served, by the name of the model.
+
+    Backends that do not respond are left out. Raises no errors.
+    """
     found: dict[str, str] = {}
     for backend in backends:
         address = urlsplit(backend.address or "")

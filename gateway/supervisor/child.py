@@ -23,13 +23,14 @@ ENDED = "ended"
 
 
 class Child:
-    """Runs the process that `spec` describes. `say` prints a line for the operator.
+    """Runs the process that `spec` describes, and restarts the process when it ends.
 
-    `changed` is called whenever `pid` changes. Its argument is the pid of the process that ended,
-    or `None`. `restarted` is called at each restart, with the reason.
+    `say` prints a line for the operator. `changed` is called whenever `pid` changes. Its argument
+    is the pid of the process that ended, or `None` if a process has started. `restarted` is called
+    at each restart, with the reason.
 
-    Exception: if the first process ends before it is ready, the child is not restarted, and
-    `until_ready` raises an error.
+    If the first process ends before it is ready, it is not restarted, and `until_ready` raises an
+    error.
     """
 
     def __init__(
@@ -142,10 +143,9 @@ class Child:
         await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Terminate the process. Kill it if it does not end in time or as soon as `force` is set.
+        """Terminate the process, and return whether it ended without being killed.
 
-        Returns:
-            Whether the process ended without being killed.
+        The process is killed if it does not end in time, or as soon as `force` is set.
         """
         self._stopping.set()
         await self._terminate()
@@ -246,9 +246,9 @@ class Child:
 def restart_delay(former: float, *, lived: float) -> float:
     """Return the seconds to wait before the restart of a process that lived for `lived` seconds.
 
-    `former` is the delay before the last restart. The delay doubles with each restart, up to
-    `LONGEST_DELAY`. Exception: if the process lived for `HEALTHY` seconds, the delay is
-    `FIRST_DELAY` again.
+    `former` is the delay before the last restart. The delay doubles with each restart, from
+    `FIRST_DELAY` up to `LONGEST_DELAY`. If the process lived for at least `HEALTHY` seconds, the
+    delay is `FIRST_DELAY` again.
     """
     is_first = not former or lived >= HEALTHY
     return FIRST_DELAY if is_first else min(LONGEST_DELAY, 2 * former)

@@ -30,7 +30,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataDirectory:
-    """Holds paths below `root`, an absolute path that this process has locked."""
+    """Holds the paths in the data directory `root`, which this process has locked.
+
+    `root` is an absolute path.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -64,7 +67,8 @@ class DataDirectory:
     def sockets(self) -> Path:
         """Return the folder for Unix sockets.
 
-        The folder is below the root. If its path would be too long, it is a temporary folder.
+        The folder is below the root, unless its path would be too long for a socket. It is then a
+        temporary folder.
         """
         inside = self.root / "run"
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
@@ -124,11 +128,10 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
 
 
 def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: str) -> Credentials:
-    """Return the given keys. Generate and store each key that is not given.
+    """Return the admin key and the demo key, and generate each key that is not given.
 
-    A generated key is stored, so that a later start can show it again. Only the owner of the data
-    directory can read it. Stored keys are a convenience of `sluicegate up`, and are not meant for
-    production.
+    A generated key is stored in a file, and later starts use it again. Only the owner of the data
+    directory can read the file. Stored keys are not meant for production.
 
     Raises:
         CannotStart: a given key is not 16 to 200 visible ASCII characters.

@@ -33,10 +33,13 @@ def choose_devices(
     cores: int,
     find: Callable[[], GpusFound] = find_gpus,
 ) -> Devices:
-    """Return the devices for the ONNX provider in `environment`, or else for the installed runtime.
+    """Return the devices that run the models.
+
+    The variable `SLUICEGATE_BACKEND_PROVIDER` in `environment` chooses between GPUs and the CPU. If
+    it is not set, the models run on GPUs if `runtimes` contains `gpu`, and otherwise on the CPU.
 
     Raises:
-        CannotStart: the provider needs GPUs, but they cannot be used.
+        CannotStart: the models must run on GPUs, but the GPUs cannot be used.
     """
     asked = environment.get(PROVIDER, "")
     if asked and asked not in GPU_PROVIDERS:

@@ -10,10 +10,10 @@ HEARTBEAT_INTERVAL = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """While the context lasts, write a byte to `descriptor` regularly. If it is `None`, do nothing.
+    """Write a byte to `descriptor` regularly while the context lasts.
 
-    A timer of the running event loop writes the bytes. A timer is used because it cannot fail as a
-    task can. It therefore lives as long as the event loop.
+    If `descriptor` is `None`, do nothing. A timer of the running event loop writes the bytes,
+    because a timer cannot fail as a task can.
     """
     if descriptor is None:
         yield

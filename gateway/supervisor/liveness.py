@@ -44,9 +44,9 @@ def activity_of(pid: int) -> Activity | None:
 class Silence:
     """Measures for how long a process has sent no heartbeat although it could have sent one.
 
-    While a process is ready to run, only the CPU time that it gets is silence. A process on an
-    overloaded machine therefore does not look dead. The time for which a process waits for a disk
-    is not silence, either.
+    This time is called silence. While a process is ready to run, only the CPU time that it gets
+    counts as silence. A process on an overloaded machine therefore does not look dead. The time for
+    which a process waits for a disk does not count.
     """
 
     def __init__(self) -> None:

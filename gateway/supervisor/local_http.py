@@ -13,7 +13,10 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class Preface(NamedTuple):
-    """What a client sends before HTTP: the bytes `prefix`, and if `is_tls`, a TLS handshake."""
+    """What a client sends before HTTP: the bytes `prefix`, and then perhaps a TLS handshake.
+
+    `is_tls` says whether the client begins a TLS handshake.
+    """
 
     is_tls: bool = False
     prefix: bytes = b""

@@ -11,7 +11,10 @@ _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the lowest of the machine's memory and the cgroup limits in bytes, or 0 if unknown."""
+    """Return how many bytes of memory may be used, or 0 if that is unknown.
+
+    The result is the machine's memory or the lowest memory limit of the cgroups, whichever is less.
+    """
     return min((found for found in _limits(root) if found > 0), default=0)
 
 

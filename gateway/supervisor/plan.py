@@ -1,6 +1,6 @@
 """Plans all processes of `sluicegate up` before the first one starts.
 
-A spec describes a process.
+The plan contains a spec of each process.
 """
 
 import random
@@ -30,9 +30,10 @@ _EVENT_ROLES = (
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the options of `up` that are not settings. An empty key means that a key is generated.
+    """Holds the options of `sluicegate up` that are not settings.
 
-    The demo models are served if `models` is `None`, or if `demo_models` is set.
+    A key that is empty is generated. The demo models are served if `models` is `None`, or if
+    `demo_models` is true.
     """
 
     workers: int
@@ -70,9 +71,10 @@ def plan_up(
     admin: socket.socket,
     devices: Devices = _ON_CPU,
 ) -> ProcessPlan:
-    """Return the processes to run on `devices`.
+    """Return the plan of all processes.
 
-    `workers` and `admin` are the sockets that the children inherit.
+    The models run on `devices`. `workers` and `admin` are the sockets that the child processes
+    inherit.
 
     Raises:
         CannotStart: Valkey is not available for this machine, or no port is free.

@@ -20,10 +20,11 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
 
 
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:
-    """Probe whether a child listens on the socket that it inherited. If it does, call `rest`.
+    """Probe whether a child listens on the socket that it inherited.
 
-    Workers share a port, so a request cannot probe a certain worker. But each worker has its own
-    socket, whose state shows whether the worker listens.
+    If the child listens, return the result of the probe `rest`. Workers share a port, so a request
+    cannot probe a certain worker. But each worker has its own socket, whose state shows whether the
+    worker listens.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "does not listen yet"

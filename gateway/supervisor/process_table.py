@@ -69,10 +69,10 @@ def start_of(pid: int) -> int:
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill the children that a killed supervisor left running. Return how many there were.
+    """Kill the children that a killed supervisor left running, and return their number.
 
-    A process is killed only if an entry of the table has its pid and its start time, because the
-    pid of a child that has ended can belong to another process by now.
+    A process is killed only if both its pid and its start time are in the table. The pid alone is
+    not enough, because another process can have this pid by now.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

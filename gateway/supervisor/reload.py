@@ -12,7 +12,10 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """Holds the fields of the response that are shown. Some are fields of a problem document."""
+    """Holds the fields of the response that the operator is shown.
+
+    Some of these fields are in error responses only, which are problem documents (RFC 9457).
+    """
 
     generation: int | None = None
     notice: str = ""
@@ -46,8 +49,8 @@ async def reload_configuration(
 async def refuse_reload(tell: Callable[[str], None]) -> None:
     """Report that nothing is reloaded, because this supervisor runs no operators' listener.
 
-    Nothing is sent to the listener's port, because the port may belong to another program, which
-    must not get the admin key.
+    No request is sent to the listener's port. Another program may use this port, and must not get
+    the admin key.
     """
     tell(
         "the configuration was not reloaded: this supervisor runs no operators' listener; use"

@@ -17,10 +17,11 @@ _LIBRARIES: Final = ("grpc", "google.protobuf")
 
 @contextlib.contextmanager
 def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
-    """While the context lasts, reserve a port for gRPC. Yield the port, or 0 if gRPC is not served.
+    """Reserve a port for gRPC while the context lasts, and yield the port.
 
-    `asked` is the requested port. `None` requests `PREFERRED` if gRPC is installed and `PREFERRED`
-    is free. Otherwise, `None` requests no port.
+    Yield 0 if gRPC is not served. `asked` is the requested port. If it is 0, gRPC is not served. If
+    it is `None`, the port is `PREFERRED` (8001), but gRPC is not served if it is not installed or
+    if this port is in use.
 
     Raises:
         CannotStart: the requested port is in use, or gRPC is not installed.
@@ -39,7 +40,9 @@ def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -
 
 
 def check_rpc(port: int) -> None:
-    """Check that gRPC is installed. If `port` is 0, workers serve no gRPC, and nothing is checked.
+    """Check that gRPC is installed, unless `port` is 0.
+
+    If `port` is 0, workers do not serve gRPC.
 
     Raises:
         CannotStart: gRPC is not installed.

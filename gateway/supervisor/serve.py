@@ -22,7 +22,9 @@ from gateway.supervisor.up import check_configuration
 def run_gateway(
     settings: Settings, *, workers: int, admin: bool, say: Callable[[str], None]
 ) -> None:
-    """Run the workers and the shipper. If `admin` is true, run the operators' listener, too.
+    """Run the gateway's workers and background processes until a signal ends them.
+
+    If `admin` is true, also run the operators' listener.
 
     Raises:
         CannotStart: for example, a port is in use, the configuration is invalid, or a process

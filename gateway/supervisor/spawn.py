@@ -20,7 +20,8 @@ _PR_SET_PDEATHSIG = 1
 class Spawner:
     """Starts child processes.
 
-    A child gets the supervisor's environment without the keys, and the variables in its own spec.
+    A child gets the variables in its own spec. It also gets the supervisor's environment, except
+    the admin key, the demo key and the TLS variables of backends.
     """
 
     def __init__(self, *, logs: Path | None) -> None:

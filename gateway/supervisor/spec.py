@@ -45,7 +45,11 @@ async def is_started() -> str:
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a child, which listens on `address`. `name` is unique and also names its log."""
+    """Describes a child process.
+
+    The process listens on `address`. Its `name` is unique. The log of the process has the same
+    name.
+    """
 
     name: str
     role: ProcessRole
@@ -93,9 +97,9 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:
-    """Return `specs` in groups.
+    """Return `specs` in groups, in the order in which the groups stop.
 
-    The groups stop one after the other. The processes of a group stop together.
+    The processes of a group stop together.
     """
     specs = list(specs)
     groups = [[spec for spec in specs if spec.role in roles] for roles in STOP_ORDER]

@@ -49,10 +49,11 @@ def backend_specs(
     memory: int = 0,
     devices: Devices = _ON_CPU,
 ) -> list[ProcessSpec]:
-    """Return the specs of the regions' backends. Each backend keeps its free loopback port.
+    """Return the specs of the backends of all regions.
 
-    If there are no GPUs, each region has one backend. If the settings have no memory limit, the
-    backends share `memory` bytes equally. If `memory` is 0, they have no limit.
+    Each backend gets a free loopback port, and keeps this port when it restarts. If there are no
+    GPUs, each region has one backend. If the settings have no memory limit, the backends share four
+    fifths of `memory` bytes equally. If `memory` is 0, they have no limit.
     """
     places = list(_places(regions, devices))
     sharing = Counter(gpu.uuid for _, gpu in places if gpu is not None)
@@ -121,10 +122,10 @@ def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
 def first_of_devices(
     backends: Sequence[ProcessSpec],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Divide backends into a first group, and a group to start when the first group is ready.
+    """Divide `backends` into those that start first, and those that start afterwards.
 
-    The first backend on a GPU measures its models at its start. During the measurement, no other
-    backend may use the GPU.
+    The second group starts when the first group is ready. The first backend on a GPU measures its
+    models at its start. During the measurement, no other backend may use the GPU.
     """
     seen: set[str] = set()
     first: list[ProcessSpec] = []
@@ -200,7 +201,10 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the address for calls from this machine to a listener that is bound to `host`."""
+    """Return the address at which this machine reaches a listener that is bound to `host`.
+
+    For example, return `127.0.0.1` for `0.0.0.0`.
+    """
     return _ANYWHERE.get(host, host)
 
 
@@ -225,7 +229,7 @@ def url_of(preface: Preface, host: str, port: int) -> str:
 
 
 def child_command(entry: str) -> tuple[str, ...]:
-    """Return the command line of an internal entry of `gateway`."""
+    """Return the command line of the internal command `entry` of `python -m gateway`."""
     return (*PYTHON, "gateway", entry)
 
 

@@ -94,10 +94,10 @@ def check_configuration(settings: Settings) -> None:
 
 
 def check_runtime() -> None:
-    """Check that exactly one model runtime is installed.
+    """Check that exactly one model runtime is installed, such as ONNX Runtime for CPUs.
 
     Raises:
-        CannotStart: no runtime is installed, or two runtimes that conflict.
+        CannotStart: no runtime is installed, or two conflicting runtimes are installed.
     """
     if conflict := conflict_of_runtimes():
         raise CannotStart(conflict)

@@ -422,7 +422,10 @@ def gateway_metrics() -> dict[str, MetricDeclaration]:
 
 
 class DeclaredSeries:
-    """Finds out which series in metric files are declared. Older versions left other series."""
+    """Tells which series in metric files are declared.
+
+    The files may also contain series that only an older version of the gateway declared.
+    """
 
     def __init__(self) -> None:
         go_text: Callable[[float], str] = floatToGoString  # untyped

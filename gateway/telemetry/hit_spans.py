@@ -1,8 +1,8 @@
-"""Encodes the spans of replayed memory hits from a template.
+"""Encodes the trace spans of cache hits in memory, by filling in a template.
 
 The spans of equal hits differ only in span ids, times and the request id. A template is the
-encoding of the spans, with placeholders instead of the differing values. Filling in a template
-takes a quarter of the time that building the spans takes.
+encoding of the spans, with placeholders for these values. Filling in a template takes a quarter of
+the time that building the spans takes.
 """
 
 import re
@@ -88,8 +88,8 @@ class HitTemplate:
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return the encoded spans of a hit as a list with one element for each span.
 
-        The first element has the bytes of all spans. All other elements are empty. `SpanQueue`
-        needs them, because it uses the length of the list as the number of spans.
+        The first element has the bytes of all spans, and all other elements are empty. The length
+        of the list tells `SpanQueue` the number of spans.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)
@@ -103,7 +103,7 @@ class HitTemplate:
 class SpanList(SpanSink):
     """Collects spans that `make` builds.
 
-    The ids of the first spans come from `names`, and are placeholders.
+    The first spans get placeholders as ids, one for each of `names`.
     """
 
     def __init__(self, make: Callable[..., ReadableSpan], *names: bytes) -> None:

@@ -69,10 +69,10 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Make `total` the value from which `set_total` computes growth. Do not change the counter.
+        """Set the running total from which the next `set_total` computes the growth.
 
-        Use this for running totals that began before this process. Only the first call has an
-        effect.
+        The counter itself does not change. Use this for running totals that began before this
+        process. Only the first call has an effect.
         """
         self._totals.setdefault(("", name, labels), total)
 

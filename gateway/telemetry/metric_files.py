@@ -5,9 +5,10 @@ files and maps them into memory. On a full disk, the kernel then kills a process
 a file. This module therefore reserves the blocks of a file first. While the disk is full, values
 stay in memory.
 
-A process locks its files while it lives. When a process starts, it adds the values of ended
-processes to the values in the files for process 0, and then deletes the files of the ended
-processes. Series that this version does not declare are dropped.
+A process locks its files while it lives. The values of ended processes are added up in common
+files, whose names contain 0 instead of a process id. A new process adds them up at its start, and
+then deletes the files of the ended processes. Series that this version does not declare are
+dropped.
 """
 
 import contextlib
@@ -229,9 +230,10 @@ def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 
 
 def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
-    """Add the values of ended processes to the files of process 0, and delete the old files.
+    """Add the values of ended processes to common files, and delete the old files.
 
-    Values for which `is_kept` returns false are dropped.
+    The names of the common files contain 0 instead of a process id. Values for which `is_kept`
+    returns false are dropped.
     """
     with files_held(folder, exclusive=True):
         for total in folder.glob(f"*_{_DEAD}.db"):
@@ -252,8 +254,8 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 def counted_since(folder: Path) -> int | None:
     """Return when the counters in `folder` began to count, in nanoseconds since 1970.
 
-    The result is the time when the lock file was created. The counters outlive worker processes.
-    But when a supervisor starts, it deletes the counters and the lock file.
+    The result is the time when the lock file was created. When a supervisor starts, it deletes the
+    counters and the lock file.
     """
     try:
         # Nothing changes the lock file after its creation.

@@ -1,8 +1,8 @@
 """Counts a worker's requests and items, and publishes the statistics of its components.
 
-On the request path, methods only increment Python numbers, because incrementing an instrument takes
-as long as a cache lookup. `flush` later adds these numbers to the instruments. Exception: refusals
-by limits are rare, so they increment the instruments directly.
+On the request path, methods only increment Python numbers, because incrementing a metric of the
+library takes as long as a cache lookup. `flush` later adds these numbers to the metrics. Refusals
+by limits are rare, so they increment the metrics directly.
 """
 
 from bisect import bisect_left
@@ -111,14 +111,14 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count a revision's items with the outcome `source`, and their rows and tokens."""
+        """Count items of a revision with the outcome `source`, and their rows and tokens."""
         self._items[model, revision, source] += count
         if rows:  # this is the code of `work`, inlined to save a call
             self._rows[model] += rows
             self._tokens[model] += tokens
 
     def revision_items(self, model: str, usage: RevisionUsage) -> None:
-        """Count items of `model` for each revision that computed some of them."""
+        """Count the items of `model` in `usage`, which belong to one revision, by their outcome."""
         for source in Source:
             if count := getattr(usage, source):
                 self._revision_items[model, usage.arm, source] += count

@@ -1,7 +1,7 @@
 """Measures the durations of request phases.
 
-The durations come from `perf_counter`. The event loop's clock would not do, because it stands still
-while callbacks run, and has a resolution of only a millisecond.
+The durations come from `perf_counter`. The event loop's clock is not precise enough: it stands
+still while callbacks run, and has a resolution of only a millisecond.
 """
 
 from bisect import bisect_left

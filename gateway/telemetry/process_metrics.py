@@ -29,7 +29,10 @@ class ProcessMetrics:
         self._holds = DurationCounts(SECONDS)
 
     def late(self, seconds: float, *, held: float) -> None:
-        """Record a timer's delay of `seconds`. Code held the loop for at least `held` seconds."""
+        """Record that a timer was late by `seconds`.
+
+        Code blocked the event loop for at least `held` seconds.
+        """
         self._lags.add(seconds)
         self._holds.add(held)
 

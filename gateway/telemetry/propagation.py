@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class ContextReader:
-    """Reads trace contexts in the formats `names`, the value of `OTEL_PROPAGATORS`.
+    """Reads trace contexts in the formats that `names` lists.
 
-    If a format is unknown, or its package is not installed, a warning is logged and the format is
-    ignored.
+    `names` is the value of `OTEL_PROPAGATORS`. If a format is unknown, or its package is not
+    installed, a warning is logged and the format is ignored.
     """
 
     def __init__(self, names: str = "") -> None:

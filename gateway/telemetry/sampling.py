@@ -19,9 +19,9 @@ _ALL: Final = 1 << 64
 class HeadSampler:
     """Decides whether to record a request, from its trace context.
 
-    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. Each of these samplers
-    records a trace if the last 64 bits of the trace's id are below a bound. Exception: if there is
-    a parent span, a parent-based sampler follows the parent's decision.
+    `sampler` is one of the samplers that `OTEL_TRACES_SAMPLER` can name. It records a trace if the
+    last 64 bits of the trace's id are below a bound. But if there is a parent span, a parent-based
+    sampler follows the parent's decision.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -45,19 +45,20 @@ class HeadSampler:
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Return a random number that says which request is recorded: 1 means the next request.
+        """Return a random number n: the n-th of the next requests is recorded.
 
-        The number counts only requests without a trace context. 2 means the second of the next
-        requests.
-
-        The caller counts the number down with each request. Counting down takes half as long as
-        drawing random bits for each request, and records each request with the same probability.
+        Only requests without a trace context count. The caller counts the number down with each of
+        these requests. This takes half as long as drawing random bits for each request, and records
+        each request with the same probability.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize
         return 1 + int(log(1.0 - random()) / log1p(-self.bound / _ALL))  # noqa: S311 - no secret
 
     def new_trace_id(self) -> int:
-        """Return the id of a new trace. Other services' samplers decide to record this id, too."""
+        """Return the id of a new trace that is recorded.
+
+        Samplers of other services with the same ratio record a trace with this id, too.
+        """
         low = (getrandbits(64) * (self.bound or _ALL)) >> 64
         return getrandbits(64) << 64 | low or 1

@@ -27,10 +27,10 @@ MARK: Final = b"raceparent: 00-"
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
-    """Return a request's trace context, and the request without it.
+    """Return a request's trace context, and the request without the trace context.
 
-    Two requests that differ only in their trace contexts are equal without their trace contexts. If
-    the head has an unusual form, the function returns an empty context and the unchanged request. A
+    If two requests differ only in their trace contexts, the second result is equal for both. If the
+    head has an unusual form, the function returns an empty context and the unchanged request. A
     parser then reads the head, and `context_of` finds the context among the header fields.
     """
     start = request.find(MARK) - 3

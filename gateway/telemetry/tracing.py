@@ -18,7 +18,7 @@ _ID = b"x-request-id: "
 
 
 class ReplayedHit(msgspec.Struct, frozen=True):
-    """A cache hit in memory that the fast path replayed.
+    """A request that the fast path answered from the cache in memory.
 
     The span of the request has `name` and `attributes`. `times` are in nanoseconds since 1970: when
     the request began, when it was found in the cache, when it was charged, and when it ended.
@@ -59,10 +59,9 @@ class Tracer:
         """Record a hit of a request with the trace context `context`."""
 
     def failure(self, name: str, span: Span, *, age: float) -> Span:
-        """Begin the span of a failed request that was not sampled.
+        """Begin a span for a failed request that was not sampled at first.
 
-        The request began `age` seconds ago. `span` is the request's former span, which is not
-        recorded.
+        The request began `age` seconds ago, with the span `span`, which is not recorded.
         """
         return NO_SPAN
 

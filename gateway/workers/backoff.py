@@ -1,4 +1,4 @@
-"""Provides pauses that a stop event ends, and waits and batch sizes for retries after failures."""
+"""Provides retry delays, batch sizes for retries, and pauses that a stop event ends early."""
 
 import asyncio
 import random

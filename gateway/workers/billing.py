@@ -1,4 +1,7 @@
-"""Bills usage: commits entries of the event stream to the ledger, and then acknowledges them."""
+"""Bills usage: commits entries of a Redis stream to the ledger, the database of usage.
+
+An entry is acknowledged after its commit.
+"""
 
 import asyncio
 import logging
@@ -35,8 +38,8 @@ _log = logging.getLogger(__name__)
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events that were billed since the start.
 
-    `lag` is the age in seconds of the oldest event in the last blocks, when these were committed.
-    `failures` counts consecutive failures of Redis or the ledger.
+    `lag` is the age in seconds of the oldest event in the last committed blocks, at the time of
+    their commit. `failures` counts consecutive failures of Redis or the ledger.
     """
 
     events: int

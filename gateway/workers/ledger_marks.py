@@ -1,4 +1,7 @@
-"""Reads from the ledger, within a timeout, up to which record each event log is committed."""
+"""Reads up to which record the ledger has committed each event log.
+
+A read has a timeout.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -11,9 +14,10 @@ from gateway.tasks import ignore_outcome
 class LedgerMarks:
     """Reads high-water marks in a thread, with one query at a time.
 
-    The caller waits at most `timeout` seconds for a query. The function `high_water` returns the
-    mark of each log, which is 0 if the ledger has no records of the log. While the ledger is down,
-    the function raises `DependencyUnavailable`.
+    The mark of an event log is the sequence number of its last record in the ledger, or 0 if the
+    ledger has no records of the log. The function `high_water` returns the mark of each log. While
+    the ledger is down, the function raises `DependencyUnavailable`. The caller waits at most
+    `timeout` seconds for a query.
     """
 
     def __init__(
@@ -25,9 +29,10 @@ class LedgerMarks:
         """The last query. After its timeout, its thread can still be waiting for the ledger."""
 
     async def read(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the mark of each log, or an empty dictionary if the ledger is down or too slow.
+        """Return the sequence number of each log's last record that the ledger has committed.
 
-        A result that arrives late is discarded, because the stream has changed in the meantime.
+        If the ledger is down or too slow, the result is an empty dictionary. A result that arrives
+        late is discarded, because the stream has changed in the meantime.
         """
         if not log_ids or (self._query is not None and not self._query.done()):
             return {}

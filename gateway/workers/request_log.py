@@ -47,7 +47,10 @@ class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLog:
-    """Writes the events that `group` reads to `file`. Events that cannot be written are dropped."""
+    """Reads events with `group`, and writes them to `file`.
+
+    Events that cannot be written are dropped.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Keeps committed segments of event logs for a while.
+"""Keeps segments (files) of event logs for a while after the ledger has committed them.
 
 If the ledger is restored from a backup, the events in these segments can be shipped again.
 """
@@ -23,7 +23,7 @@ _RESERVE_FRACTION: Final = 0.1
 
 
 class RetainedLog:
-    """Holds an open event log, and the mark up to which the ledger has committed the log."""
+    """Holds an open event log, and the number of its last record that the ledger has committed."""
 
     def __init__(self, directory: Path) -> None:
         self.reader = LogReader(directory)
@@ -61,11 +61,11 @@ def missing_bytes(directory: Path) -> int:
 
 
 class SegmentRetention:
-    """Deletes committed segments, from the oldest on.
+    """Deletes committed segments (files) of event logs, the oldest first.
 
     A segment is deleted `keep` seconds after its commit. It is deleted earlier in two cases: all
-    segments together use more than `keep_bytes`, or the disk has less than 1 GiB of free space.
-    Exception: on a disk smaller than 10 GiB, a free tenth of the disk is enough.
+    segments together use more than `keep_bytes`, or the disk has too little free space. A disk has
+    too little free space if less than 1 GiB and less than a tenth of the disk is free.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SegmentRetention:
         self._kept: list[_Segment] = []
 
     def record_commit(self, log: RetainedLog, mark: int) -> None:
-        """Record that the ledger has committed `log` up to `mark`.
+        """Record that the ledger has committed `log` up to the record number `mark`.
 
         The retention time of the newly committed segments starts now.
         """

@@ -1,6 +1,6 @@
-"""Ships event logs to the event stream.
+"""Ships event logs from the disk to the event stream in Redis.
 
-A log's segments are deleted after the ledger has committed their events.
+A log consists of segments (files). They are deleted after the ledger has committed their events.
 """
 
 import asyncio
@@ -40,13 +40,14 @@ _log = logging.getLogger(__name__)
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events shipped since the start, and describes the stream and the logs.
 
-    - `unconsumed` is the number of blocks in the stream.
+    - `unconsumed` is the number of blocks (groups of events) in the stream.
     - `full` says that the stream accepts no more blocks.
     - `lost` is the known number of events that a power cut or a machine crash destroyed.
-    - `dropped` is the number of blocks that were deleted before the request log had read them.
-    - `lagging` estimates how many events each consumer has not acknowledged, from the average size
-      of a block.
-    - `lag` is for how many seconds the oldest unshipped events have waited.
+    - `dropped` is the number of blocks that were deleted before the request log had read
+      them.
+    - `lagging` is the number of events that each consumer has not acknowledged. It is an
+      estimate from the average size of a block.
+    - `lag` is the time in seconds for which the oldest unshipped events have waited.
     - `unshipped_bytes` is the size of all unshipped events.
     """
 
@@ -87,9 +88,9 @@ class Shipper:
     shipping continues.
 
     At every other poll, the shipper compares the logs with the stream. If Redis has lost events,
-    the shipper again ships all events after the ledger's mark. If the ledger was restored from a
-    backup, the shipper again ships the events that the ledger lacks, as far as `retention` has kept
-    them.
+    the shipper ships all events again that the ledger has not committed. If the ledger was restored
+    from a backup, the shipper ships the events again that the ledger lacks. This works only for
+    events that `retention` has kept.
     """
 
     def __init__(

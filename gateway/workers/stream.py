@@ -40,9 +40,10 @@ class AppendOutcome(Enum):
 
 
 class TrimCounts(NamedTuple):
-    """Counts the remaining blocks, and the blocks deleted before every group had read them.
+    """Counts the blocks that remain in the stream, and the blocks that were dropped.
 
-    `lagging` counts the blocks that each group has not acknowledged.
+    `dropped` blocks were deleted before all consumer groups had read them. `lagging` counts the
+    blocks that each group has not acknowledged.
     """
 
     left: int
@@ -51,10 +52,11 @@ class TrimCounts(NamedTuple):
 
 
 class EventStream:
-    """Writes to the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
+    """Writes to the stream `sg:events` in Redis.
 
-    The stream holds at most `max_blocks` blocks. Billing loses no block, however far it lags.
-    Exception: other groups can lose blocks when they lag by half of `max_blocks` or more.
+    Methods raise the errors of redis-py. The stream holds at most `max_blocks` blocks. Billing
+    loses no block, however far it lags. All other consumer groups can lose blocks when they lag by
+    half of `max_blocks` or more.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:

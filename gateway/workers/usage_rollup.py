@@ -22,7 +22,9 @@ class UsageStore(Protocol):
     """Stores usage events. Methods block."""
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Sum at most `limit` rows of an hour that ended by `before`; return their number.
+        """Replace at most `limit` rows of one hour by sums, and return the number of these rows.
+
+        The hour ended at or before `before`, in nanoseconds since 1970.
 
         Raises:
             DependencyUnavailable: nothing has changed. The caller should try again.
@@ -86,10 +88,10 @@ class UsageRollup:
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Sum some rows. If there are none, sum a day, or recompute or delete an hour's sums.
+        """Sum some rows, and return the seconds to wait before the next call.
 
-        Returns:
-            The seconds to wait before the next call.
+        If there are no rows to sum, sum a day. If no day is due, recompute or delete the sums of an
+        hour.
         """
         before = self._clock() - self._keep
         try:

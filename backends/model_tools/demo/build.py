@@ -1,8 +1,9 @@
 """Builds the repository of demo models if it is missing or outdated.
 
-One rename puts a complete revision into the target. The manifest is written last, so the next start
-repeats an interrupted build. The build replaces only revisions that an earlier build has written.
-It keeps all other models, even a model that has the name of a demo model.
+Each model is built in a temporary folder, and then renamed into the repository. The manifest, a
+list of all built files, is written last, so the next start repeats an interrupted build. The build
+replaces only revisions that an earlier build wrote. It keeps all other models, even a model that
+has the name of a demo model.
 """
 
 import fcntl

@@ -1,4 +1,7 @@
-"""Writes the attention of one layer, for each kind of kernel (see `GraphOptions`)."""
+"""Writes the nodes that compute attention in one layer, for each kind of kernel.
+
+`GraphOptions` describes the kinds.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,8 +23,9 @@ def attend_rows(
     heads: int,
     masking: Sequence[str],
 ) -> str:
-    """Append the attention of one layer over `state`; return its output before the projection.
+    """Append the nodes that compute attention over `state` in one layer.
 
+    Return the name of the result, to which the layer's output projection is not yet applied.
     `masking` names the tensors by which the kernel tells real tokens from padding.
     """
     operator, project = _KERNELS[kind]
@@ -32,9 +36,9 @@ def attend_rows(
 def add_ranges(graph: GraphBuilder, *, mask: str, lengths: str) -> str:
     """Append nodes that compute where rows begin: `[3 * rows + 2]` integers.
 
-    The kernel needs this tensor. It holds the length of every row, and then two equal lists. Each
-    of these lists has the position of every row's first token, and then the number of all
-    positions, including padding.
+    The attention kernel reads this tensor. Its first part is the length of every row. Its second
+    part is the index of every row's first token, and then the number of all tokens, including
+    padding. Its third part repeats the second part.
 
     The integers are computed from the values of the inputs, not from their shapes. Shapes are
     computed on the CPU, and a graph that needs the CPU cannot become a CUDA graph.

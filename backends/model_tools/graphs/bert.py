@@ -9,12 +9,15 @@ Outputs, float32:
 - `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
 - `first` `[batch, hidden]`: the last hidden state of each row's first token.
 
-The operators were chosen by measurements on a CPU. `BiasGelu` costs as much as `Add` and `Gelu`
-together, and gives the same bits. `FastGelu` is 1 % faster, but wrong in the third decimal, so it
-is not used. `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`
-together, so the graph has the latter two. On a GPU, `SkipLayerNormalization` is faster than the two
-operators, and ONNX Runtime itself puts it in their place. Exception: in graphs of packed rows, the
-two operators stay.
+The operators were chosen by measurements on a CPU:
+
+- `BiasGelu` costs as much as `Add` and `Gelu` together, and gives the same bits.
+- `FastGelu` is 1 % faster, but wrong in the third decimal, so it is not used.
+- `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`
+  together, so it is not used.
+
+On a GPU, `SkipLayerNormalization` is faster than `Add` and `LayerNormalization`. There, ONNX
+Runtime itself puts it in their place, unless the rows of the graph are packed without padding.
 """
 
 import numpy as np

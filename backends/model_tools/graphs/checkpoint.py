@@ -35,9 +35,10 @@ def build_checkpoint(
 ) -> ModelProto:
     """Return the graph of a checkpoint; the default options suit CPUs.
 
-    The graph of a checkpoint with a head has the output `logits`. Without a head, it has `pooled`,
-    computed by `pooling`, and `tokens`. `options.outputs` is ignored. The graph refers to weights
-    in `stored`, which stay in their files.
+    If the checkpoint has a head, the graph has the output `logits`. Otherwise, it has the outputs
+    `pooled`, which `pooling` computes, and `tokens`. `options.outputs` is ignored. `stored`
+    describes weights that are already in another file. The graph refers to that file instead of
+    copying these weights.
 
     Raises:
         WeightsError: no graph can be built for the checkpoint's family or head.

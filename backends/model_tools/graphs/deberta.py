@@ -5,11 +5,15 @@ three products: content with content, content with relative position, and relati
 content. The vectors of the relative positions depend only on weights. So each layer's projections
 of these vectors are computed while the graph is built, not when it runs.
 
-With `gathered` attention, linear layers compute real tokens only. `gathered` and `plain` attention
-consists of several nodes. With `heads`, `ranges` and `packed`, one node computes attention, and
-adds the products with positions to the scores. These three kinds support fp32 and fp16. Inputs and
-outputs are described in `backends.model_tools.graphs.bert`. There is an input `token_type_ids` only
-if the model has token types.
+`GraphOptions.attention` selects how attention is computed:
+
+- With `gathered` and `plain`, several nodes compute attention. With `gathered`, linear
+  layers compute real tokens only.
+- With `heads`, `ranges` and `packed`, one fused node computes attention. It adds the two
+  products with relative positions to the scores. These kinds support fp32 and fp16.
+
+Inputs and outputs are described in `backends.model_tools.graphs.bert`. There is an input
+`token_type_ids` only if the model has token types.
 """
 
 import math
@@ -57,19 +61,19 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The products with positions that the configuration names, such as `c2p`."""
+        """The products of content and position that `pos_att_type` lists, such as `c2p`."""
         named = self.pos_att_type or []
         products = named.split("|") if isinstance(named, str) else named
         return tuple(each.strip().lower() for each in products)
 
     @property
     def attended(self) -> tuple[str, ...]:
-        """The products with positions that the encoder uses; none without relative attention."""
+        """The products in `named`, or none if the encoder has no relative attention."""
         return self.named if self.relative_attention else ()
 
     @property
     def farthest(self) -> int:
-        """The largest relative distance; all larger distances are replaced by it."""
+        """The largest relative distance; larger distances count as this distance."""
         relative = self.max_relative_positions
         return relative if relative > 0 else self.max_position_embeddings
 

@@ -1,10 +1,10 @@
 """Reads a checkpoint's weights from a graph that torch or optimum exported.
 
 Exporters keep the names of most weights. But they replace the matrix of a product by a transposed
-copy with a generated name. The original name of such a matrix follows from the name of the bias
-that is added to the product, or from the path of the product's layer. The path is the node's name
-in graphs of the TorchScript exporter, and a property of the node in graphs of torch's newer
-exporter.
+copy with a generated name. This module finds the original name in one of two ways. It reads the
+name of the bias that is added to the product, or else the path of the layer to which the product
+belongs. The TorchScript exporter stores this path as the name of the node. The newer exporter of
+torch stores it as a property of the node.
 """
 
 import ast
@@ -23,7 +23,7 @@ _BIAS = 2
 
 
 def read_exported(model: ModelProto) -> Weights:
-    """Return the weights of a graph by their names in the checkpoint, where these are known.
+    """Return the weights of a graph; keys are the names in the checkpoint, if these are known.
 
     Raises:
         WeightsError: the graph does not look like an export of a checkpoint.

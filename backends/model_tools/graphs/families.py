@@ -84,10 +84,11 @@ def strip_prefix(weights: Weights, prefix: str) -> Weights:
 
 
 def as_bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Return the shape and the weights of a checkpoint, by the names of `BertModel`.
+    """Return a checkpoint's shape, and its weights under the names of `BertModel`.
 
     Raises:
-        WeightsError: the family is unknown, a weight is missing, or an option is not supported.
+        WeightsError: the family is unknown, a weight is missing, or an option is not
+            supported.
     """
     kind = str(config.get("model_type"))
     if kind not in PREFIXES:

@@ -1,8 +1,11 @@
-"""Writes attention for GPUs as one fused node, on padded rows or on packed rows without padding.
+"""Writes attention for GPUs as one fused node.
 
-Families other than BERT use this module. The caller can add a bias to the scores. `attention_mask`
-marks the real tokens. Without packing, no node reads a shape: shapes are computed on the CPU, and a
-graph that needs the CPU cannot become a CUDA graph.
+The rows of a batch are either padded, or packed one after another without padding. Families other
+than BERT use this module. The input `attention_mask` marks the real tokens. The caller can add a
+bias to the scores.
+
+With padded rows, no node reads a shape. Shapes are computed on the CPU, and a graph that needs the
+CPU cannot become a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ _MASK = "attention_mask"
 
 
 class FusedRows:
-    """Appends nodes that change states to a kernel's layout, compute attention, and change back.
+    """Appends the nodes that compute attention, and the nodes that remove and restore padding.
 
     States are `[batch, sequence, hidden]`, or `[real tokens, hidden]` if `is_packed`.
     """
@@ -52,8 +55,9 @@ class FusedRows:
     def rotations(self, places: str) -> str:
         """Append nodes that compute the positions that `RotaryEmbedding` reads.
 
-        The output is the first position of a row or, for packed rows, the position of each token,
-        int64 `[tokens, 1]`. `places` is the output of `count_places`.
+        For padded rows, the output is the position at which every row begins, int64 `[1]`. For
+        packed rows, it is the position of each token, int64 `[tokens, 1]`. `places` is the output
+        of `count_places`.
         """
         graph = self._graph
         if not self.is_packed:
@@ -69,10 +73,9 @@ class FusedRows:
     def rotate(self, state: str, tables: Sequence[str]) -> str:
         """Append nodes that rotate the heads of each token according to its position.
 
-        `tables` are the names of the output of `rotations`, of the cosines and of the sines.
-
-        In the packed layout, the rows of the batch begin at different places. So the operator gets
-        each token as a row of its own, with the token's position.
+        `tables` has the names of three tensors: the output of `rotations`, the cosines and the
+        sines. If the rows are packed, the operator gets each token as a row of its own, with the
+        token's position.
         """
         graph, rotated = self._graph, f"{state}.rotated"
         if not self.is_packed:

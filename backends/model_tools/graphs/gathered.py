@@ -1,9 +1,10 @@
-"""Writes encoder layers for CPUs that compute real tokens only.
+"""Writes encoder layers that compute real tokens only, for CPUs.
 
-States are `[tokens, hidden]`: the tokens of all rows, one row after another, without padding.
-Attention needs rows of equal length. So query, key and value are laid out on a grid, `[batch,
-sequence, hidden]`, whose free places repeat a token of their row. There is one grid for each class
-of lengths (`LengthGrids`), or one grid for all rows if a bias is added to the scores.
+States are `[tokens, hidden]`: the tokens of all rows, one row after another, without padding. Only
+attention needs rows of equal length. For attention, query, key and value are laid out on a grid,
+`[batch, sequence, hidden]`. A place of the grid without a token of its own repeats a token of its
+row. Rows of similar length share a grid (see `LengthGrids`). If a bias is added to the scores, all
+rows share one grid.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,10 @@ class Grid:
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
     def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
-        """Append the grid of `tokens` with `pad_for_sum`'s extra places, and this grid's mask."""
+        """Append a grid of `tokens` with three more places in each row; return it and its mask.
+
+        `pad_for_sum` explains the additional places.
+        """
         mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
         # "edge" repeats a token of the same row. Another row's token may be NaN.
         filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
@@ -101,8 +105,8 @@ def pad_for_sum(
     """Append nodes that give each row of `values` `[batch, sequence, ...]` three more places.
 
     The caller sums over the places. The matrix kernel sums four products at a time, but sums the
-    last one to three products in another order. Without the three more places, the bits of a sum
-    would depend on the width of the batch.
+    last one to three products in another order. With three more places, the bits of a sum do not
+    depend on the width of the batch.
     """
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
@@ -111,7 +115,7 @@ def pad_for_sum(
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
-    """Append the nodes of a grid; `width` is the width of an attention head."""
+    """Append the nodes of a grid and return it; `width` is the width of an attention head."""
     if graph.is_plain:
         return PaddedGrid(graph, "attention_mask", width=width)
     return Grid(graph, "attention_mask")
@@ -120,8 +124,8 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
 def count_positions(graph: GraphBuilder, padding: int) -> str:
     """Append nodes that compute the position of every place of a row: int32 `[batch, sequence]`.
 
-    The position of a token is the number of tokens up to this token whose id is not `padding`. A
-    token with the id `padding` has position 0.
+    Positions begin at 1, and count only tokens whose id is not `padding`. A token with the id
+    `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))

@@ -27,10 +27,11 @@ NOTHING_STORED: StoredWeights = MappingProxyType({})
 
 
 class GraphBuilder:
-    """Collects nodes and initializers. A method appends some and returns the name of their output.
+    """Collects the nodes of a graph and its initializers (constant tensors).
 
-    When the graph is loaded, a `stored` weight is read from its file and cast once to the graph's
-    precision. A `plain` graph uses only ONNX's own operators.
+    Most methods append nodes or initializers, and return the name of the output. `stored` weights
+    remain in another file. When the graph is loaded, they are read from that file and cast to the
+    graph's precision. A `plain` graph uses only ONNX's own operators.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ _EXACT = ".exact"
 def halve(model: ModelProto) -> ModelProto:
     """Return the graph in fp16, by ONNX Runtime's converter.
 
-    Nodes after the last layer normalization stay in fp32, because pooling sums rows, and the sum of
-    a long row is too large for fp16. Values in other nodes that do not fit into fp16, such as the
-    score that masks padding, are clipped.
+    Nodes after the last layer normalization stay in fp32. They compute the pooling, and its sums
+    over long rows can be too large for fp16. In all other nodes, values that are too large for fp16
+    are clipped, such as the score that masks padding.
     """
     outputs = [*model.graph.output]
     values = {value.name: value for value in (*outputs, *infer_types(model))}
@@ -56,10 +56,10 @@ def halve(model: ModelProto) -> ModelProto:
 
 
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield the type of every value of a graph, as far as operators define it.
+    """Yield the type of every value of a graph, as far as `onnx` can infer it.
 
-    If `onnx` does not know an operator, such as a fused one, its outputs are assumed to be floats.
-    If the types in a graph contradict each other, nothing is yielded.
+    The output of an operator that `onnx` does not know, such as a fused operator, is assumed to be
+    a float tensor. If the types in a graph contradict each other, nothing is yielded.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)

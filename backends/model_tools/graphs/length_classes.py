@@ -1,8 +1,8 @@
-"""Writes attention of rows in classes of similar lengths, each class on its own grid.
+"""Writes attention for rows that are grouped by length.
 
-On a single grid, every row would be as wide as the longest row. With classes, the width of a row
-depends only on the row's own length. So a short row is cheap, and its bits do not depend on other
-rows.
+Rows of similar length form a class. Each class is padded to its own width, so a short row is cheap.
+If all rows were padded to the same width, a short row would cost as much as the longest row, and
+the bits of its output would depend on the longest row.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,10 @@ class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthGrids:
-    """Holds the names of the tensors that lay out rows by classes of lengths.
+    """Holds the names of the tensors that lay out rows on grids.
 
-    States are `[tokens, hidden]`: the tokens of all rows, one row after another.
+    Rows of similar length form a class, and each class has its own grid. States are `[tokens,
+    hidden]`: the tokens of all rows, one row after another.
     """
 
     def __init__(self, graph: GraphBuilder, *, mask: str, lengths: str, places: str) -> None:

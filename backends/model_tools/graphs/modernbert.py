@@ -2,9 +2,11 @@
 
 ModernBERT (Warner et al. 2024, arXiv:2412.13663) rotates queries and keys instead of adding
 position embeddings. It normalizes before each step and has gated feed-forward layers. In most
-layers, a token attends only to near tokens. Inputs and outputs are described in
-`backends.model_tools.graphs.bert`, but there is no input `token_type_ids`. The kinds of attention
-are `gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
+layers, a token attends only to near tokens.
+
+Inputs and outputs are described in `backends.model_tools.graphs.bert`, but there is no input
+`token_type_ids`. The supported kinds of attention (see `GraphOptions`) are `gathered` and `plain`.
+For GPUs, the kinds `heads`, `ranges` and `packed` are also supported, in fp32 or fp16.
 """
 
 from collections.abc import Mapping

@@ -19,20 +19,21 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `attention` says which operator computes attention:
 
-    - `fused` uses `Attention`, which also projects query, key and value. The operator gets the
-      lengths of the rows. It suits CPUs.
-    - `heads` uses `MultiHeadAttention`, which gets the lengths of the rows. It suits cuDNN's
-      kernels.
-    - `ranges` is like `heads`, but the operator also gets the first token of each row. It suits the
-      memory-efficient kernels.
-    - `gathered` uses `MultiHeadAttention`. All other nodes compute real tokens only. It suits CPUs,
-      and must be in fp32.
-    - `plain` uses only ONNX's own operators, which TensorRT and OpenVINO fuse. It must be in fp32,
-      because these runtimes convert it themselves.
-    - `packed` uses `PackedMultiHeadAttention`, which gets separate query, key and value without
-      padding. It suits the flash kernels. It needs CUDA, and cannot become a CUDA graph.
-    - `packed-qkv` is like `packed`, but query, key and value are one interleaved product.
-    - `packed-fused` uses `PackedAttention`, which also leaves padding out.
+    - `fused` uses `Attention`, which also projects query, key and value. The operator gets
+      the lengths of the rows. This kind suits CPUs.
+    - `heads` uses `MultiHeadAttention`, which gets the lengths of the rows. This kind suits
+      cuDNN's kernels.
+    - `ranges` is like `heads`, but the operator also gets the index of each row's first
+      token. This kind suits the memory-efficient kernels.
+    - `gathered` uses `MultiHeadAttention`. All other nodes compute real tokens only. This
+      kind suits CPUs, and must be in fp32.
+    - `plain` uses only ONNX's own operators, which TensorRT and OpenVINO fuse. It must be in
+      fp32, because these runtimes convert the graph to their precision themselves.
+    - `packed` uses `PackedMultiHeadAttention`, which gets query, key and value without
+      padding, as three tensors. This kind suits the flash kernels. It needs CUDA, and cannot
+      become a CUDA graph.
+    - `packed-qkv` is like `packed`, but query, key and value are interleaved in one tensor.
+    - `packed-fused` uses `PackedAttention`, which also gets rows without padding.
 
     `bf16` needs `heads` or `ranges`, because the kernels of all other kinds do not support bf16.
     Outputs are float32 in every precision.
@@ -66,7 +67,9 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
-    """Refuse bf16, and kinds of attention other than the family's kinds, which are in `attention`.
+    """Refuse bf16, and kinds of attention that are not in `attention`.
+
+    `attention` has the kinds that a model family supports.
 
     Raises:
         WeightsError: the options are not supported, or not valid.

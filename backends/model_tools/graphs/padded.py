@@ -1,7 +1,7 @@
-"""Writes a grid that keeps padding, for `plain` graphs.
+"""Writes the nodes of `plain` graphs, in which all rows keep their padding.
 
-It uses only ONNX's own operators, and sizes that follow from the inputs' shapes. So a compiler such
-as TensorRT can compile the whole graph, and fuse attention and GELU itself.
+The nodes use only ONNX's own operators, and read sizes from the shapes of the inputs. So a compiler
+such as TensorRT can compile the whole graph, and fuse attention and GELU itself.
 """
 
 import math
@@ -18,7 +18,7 @@ _PADDING = -80.0
 
 
 def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
-    """Append summands that mask padding in the scores of keys: `[batch, 1, 1, sequence]`."""
+    """Append a tensor that masks padding if it is added to scores: `[batch, 1, 1, sequence]`."""
     axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
     one = graph.constant("mask.one", np.array(1, dtype=np.float32))
     least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))

@@ -5,8 +5,10 @@ size for each column. In a transformer, a few channels of the activations are te
 the other channels. With one step size, most channels would use only a few of the 256 values.
 SmoothQuant therefore divides each channel by a factor, and multiplies the channel's row of the
 weights by the same factor. The product stays the same, and part of the rounding error moves to the
-weights. The plan chooses the factors, and the fraction of the largest values to clip, that give the
-least error of the product on samples.
+weights.
+
+This module tries several factors, and several fractions of extreme values to clip. It chooses the
+combination with the least error of the product on samples.
 """
 
 import itertools
@@ -33,11 +35,11 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ProductPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds how one product is computed.
+    """Holds the constants with which one product is computed in int8.
 
     `factors` divide the channels of the activations; `None` leaves them unchanged. `correction` is
-    the mean error of each column, which is added to the product. `error` is the share of the
-    product's energy (its sum of squares) that is lost.
+    the mean error of each column, which is added to the product. `error` is the sum of the squared
+    errors, divided by the sum of the squares of the product.
     """
 
     factors: FloatArray | None

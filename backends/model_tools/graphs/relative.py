@@ -18,8 +18,8 @@ _FARTHEST = 128
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
     """Append the distance between each pair of places in a row, as an index of a table.
 
-    The output is int64 `[sequence, sequence]`. Each value is the second place minus the first place
-    plus `positions - 1`, so that it is not negative.
+    The output is int64 `[sequence, sequence]`. The value at `[i, j]` is `j - i + positions - 1`,
+    which is not negative.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))

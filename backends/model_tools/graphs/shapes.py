@@ -25,8 +25,8 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the size of a BERT encoder. The defaults are the values of all published BERT models.
 
     If `embedding` is set, embeddings have this width and are projected to `hidden`. `buckets` is
-    the number of buckets of relative positions, each with a bias for the attention scores. In
-    families whose positions count only real tokens, `padding` is the id of the padding token, and
+    the number of buckets of relative positions, each with a bias for the attention scores. In some
+    families, positions count only real tokens. Then `padding` is the id of the padding token, and
     padding has position 0.
     """
 

@@ -56,8 +56,9 @@ _Written = str | dict[str, Any]
 class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the `tokenizer.json` that a class builds, and the matching `tokenizer_config.json`.
 
-    `changed` names the sections that differ from the folder's `tokenizer.json`. `types` says
-    whether the tokenizer sends token types; it is `None` if no file says this.
+    The class is the tokenizer's class in `transformers`. `changed` lists the sections that differ
+    from the folder's `tokenizer.json`. `types` says whether the tokenizer returns token types; it
+    is `None` if no file says this.
     """
 
     text: str

@@ -1,9 +1,8 @@
-"""Writes copies of a graph for other devices, which share the weights of the graph.
+"""Writes device graphs: copies of a graph that suit other devices and share its weights.
 
 The file of a device graph has only nodes and small tensors. Its weights are references (ONNX's
-external data) into the file of the first graph. A device graph in half precision casts the weights
-when it is loaded. So the file of a device graph has only a few hundred kilobytes, and is written
-quickly.
+external data) to the file of the original graph. So the file is written quickly, and has only a few
+hundred kilobytes. A device graph in half precision casts the weights when it is loaded.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -87,7 +86,7 @@ class StoredTensors:
     def write(self, model: ModelProto, name: str) -> None:
         """Write a model beside the graph.
 
-        Weights that the graph's files also have become references to these files.
+        A weight that is also in the files of the graph becomes a reference to these files.
         """
         for tensor in model.graph.initializer:
             self.replace(tensor)

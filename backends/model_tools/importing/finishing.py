@@ -1,4 +1,7 @@
-"""Completes the graph of an import: renames inputs, appends modules, and checks the weights."""
+"""Completes an imported graph: renames inputs, appends modules, and checks the weights.
+
+The modules are those of a sentence transformer, such as a pooling after the encoder.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,11 +56,12 @@ def copy_graph(graph: Path, target: Path) -> None:
 def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -> None:
     """Rewrite a graph file with the input names of an encoder and with all modules.
 
-    `fields` are the manifest's fields: `outputs` is completed, and `inputs` is removed.
+    `fields` are the fields of the manifest. This function completes the field `outputs`, and
+    removes the field `inputs`.
 
     Raises:
-        StartProblem: the fields name an input or output that does not exist, a weight is NaN, or
-            the graph cannot be completed.
+        StartProblem: the fields name an input or output that does not exist, a weight is NaN,
+            or the graph cannot be completed.
     """
     model = _load(path)
     if source.graph is not None:

@@ -1,7 +1,7 @@
 """Finds the files that an import would leave out, and refuses files that would change results.
 
 Training state and second copies of the weights are reported and left out. Other files with weights
-or modules are an error. Exception: the operator may name files to ignore.
+or modules are an error, unless the operator lists them as files to ignore.
 """
 
 import difflib

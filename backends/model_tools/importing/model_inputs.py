@@ -1,9 +1,12 @@
-"""Adds nodes to an exported graph that compute inputs which a backend does not send.
+"""Adds nodes to an exported graph that adapt its inputs to those that a backend sends.
 
-A backend sends ids, a mask and token types, and pads rows with the id 0. If a graph has an input
-`position_ids`, the added nodes compute it from the ids and the mask. If the id of the model's
-padding token is not 0, the added nodes replace the zeros by that id, because some graphs derive a
-mask or positions from the ids.
+A backend sends ids, a mask and token types, and pads rows with the id 0. Nodes are added in two
+cases:
+
+- The graph has an input `position_ids`. The nodes compute the positions from the ids and
+  the mask.
+- The id of the model's padding token is not 0. The nodes replace the zeros by that id,
+  because some graphs derive a mask or positions from the ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

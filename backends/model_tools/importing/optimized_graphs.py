@@ -1,7 +1,7 @@
 """Optimizes exported graphs for CUDA, with ONNX Runtime's optimizer.
 
-Sluicegate did not build these graphs itself. The optimizer recognizes the attention that exporters
-write, and replaces it by one node. The device graphs share the weights of the original graph, as in
+The optimizer recognizes the attention nodes that exporters write, and replaces them by one fused
+node. The optimized graphs are device graphs: they share the weights of the original graph, as in
 `backends.model_tools.importing.device_graphs`. Before a backend uses a device graph, it compares
 the outputs of the device graph and of the original graph.
 """
@@ -40,11 +40,14 @@ def _quiet() -> Iterator[None]:
 
 @_quiet()
 def write_optimized_graphs(graph: Path, config: Mapping[str, Any]) -> None:
-    """Write graphs for CUDA beside `graph`: at most four if `graph` is in fp32.
+    """Write up to four graphs for CUDA beside `graph`.
 
-    Two graphs have fused attention: `model.cuda-optimized.onnx` keeps padding, and
-    `model.cuda-packed.onnx` leaves padding out. The other two are the same graphs in fp16. A graph
-    is left out if its conversion fails. If no attention can be fused, only
+    - `model.cuda-optimized.onnx` has fused attention, and keeps padding.
+    - `model.cuda-packed.onnx` has fused attention, and leaves padding out.
+    - `model.cuda-optimized-fp16.onnx` and `model.cuda-packed-fp16.onnx` are the same graphs
+      in fp16.
+
+    A graph is left out if its conversion fails. If no attention can be fused, only
     `model.cuda-optimized-fp16.onnx` is written.
 
     If `graph` is in fp16, only the two graphs in fp16 are written, or no graph if no attention can

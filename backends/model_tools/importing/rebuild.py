@@ -40,7 +40,7 @@ _CPU = DeviceOptions(provider="cpu")
 
 
 def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]:
-    """Rebuild the graph of a known family from its weights, and check that its outputs are equal.
+    """Rebuild an exported graph from its weights, and check that both graphs' outputs agree.
 
     Returns:
         The rebuilt graph, and the weights by their names in the checkpoint.
@@ -93,7 +93,7 @@ def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None
 
 
 def special_ids(source: CheckpointFolder) -> list[int]:
-    """Return the ids of special tokens, which a family may treat differently."""
+    """Return the ids of the added tokens, and of the tokens that `config.json` names."""
     added = source.tokenizer.load().get_added_tokens_decoder()
     named = (value for name, value in source.config.items() if name.endswith("_token_id"))
     return sorted({*added, *(value for value in named if isinstance(value, int))})

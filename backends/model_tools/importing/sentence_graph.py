@@ -1,8 +1,9 @@
-"""Appends the modules of a sentence transformer, with the output `pooled`, to its encoder's graph.
+"""Appends the modules of a sentence transformer to the graph of its encoder.
 
-The appended nodes use only operators of opset 11, so that they can complete graphs of older
-exporters. The formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`,
-`LayerNorm` and `Normalize`. Rows are padded on the right.
+The modules compute the output `pooled` from the encoder's output. The appended nodes use only
+operators of opset 11, so that they can complete graphs of older exporters. The formulas are those
+of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm` and `Normalize`. Rows are
+padded on the right.
 """
 
 from collections.abc import Callable, Mapping

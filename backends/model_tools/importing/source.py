@@ -102,8 +102,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.
 
-        If a later step appends the pooling, this function returns the mean, and no step uses the
-        mean's result.
+        The graph can have only a simple pooling, such as the mean. If the model has another
+        pooling, a later step appends it. Then this function returns the mean, which has no effect.
         """
         modes = self.modules.pooling if self.modules is not None else ()
         simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}

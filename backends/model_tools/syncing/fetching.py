@@ -24,9 +24,10 @@ _LEAST_RATE = 256 << 10
 
 
 def fetch_manifest(store: ArtifactStore, reference: str) -> tuple[str, Manifest]:
-    """Return the digest of the manifest that a reference names, and the manifest.
+    """Return the digest and the content of the manifest that `reference` identifies.
 
-    If the reference names an image for several platforms, the manifest is the one for this machine.
+    If the reference identifies an image for several platforms, the manifest is the one for this
+    machine.
 
     Raises:
         SyncProblem: the manifest is missing, altered or invalid.
@@ -47,7 +48,7 @@ def fetch_manifest(store: ArtifactStore, reference: str) -> tuple[str, Manifest]
 def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) -> Path:
     """Return a file in `folder` with the verified content of a blob.
 
-    `what` names the blob in messages.
+    `what` describes the blob in error messages.
 
     Raises:
         SyncProblem: the blob is missing, truncated or altered, or cannot be reached.

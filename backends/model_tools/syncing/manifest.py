@@ -1,8 +1,8 @@
-"""Reads and writes manifests, which list files by digest, in the form of OCI artifacts.
+"""Reads and writes OCI manifests, which list files by digest.
 
-An artifact has one blob for each file. The blob's title is the file's path, such as
-`sentiment/1/model.onnx`, as in artifacts that `oras` and other tools write. A container image has
-layers, which are archives of folders.
+An artifact has one blob for each file. The title of a blob is the path of its file, such as
+`sentiment/1/model.onnx`. `oras` and other tools write artifacts in the same way. A container image
+has layers instead, which are archives of folders.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def sha256(content: bytes) -> str:
 
 
 def read_document(chunks: Iterable[bytes], what: str) -> bytes:
-    """Return a small document that arrives in chunks; `what` names it in messages.
+    """Return a small document that arrives in chunks; `what` describes it in errors.
 
     Raises:
         SyncProblem: the document is too large, or takes too long.
@@ -110,7 +110,7 @@ def read_manifest(content: bytes, where: str) -> Manifest:
 
 
 def for_this_machine(manifests: Sequence[Descriptor]) -> Descriptor:
-    """Return the manifest for this machine's platform, or else the first one."""
+    """Return the manifest for this machine's platform; the first one if no platform fits."""
     machine = os.uname().machine
     wanted = ("linux", _MACHINES.get(machine, machine))
     for each in manifests:
@@ -140,7 +140,7 @@ def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
     """Return the blobs of an artifact; keys are the paths of their files.
 
     Raises:
-        SyncProblem: a path does not belong into a model repository, or there are no files.
+        SyncProblem: a path is not a path in a model repository, or there are no files.
     """
     files: dict[str, Descriptor] = {}
     for layer in manifest.layers:
@@ -156,7 +156,7 @@ def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
 
 
 def check_path(path: str, where: str) -> None:
-    """Check that a path has a form of model repositories: `model/file` or `model/revision/...`.
+    """Check that a path has the form `model/file` or `model/revision/...`.
 
     Raises:
         SyncProblem: the path has another form, or leads out of the repository.

@@ -20,9 +20,10 @@ from backends.repository.model import is_hidden
 def push(
     root: Path, store: ArtifactStore, *, tag: str, models: Collection[str], force: bool = False
 ) -> str:
-    """Store the files of `models` (if empty: all models) and a manifest; return its digest.
+    """Store the files of `models` and a manifest; return the manifest's digest.
 
-    If the store already has a file's blob with the same size, the file is sent only with `force`.
+    If `models` is empty, the files of all models are stored. If the store already has a file with
+    the same content and size, the file is sent again only with `force`.
 
     Raises:
         SyncProblem: a model does not exist, or the store cannot be written.

@@ -43,8 +43,8 @@ class RegistryStore:
     """Implements `ArtifactStore` with the repository `name` of a registry.
 
     Credentials are read from the files of `docker login` and `podman login`. They are sent only to
-    the registry and its token service. Requests use HTTPS. Exception: requests to loopback
-    addresses, and all requests with `plain_http`, use HTTP.
+    the registry and its token service. Requests to loopback addresses use HTTP. All other requests
+    use HTTPS, unless `plain_http` is set.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:

@@ -20,7 +20,7 @@ class ArtifactStore(Protocol):
     """Stores manifests and blobs by digest. Methods block; a failure raises `SyncProblem`."""
 
     def manifest(self, reference: str) -> tuple[str, bytes]:
-        """Return a manifest by tag or digest, and the digest that its content should have."""
+        """Return the expected digest and the content of the manifest with a tag or digest."""
         ...
 
     def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:

@@ -38,7 +38,10 @@ _State = Mapping[str, tuple[int, int, int]]
 
 
 class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the manifest that is in place, and the revisions and files that changed."""
+    """Holds the digest of the manifest in place, and the paths that changed or were removed.
+
+    A path is a revision, or a file beside the revisions.
+    """
 
     digest: str
     changed: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs texts through a graph, and keeps samples of the inputs of its products."""
+"""Runs texts through a graph, and keeps samples of the inputs of its matrix products."""
 
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _SAMPLES = 1024
 def collect(
     model: ModelProto, products: Sequence[Product], batches: Sequence[TextBatch]
 ) -> dict[str, Samples]:
-    """Return samples of every product's activations, by the product's name."""
+    """Return samples of the activations that each product reads; keys are the products' names."""
     names = list(dict.fromkeys(product.activations for product in products))
     collectors = {name: _Collector() for name in names}
     tokens = sum(int(batch.padded.mask.sum()) for batch in batches)

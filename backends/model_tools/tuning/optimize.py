@@ -36,7 +36,7 @@ class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the result of `models optimize`: all variants, and the sweep of the served model.
+    """Holds the result of `models optimize`: all variants, and measurements of the served model.
 
     `chosen` is the precision of the served model. `written` holds the folders of new revisions.
     """

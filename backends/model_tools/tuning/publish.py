@@ -28,9 +28,11 @@ def publish(
     If no `graph` is given, the model keeps its files and device graphs, and only its precision
     changes.
 
-    The variant of a head's encoder becomes a new encoder, because it was judged only for this head.
-    The name of the new encoder contains the head's name. If other models use an encoder, its
-    variant also gets a new name, so that these models stay unchanged.
+    In two cases, the variant becomes a new model instead, so that other models stay unchanged:
+
+    - A head's encoder was judged only for this head. So its variant becomes a new encoder,
+      whose name contains the head's name. The head's next revision uses the new encoder.
+    - The model is an encoder on which other models build.
 
     Raises:
         StartProblem: the repository cannot be written, or another model has the new name.

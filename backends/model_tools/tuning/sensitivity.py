@@ -8,12 +8,12 @@ Flips = Callable[[frozenset[str]], float]
 def find_sensitive(
     sizes: Mapping[str, int], *, flips: Flips, damage: Callable[[str], float], bound: float
 ) -> frozenset[str]:
-    """Return products to keep in float, so that `flips` of them is at most `bound`.
+    """Return products to keep in float, so that `flips` of these products is at most `bound`.
 
-    `flips` returns the share of labels that change if all products except the given products are in
-    int8. `damage` returns how much logits change if only the given product is in int8. The search
-    begins with the products that do the most damage in relation to their size. `damage` is called
-    only if int8 for all products exceeds `bound`.
+    `flips` gets the products that stay in float, and returns the share of labels that change.
+    `damage` returns how much logits change if only the given product is in int8. The search begins
+    with the products that do the most damage in relation to their size. `damage` is called only if
+    int8 for all products exceeds `bound`.
     """
     if flips(frozenset()) <= bound:
         return frozenset()

@@ -59,7 +59,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def tune_speed(
     settings: BackendSettings, name: str, *, texts: Sequence[Text] | None, seconds: float
 ) -> Sweep:
-    """Measure the graph of a model with each setting, each time for `seconds`.
+    """Measure a model's graph with several batch sizes, and numbers of threads and clients.
+
+    Each measurement takes `seconds`.
 
     Raises:
         StartProblem: the model does not exist, cannot be loaded, or builds on several graphs.

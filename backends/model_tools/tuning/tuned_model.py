@@ -38,12 +38,13 @@ _ROWS_CPU, _ROWS_GPU = 8, 64
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a `model`, and the model that owns its graph: itself or, for a head, the encoder.
+    """Holds a model to tune, its graph, and the way to compare its outputs.
 
-    `graph` is the quickest fp32 graph, which a backend on this machine opens. `apply` turns the
-    graph's outputs into the values to compare. `measure` says how these values are compared. With
-    `multi_label`, each logit decides on one label. `dependents` names the other models that build
-    on the graph. `rows` is the batch size.
+    `graph_model` is the model that owns the graph: the encoder for a head, otherwise `model`
+    itself. `graph` is the quickest fp32 graph, which a backend on this machine opens. `apply` turns
+    the graph's outputs into the values to compare. `measure` says how these values are compared.
+    With `multi_label`, each logit decides on one label. `dependents` lists the other models that
+    build on the graph. `rows` is the batch size.
     """
 
     model: Model
@@ -64,7 +65,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def output(self) -> OutputKind:
-        """The output of the graph from which results are computed."""
+        """The kind of graph output from which results are computed."""
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
     def open(self, graph: Path, precision: str = "fp32") -> ModelExecutor:
@@ -111,7 +112,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.apply(found), owners
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the rows of texts, truncated to the length that the graph reads."""
+        """Return the tokens of each text, truncated to the length that the graph reads."""
         prompt = ""
         if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
             prompt = self.manifest.prompt
@@ -120,11 +121,13 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts without a prompt, as in the qualification of a revision."""
+        """Return the token ids of each text, without the model's prompt."""
         return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
 
     def places(self, golden: GoldenSet) -> list[int] | None:
-        """Return the column of each text's label; `None` if labels are unknown or not compared.
+        """Return the index of each text's label in `labels`.
+
+        Return `None` if the labels of the texts are unknown, or are not compared.
 
         Raises:
             StartProblem: the model does not have one of the labels.

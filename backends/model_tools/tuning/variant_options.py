@@ -174,7 +174,7 @@ def make_variant(
 
 @contextmanager
 def needs_onnx(what: str) -> Iterator[None]:
-    """Turn a missing package into a one-line error: `what` needs this package.
+    """Turn the error of a missing package into a one-line error; `what` needs the package.
 
     Serving a model does not need `onnx`, so the package may be missing.
 

@@ -84,14 +84,15 @@ def tensor_call(
 ) -> TensorCall:
     """Return the validated call to `model`. If `served` is `None`, return a placeholder.
 
-    `model` and `version` come from `gateway.dialects.oip.models.find_model`. `bounds` limits the
-    number of elements of an input.
+    `served` is `None` if the model is not served. `model` and `version` come from
+    `gateway.dialects.oip.models.find_model`. `bounds` limits the number of elements of an input.
 
     Raises:
         TaskNotSupported: the model does not have the task.
-        InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
-        PayloadTooLarge: an input has too many elements. If an element is copied for each item,
-            each copy is one of these elements.
+        InvalidRequest: the task has no such input, output or parameter, or a value is
+            invalid.
+        PayloadTooLarge: an input has too many elements. An element that is copied for each
+            item counts once for each copy.
         MsgspecError: a parameter or an element is invalid for the native route.
     """
     if served is None:

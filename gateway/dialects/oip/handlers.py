@@ -259,7 +259,10 @@ async def answer_route(
     runtimes: Runtimes,
     health: Health,
 ) -> Response[Any]:
-    """Serve a route of `OPERATIONS`. The protocol's routes for operators are refused."""
+    """Serve one of the routes that describe the gateway or its models.
+
+    The protocol's routes for operators are refused.
+    """
     path = request.scope["path"].rstrip("/")
     if request.method == HttpMethod.OPTIONS:
         allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}

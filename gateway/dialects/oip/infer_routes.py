@@ -29,10 +29,9 @@ class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.call.items()
 
     def request(self, model: str) -> InferenceRequest:
-        """Return the request.
+        """Return the native request for this call.
 
-        The method ignores `model`, which comes from the path, because the path may also name a
-        version.
+        The argument `model` is ignored. It comes from the path, which may also name a version.
         """
         return self.call.request()
 

@@ -199,9 +199,9 @@ class FoundModel(NamedTuple):
 
 
 def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
-    """Return the model with this name and version, which `served` looks up.
+    """Return the model with this name and version.
 
-    The function `served` finds only models that are visible to the caller.
+    `served` looks up a model by its name. It finds only models that are visible to the caller.
     """
     found = served(name)
     sharing = _sharing(found.info) if found is not None else []
@@ -212,7 +212,7 @@ def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
 
 
 def versions(info: ModelInfo) -> list[str]:
-    """Return the numbers of the revisions of a model that a request can ask for."""
+    """Return the numbers of all revisions of a model that requests can choose."""
     serving = info.serving
     apart = [] if serving is None else list(serving.preload)
     if serving is not None and serving.shadow is not None:
@@ -237,7 +237,7 @@ def model_metadata(found: FoundModel, name: str, version: str = "") -> OipModelM
 
 
 def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelConfig:
-    """Return the configuration of a model. `max_items` is the most items of a request.
+    """Return the configuration of a model. `max_items` is the most items that a request may have.
 
     Raises:
         ModelNotFound: the model is not served.
@@ -261,7 +261,7 @@ def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelCon
 
 
 def repository_index(models: Iterable[ServedModel]) -> list[OipIndexEntry]:
-    """Return the versions of `models`. The caller has already left out invisible models."""
+    """Return the versions of `models`, which must contain only models that the API key may see."""
     return [OipIndexEntry(name=name, version=number) for name, number in _each_version(models)]
 
 

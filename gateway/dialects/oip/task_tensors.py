@@ -1,9 +1,9 @@
 """Defines the input and output tensors of each task.
 
-Each element of the input `TEXT` is an item. Exception: for models that execute an owner's own
-algorithm, each element of `INPUT` is an item. Outputs have a row for each item. An input that all
-items share, such as the query of a rerank request, has one row. If the client has combined several
-requests into one batch, the shared input has several rows, which must be equal.
+Each element of the input `TEXT` is an item. If a model runs its owner's own algorithm, each element
+of the input `INPUT` is an item instead. Outputs have a row for each item. An input that all items
+share, such as the query of a rerank request, has one row. But if the client has combined several
+requests into one batch, the shared input has several rows. These must be equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
     def shared(self) -> list[str]:
-        """Return the shared row. If there are several rows, they must be equal.
+        """Return the row that all items share. If there are several rows, they must be equal.
 
         Raises:
             InvalidRequest: the rows differ.
@@ -94,7 +94,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTensors:
-    """Converts the inputs of one task to the native body, and its results to outputs."""
+    """Converts the input tensors of a task to the native body, and results to output tensors."""
 
     task: Task
     body: type[Body]
@@ -311,7 +311,10 @@ class EntitiesTensors(TaskTensors):
 
 
 class AlgorithmTensors(TaskTensors):
-    """Runs an owner's algorithm with any parameters. Items and results are JSON."""
+    """Runs the algorithm that a model's owner has written. Accepts any parameters.
+
+    Items and results are JSON.
+    """
 
     task = Task.INFER
     body = InferBody
@@ -350,7 +353,7 @@ TASK_TENSORS: dict[Task, TaskTensors] = {
 
 
 def tasks_of(info: ModelInfo) -> list[Task]:
-    """Return those tasks of a model that have tensors."""
+    """Return the tasks of a model that the Open Inference Protocol can run."""
     return [task for task in info.tasks if task in TASK_TENSORS]
 
 

@@ -3,14 +3,15 @@
 A transport builds `InputTensor` objects. Their `data` has one of two forms:
 
 - A list of elements, flat or nested. JSON and gRPC's `bytes_contents` have this form.
-- The bytes of all elements. HTTP's binary extension and gRPC's `raw_input_contents` have this form.
+- The bytes of all elements. HTTP's binary extension and gRPC's `raw_input_contents` have
+  this form.
 
 A transport sends `OutputTensor` objects. `raw` returns the bytes of all elements row by row, in
 little-endian order. A `BYTES` element begins with its length in 4 bytes. `json` returns a flat JSON
 list of the elements.
 
-Every input has the datatype `BYTES`. The elements are texts in UTF-8, or JSON for models that
-execute an owner's own algorithm.
+Every input has the datatype `BYTES`. The elements are texts in UTF-8. If a model runs its owner's
+own algorithm, the elements are JSON.
 """
 
 import math

@@ -118,7 +118,8 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
 def json_part(raw: bytes, length: bytes) -> bytes:
     """Return the JSON at the beginning of a body.
 
-    `length` is the value of the header `LENGTH`. If `length` is empty, the whole body is JSON.
+    `length` is the value of the header `Inference-Header-Content-Length`. If `length` is empty, the
+    whole body is JSON.
 
     Raises:
         InvalidRequest: the header is invalid, or larger than the body.
@@ -134,9 +135,10 @@ def json_part(raw: bytes, length: bytes) -> bytes:
 
 
 def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
-    """Return the decoded request.
+    """Return the decoded request. `length` is the value of the header with the JSON's length.
 
-    If the body contains no JSON, the body becomes the only element of the input `only_input`.
+    If the body contains no JSON, the whole body is the only element of an input. This input has the
+    name `only_input`.
 
     Raises:
         InvalidRequest: the number of bytes after the JSON does not agree with the JSON.
